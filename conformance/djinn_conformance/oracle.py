@@ -1,0 +1,132 @@
+"""The oracle: eager PyTorch, call by call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from djinn_conformance.programs import Call, Recording, Ref, fill, new_results, refs_in, written_refs
+
+__all__ = ("Outcome", "Poison", "has_eager_stream", "run_contained", "run_eager")
+
+
+@attrs.frozen
+class Poison:
+    """A value that could not be computed, and the failures that may be named as the reason."""
+
+    failures: frozenset[int]
+
+
+@attrs.define
+class Outcome:
+    """What a recording gives.
+
+    Attributes:
+        values: By index, results and inputs alike: a tensor, a plain value, or `Poison`.
+        raised: For each step that raised, by position: the exception.
+    """
+
+    values: dict[int, Any]
+    raised: dict[int, Exception] = attrs.field(factory=dict)
+
+
+def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy an input to a device, dense strides kept."""
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+    return made.copy_(tensor)
+
+
+def run_eager(recording: Recording, device: torch.device, seed: int | None = None) -> Outcome:
+    """Run every call; none of them may raise.
+
+    Args:
+        recording: The calls.
+        device: Where.
+        seed: Seeds the process's generators first; they are as before afterwards.
+    """
+    with torch.no_grad(), torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        values: dict[int, Any] = {-1 - index: copied(tensor, device) for index, tensor in enumerate(recording.inputs)}
+        produced = 0
+        for made in recording.calls:
+            for result in perform(made, values, device):
+                values[produced] = result
+                produced += 1
+    return Outcome(values)
+
+
+def perform(made: Call, values: Mapping[int, Any], device: torch.device) -> list[Any]:
+    """Carry out one call on known values and list its new results."""
+    args = fill(made.args, lambda ref: values[ref.index], device)
+    kwargs = fill(made.kwargs, lambda ref: values[ref.index], device)
+    return new_results(made.operator, made.operator(*args, **kwargs))
+
+
+def run_contained(
+    recording: Recording, device: torch.device, poisoned: Mapping[int, int] | None = None
+) -> Outcome:
+    """Run every call as an executor must when some of them raise.
+
+    Args:
+        recording: The calls.
+        device: Where.
+        poisoned: Inputs that are poison from the beginning, by index, with their failure.
+
+    Returns:
+        Values and exceptions. A step that raises is failure ``-1 - position``.
+    """
+    with torch.no_grad():
+        values: dict[int, Any] = {-1 - index: copied(tensor, device) for index, tensor in enumerate(recording.inputs)}
+        values |= {index: Poison(frozenset({failure})) for index, failure in (poisoned or {}).items()}
+        outcome = Outcome(values)
+        produced = 0
+        for position, made in enumerate(recording.calls):
+            for result in _step(made, position, outcome, device):
+                values[produced] = result
+                produced += 1
+    return outcome
+
+
+def _step(made: Call, position: int, outcome: Outcome, device: torch.device) -> list[Any]:
+    values = outcome.values
+    reasons = [value.failures for ref in refs_in([made.args, made.kwargs])
+               if isinstance(value := values[ref.index], Poison)]
+    if reasons:
+        poison = Poison(frozenset().union(*reasons))
+        _spread(poison, written_refs(made), values)
+        return [poison] * made.results
+    try:
+        return perform(made, values, device)
+    except Exception as error:
+        # The oracle's whole point: whatever eager raises is what the executor must report.
+        outcome.raised[position] = error
+        return [Poison(frozenset({-1 - position}))] * made.results
+
+
+def _spread(poison: Poison, written: list[Ref], values: dict[int, Any]) -> None:
+    """Poison everything that shares storage with what a skipped step would have written."""
+    storages = {_storage(values[ref.index]) for ref in written if isinstance(values[ref.index], torch.Tensor)}
+    for ref in written:
+        if isinstance(known := values[ref.index], Poison):
+            values[ref.index] = Poison(known.failures | poison.failures)
+    for index, value in values.items():
+        if isinstance(value, torch.Tensor) and _storage(value) in storages:
+            values[index] = poison
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def has_eager_stream(device: torch.device) -> bool:
+    """Whether PyTorch itself draws random numbers on a device."""
+    try:
+        torch.Generator(device)
+        torch.empty((), device=device).uniform_()
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return False
+    return True

@@ -1,0 +1,155 @@
+"""The laws of each plugin kind, read from ``specs/kinds``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import cattrs
+
+__all__ = ("KindSpec", "Law", "SpecError", "kind_spec", "kinds", "law_named", "parse_kind")
+
+
+class SpecError(ValueError):
+    """A specification is malformed."""
+
+
+def _identity(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not re.fullmatch(r"[a-z]+\.[a-z_]+", value):
+        raise ValueError(f"{attribute.name} {value!r} is not of the form kind.name_of_law")
+
+
+def _sentence(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not value.endswith(".") or ". " in value or not value[0].isupper():
+        raise ValueError(f"{attribute.name} {value!r} is not one sentence")
+
+
+def _text(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    if not value.strip():
+        raise ValueError(f"{attribute.name} is empty")
+
+
+@attrs.frozen
+class Law:
+    """One property that every plugin of a kind has."""
+
+    id: str = attrs.field(validator=_identity)
+    """Stable identifier, ``kind.name``."""
+    statement: str = attrs.field(validator=_sentence)
+    """What holds, in one sentence."""
+    source: str = attrs.field(validator=_text)
+    """Where the rule comes from."""
+    requires: tuple[str, ...] = ()
+    """Capabilities without which the law says nothing."""
+    oracle: str = ""
+    """What decides; empty where the statement does."""
+    tolerance: Mapping[str, Any] = attrs.field(factory=dict)
+    """``relaxed_by`` names a declared capability; then ``dtype = [relative, absolute]`` holds instead of equality."""
+
+    @property
+    def kind(self) -> str:
+        """The plugin kind."""
+        return self.id.partition(".")[0]
+
+
+@attrs.frozen
+class KindSpec:
+    """The laws of one plugin kind."""
+
+    kind: str
+    protocol: str
+    """Qualified name of the Protocol in ``djinn.kinds``."""
+    summary: str = attrs.field(validator=_sentence)
+    """What such a plugin does."""
+    laws: tuple[Law, ...]
+    capabilities: Mapping[str, str] = attrs.field(factory=dict)
+    """Capabilities that laws of this kind may require, and how a plugin comes to have each."""
+
+    def __attrs_post_init__(self) -> None:
+        identities = [law.id for law in self.laws]
+        if len(identities) != len(set(identities)):
+            raise ValueError(f"{self.kind}: a law is there twice")
+        for law in self.laws:
+            named = {*law.requires, *([law.tolerance["relaxed_by"]] if "relaxed_by" in law.tolerance else [])}
+            if law.kind != self.kind:
+                raise ValueError(f"{law.id} is no law of {self.kind}")
+            if not named <= set(self.capabilities):
+                raise ValueError(f"{law.id} requires {sorted(named - set(self.capabilities))}, described nowhere")
+
+
+_converter = cattrs.Converter(forbid_extra_keys=True)
+
+
+def parse_kind(text: str, origin: str) -> KindSpec:
+    """Parse the specification of a kind.
+
+    Args:
+        text: TOML.
+        origin: Where it comes from, for messages.
+
+    Raises:
+        SpecError: Names the origin and every fault.
+    """
+    try:
+        return _converter.structure(tomllib.loads(text), KindSpec)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{origin}: {error}") from None
+    except cattrs.BaseValidationError as error:
+        raise SpecError(f"{origin}: {'; '.join(cattrs.transform_error(error))}") from None
+
+
+def _folder() -> Traversable:
+    """Find the specifications: inside the installed package, or beside it in a checkout."""
+    packaged = resources.files("djinn_conformance") / "specs" / "kinds"
+    if packaged.is_dir():
+        return packaged
+    checkout = Path(__file__).parents[2] / "specs" / "kinds"
+    if checkout.is_dir():
+        return checkout
+    raise SpecError("The specifications are missing from this installation of djinn-torch; install it again.")
+
+
+@lru_cache(maxsize=1)
+def _all() -> Mapping[str, KindSpec]:
+    files = sorted((entry for entry in _folder().iterdir() if entry.name.endswith(".toml")), key=lambda e: e.name)
+    loaded = [(entry.name, parse_kind(entry.read_text(encoding="utf-8"), entry.name)) for entry in files]
+    for name, spec in loaded:
+        if name != f"{spec.kind}.toml":
+            raise SpecError(f"{name} specifies the kind {spec.kind!r}; name it {spec.kind}.toml")
+    return {spec.kind: spec for _, spec in loaded}
+
+
+def kinds() -> tuple[str, ...]:
+    """List the kinds that have laws."""
+    return tuple(_all())
+
+
+def kind_spec(kind: str) -> KindSpec:
+    """Look a kind up.
+
+    Raises:
+        SpecError: It has no specification.
+    """
+    found = _all().get(kind)
+    if found is None:
+        raise SpecError(f"No specification of the kind {kind!r}; there are: {', '.join(kinds())}.")
+    return found
+
+
+def law_named(identity: str) -> Law:
+    """Look a law up.
+
+    Raises:
+        SpecError: No specification has it.
+    """
+    for law in kind_spec(identity.partition(".")[0]).laws:
+        if law.id == identity:
+            return law
+    raise SpecError(f"No law {identity!r} in specs/kinds/{identity.partition('.')[0]}.toml.")

@@ -1,0 +1,160 @@
+"""What is checked of a plugin before it is used."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from djinn import hookspecs
+from djinn.errors import PluginValidationError
+
+if TYPE_CHECKING:
+    import pluggy
+    import typer
+
+_PREFIX = "djinn_"
+_KNOWN_HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith(_PREFIX))
+
+
+def remedy(plugin: str) -> str:
+    """Say what can be done about a plugin that does not work."""
+    return (f"Correct, update or uninstall it, or switch it off with DJINN_PLUGINS=-{plugin} or "
+            f"djinn.init(plugins=['-{plugin}']).")
+
+
+def check_hooks(manager: pluggy.PluginManager, plugin: Any, owner: str, name: str) -> None:
+    """Check that every function that looks like a hook is one.
+
+    Args:
+        manager: Knows how hooks are marked.
+        plugin: The imported module or object.
+        owner: The plugin in words, for the message.
+        name: Name of the entry point.
+
+    Raises:
+        PluginValidationError: A hook is unknown, or a function of a hook's name is not marked as one.
+    """
+    for attribute in dir(plugin):
+        marked = manager.parse_hookimpl_opts(plugin, attribute)
+        if marked is not None:
+            hook = marked.get("specname") or attribute
+            if hook not in _KNOWN_HOOKS and not marked.get("optionalhook"):
+                raise _unknown_hook(hook, owner, name)
+        elif attribute.startswith(_PREFIX) and _is_own_function(plugin, attribute):
+            if attribute not in _KNOWN_HOOKS:
+                raise _unknown_hook(attribute, owner, name)
+            raise PluginValidationError(
+                f"{owner} has a function {attribute}, which is not marked as a hook.",
+                hint=f"Put @djinn.hookspecs.hookimpl above it. {remedy(name)}",
+            )
+
+
+def _is_own_function(plugin: Any, attribute: str) -> bool:
+    value = inspect.getattr_static(plugin, attribute)
+    home = plugin.__name__ if inspect.ismodule(plugin) else getattr(value, "__module__", None)
+    return inspect.isfunction(value) and value.__module__ == home
+
+
+def _unknown_hook(hook: str, owner: str, name: str) -> PluginValidationError:
+    close = difflib.get_close_matches(hook, sorted(_KNOWN_HOOKS), 1)
+    meant = f"Did you mean {close[0]}? " if close else f"Known are: {', '.join(sorted(_KNOWN_HOOKS))}. "
+    return PluginValidationError(f"{owner} implements the unknown hook {hook}.", hint=meant + remedy(name))
+
+
+def check_object(kind: str, value: Any, owner: str, name: str) -> None:
+    """Check that an object has everything that its kind's Protocol asks for.
+
+    Args:
+        kind: The kind that it was registered as.
+        value: The object.
+        owner: The plugin in words, for the message.
+        name: Name of the plugin's entry point.
+
+    Raises:
+        PluginValidationError: Something is missing or cannot be called, or the object has no usable name.
+    """
+    protocol = _protocol(kind)
+    if isinstance(value, type):
+        raise PluginValidationError(f"{owner} registers the class {value.__qualname__} itself as {kind}.",
+                                    hint=f"Register an object: register({value.__qualname__}()). {remedy(name)}")
+    missing = [member for member, is_method in _members(protocol)
+               if not hasattr(value, member) or (is_method and not callable(getattr(value, member)))]
+    if missing:
+        raise PluginValidationError(
+            f"{owner} registers a {type(value).__qualname__} as {kind}, which lacks {', '.join(missing)}.",
+            hint=f"See djinn.kinds.{protocol.__name__} for what belongs to it. {remedy(name)}",
+        )
+    if not isinstance(value.name, str) or not value.name or any(character in value.name for character in ",= \t\n"):
+        raise PluginValidationError(
+            f"{owner} registers a {type(value).__qualname__} as {kind} with the name {value.name!r}.",
+            hint=f"A name is text without blanks, commas and equals signs. {remedy(name)}",
+        )
+
+
+def _protocol(kind: str) -> type:
+    from djinn import kinds
+
+    protocols: dict[str, type] = {
+        "interceptor": kinds.Interceptor,
+        "shapes": kinds.ShapeInference,
+        "classifier": kinds.Classifier,
+        "analyzer": kinds.Analyzer,
+        "pattern": kinds.Pattern,
+        "scheduler": kinds.Scheduler,
+        "transport": kinds.Transport,
+        "executor": kinds.ExecutorFactory,
+        "observer": kinds.Observer,
+    }
+    return protocols[kind]
+
+
+@cache
+def _members(protocol: type) -> tuple[tuple[str, bool], ...]:
+    """Attributes and methods of a Protocol, each with whether it is a method."""
+    methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value) and not name.startswith("_")]
+    attributes = [name for name in inspect.get_annotations(protocol) if not name.startswith("_")]
+    return tuple((name, False) for name in attributes) + tuple((name, True) for name in methods)
+
+
+def add_checked(app: typer.Typer, add: Callable[[], None], owner: str, name: str) -> list[str]:
+    """Let a plugin add commands, and take them back if anything is wrong with them.
+
+    Args:
+        app: The program.
+        add: Calls the plugin.
+        owner: The plugin in words, for the message.
+        name: Name of the plugin's entry point.
+
+    Returns:
+        Names of the added commands.
+
+    Raises:
+        PluginValidationError: A command of that name exists already.
+    """
+    commands, groups = len(app.registered_commands), len(app.registered_groups)
+    before = _command_names(app.registered_commands, app.registered_groups)
+    try:
+        add()
+        added = _command_names(app.registered_commands[commands:], app.registered_groups[groups:])
+        twice = sorted(command for command in set(added) if (before + added).count(command) > 1)
+        if twice:
+            raise PluginValidationError(f"{owner} adds a command that exists already: {', '.join(twice)}.",
+                                        hint=remedy(name))
+    except Exception:
+        del app.registered_commands[commands:], app.registered_groups[groups:]
+        raise
+    return added
+
+
+def _command_names(commands: Sequence[Any], groups: Sequence[Any]) -> list[str]:
+    from typer.main import get_command_name, solve_typer_info_defaults
+
+    names = [command.name or get_command_name(command.callback.__name__) for command in commands]
+    for group in groups:
+        name = solve_typer_info_defaults(group).name
+        inner = group.typer_instance
+        names += [name] if name else _command_names(inner.registered_commands, inner.registered_groups)
+    return names

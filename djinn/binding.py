@@ -1,0 +1,268 @@
+"""Bindings and plans: what is worked out once per operator, and once per operator and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.errors import UnsupportedTensorError
+from djinn.kinds import Inference, OperationClass, OutputSpec
+from djinn.model.program import (
+    Argument,
+    ConstantArgument,
+    ListArgument,
+    NumberArgument,
+    Template,
+    TensorArgument,
+    TorchArgument,
+    count_tensors,
+)
+from djinn.model.schema import ReturnKind, SchemaFacts
+from djinn.model.spec import SpecTable, TensorSpec
+from djinn.tape import Signature
+from djinn.tensor import LazyTensor, reshape_wrapper
+
+
+@attrs.frozen(eq=False)
+class Binding:
+    """One operator in one session.
+
+    Attributes:
+        facts: What its schema says.
+        operation_class: How it is carried out.
+        special: Carries it out itself, if it is not simply recorded.
+        erases_floats: Whether the value of a real number never matters to metadata.
+        is_random: Whether it draws random numbers.
+    """
+
+    facts: SchemaFacts
+    operation_class: OperationClass
+    special: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None
+    erases_floats: bool
+    is_random: bool
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """What to do with a call whose metadata has been seen.
+
+    Attributes:
+        signature: What nodes of this call share.
+        single: The spec, if the call gives exactly one new tensor.
+        may_be_view: Whether a result may share storage with an argument.
+        asks: Whether only the executor can tell the results.
+        kinds: Kind of each return.
+        lengths: Length of each return that is a list.
+        written: Name and position of the argument that each written return gives back.
+        changes: Updates the metadata of arguments that the call changes in place.
+    """
+
+    signature: Signature
+    single: TensorSpec | None
+    may_be_view: bool
+    asks: bool
+    kinds: tuple[ReturnKind, ...]
+    lengths: tuple[int, ...]
+    written: tuple[tuple[str, int] | None, ...]
+    changes: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+
+    def returned(self, made: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Arrange new results and written arguments as the operator returns them."""
+        rest = iter(made)
+        values: list[Any] = []
+        for kind, length, written in zip(self.kinds, self.lengths, self.written, strict=True):
+            if kind is ReturnKind.LIST:
+                values.append([next(rest) for _ in range(length)])
+            elif written is not None:
+                name, position = written
+                values.append(args[position] if position < len(args) else kwargs[name])
+            else:
+                values.append(next(rest))
+        if not values:
+            return None
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+class Planner:
+    """Makes plans. Keeps the session's templates and specs.
+
+    Args:
+        infer: The shape inference plugin.
+        specs: The session's specs.
+    """
+
+    def __init__(
+        self,
+        infer: Callable[[Any, Sequence[Any], Mapping[str, Any]], Inference | None],
+        specs: SpecTable,
+        check_owner: Callable[[LazyTensor], None],
+    ) -> None:
+        self._infer = infer
+        self._specs = specs
+        self._check_owner = check_owner
+        self._templates: dict[Template, int] = {}
+
+    def plan(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        """Infer a call's metadata and write down all that follows from it."""
+        tensors = lazy_tensors((args, tuple(kwargs.values())))
+        for tensor in tensors:
+            self._check_owner(tensor)
+        template, ranges = self._template(binding, args, kwargs)
+        inference = None
+        if binding.operation_class not in (OperationClass.DATA_DEPENDENT, OperationClass.TRIGGER):
+            with torch._C.DisableTorchFunction():
+                inference = self._infer(operator, on_meta(args), {k: on_meta(v) for k, v in kwargs.items()})
+        if inference is None:
+            return self._plan(binding, template, ranges, tensors, lengths=_guess_lengths(binding, args, kwargs))
+        device = self._device_of(tensors, args, kwargs)
+        return self._plan_inferred(binding, template, ranges, tensors, inference, device)
+
+    def _plan_inferred(
+        self, binding: Binding, template: Template, ranges: Mapping[str, range], tensors: Sequence[LazyTensor],
+        inference: Inference, device: torch.device,
+    ) -> Plan:
+        flat: list[TensorSpec | None] = []
+        lengths = []
+        for kind, result in zip(binding.facts.returns, inference.results, strict=True):
+            members = result if isinstance(result, tuple) else (result,)
+            lengths.append(len(members))
+            if kind is not ReturnKind.WRITTEN:
+                flat += [None if member is None else self._intern(member, device) for member in members]
+        changed = None
+        if binding.facts.changes_metadata:
+            changed = tuple(
+                (index, spec) for index, spec in enumerate(self._intern(a, device) for a in inference.arguments)
+                if spec is not tensors[index]._value.spec
+            )
+        return self._plan(binding, template, ranges, tensors, tuple(lengths), tuple(flat), changed)
+
+    def _plan(
+        self, binding: Binding, template: Template, ranges: Mapping[str, range], tensors: Sequence[LazyTensor],
+        lengths: tuple[int, ...], flat: tuple[TensorSpec | None, ...] | None = None,
+        changed: tuple[tuple[int, TensorSpec], ...] | None = None,
+    ) -> Plan:
+        facts = binding.facts
+        asks = flat is None
+        aliases: list[int] = []
+        written: list[tuple[str, int] | None] = []
+        for kind, alias, length in zip(facts.returns, facts.aliases, lengths, strict=True):
+            operands = ranges.get(alias, range(0)) if alias is not None else range(0)
+            is_written = kind is ReturnKind.WRITTEN and alias is not None
+            written.append((alias, facts.argument_names.index(alias)) if is_written and alias is not None else None)
+            if kind is not ReturnKind.WRITTEN:
+                aliases += [operands[0] if operands else -1] * length
+        specs = tuple(flat) if flat is not None else (None,) * len(aliases)
+        writes = tuple(position for name in facts.argument_names if name in facts.written
+                       for position in ranges.get(name, range(0)))
+        signature = Signature(template, self._number(template), specs, tuple(aliases), writes, binding.is_random)
+        is_single = not asks and facts.returns == (ReturnKind.TENSOR,) and specs[0] is not None
+        return Plan(
+            signature=signature,
+            single=specs[0] if is_single else None,
+            may_be_view=any(alias >= 0 for alias in aliases),
+            asks=asks,
+            kinds=facts.returns,
+            lengths=lengths,
+            written=tuple(written),
+            changes=_changer(changed) if changed else None,
+        )
+
+    def _number(self, template: Template) -> int:
+        return self._templates.setdefault(template, len(self._templates))
+
+    def _intern(self, spec: OutputSpec, device: torch.device) -> TensorSpec:
+        return self._specs.intern(spec.size, spec.stride, spec.storage_offset, spec.dtype, device)
+
+    def _device_of(self, tensors: Sequence[LazyTensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+        named = next((item for item in (*args, *kwargs.values()) if isinstance(item, torch.device)), None)
+        if named is None and tensors:
+            return tensors[0]._value.spec.device
+        from djinn import runtime
+
+        return runtime.checked_device(named)
+
+    def _template(
+        self, binding: Binding, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Template, dict[str, range]]:
+        facts = binding.facts
+        arguments = tuple(_form(item) for item in args)
+        keywords = tuple((name, _form(item)) for name, item in kwargs.items())
+        ranges: dict[str, range] = {}
+        position = 0
+        named = [*zip(facts.argument_names, arguments, strict=False), *keywords]
+        for name, argument in named:
+            width = count_tensors(argument)
+            ranges[name] = range(position, position + width)
+            position += width
+        return Template(facts.name, facts.digest, arguments, keywords), ranges
+
+
+def _form(item: Any) -> Argument:
+    """Describe an argument as the scan of the recorder takes it apart."""
+    if isinstance(item, torch.Tensor):
+        return TensorArgument()
+    if item is None or isinstance(item, (bool, str)):
+        return ConstantArgument(item)
+    if isinstance(item, (int, float, complex)):
+        return NumberArgument()
+    if isinstance(item, (list, tuple)):
+        first = type(item[0]) if item else None
+        if first in (int, float) and all(type(member) is first for member in item):
+            return NumberArgument()
+        return ListArgument(tuple(_form(member) for member in item))
+    if isinstance(item, torch.device):
+        return TorchArgument("device", "")
+    for kind, name in ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format")):
+        if isinstance(item, kind):
+            return TorchArgument(name, str(item).removeprefix("torch."))
+    raise UnsupportedTensorError(f"An argument of type {type(item).__name__} cannot be sent to a remote accelerator.")
+
+
+def on_meta(item: Any) -> Any:
+    """Replace tensors by fresh placeholders and devices by meta, in nested lists too."""
+    if isinstance(item, LazyTensor):
+        return placeholder(item._value.spec)
+    if isinstance(item, (list, tuple)):
+        return [on_meta(member) for member in item]
+    return torch.device("meta") if isinstance(item, torch.device) else item
+
+
+def placeholder(spec: TensorSpec) -> torch.Tensor:
+    """Make a meta tensor with this metadata."""
+    with torch.inference_mode(mode=False):
+        if not spec.storage_offset:
+            return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
+        reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True) if extent)
+        base = torch.empty(spec.storage_offset + reach + 1, dtype=spec.dtype, device="meta")
+        return base.as_strided(spec.size, spec.stride, spec.storage_offset)
+
+
+def lazy_tensors(items: Any) -> list[LazyTensor]:
+    """List the lazy tensors in nested lists, in order."""
+    found: list[LazyTensor] = []
+    for item in items:
+        if isinstance(item, LazyTensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            found += lazy_tensors(item)
+    return found
+
+
+def _guess_lengths(binding: Binding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Lengths of list results that cannot be inferred: operators over lists give lists as long as their first one."""
+    first = next((item for item in (*args, *kwargs.values()) if isinstance(item, (list, tuple))), ())
+    return tuple(len(first) if kind is ReturnKind.LIST else 1 for kind in binding.facts.returns)
+
+
+def _changer(
+    changed: tuple[tuple[int, TensorSpec], ...],
+) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
+    def change(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = lazy_tensors((args, tuple(kwargs.values())))
+        for index, spec in changed:
+            reshape_wrapper(tensors[index], spec)
+
+    return change

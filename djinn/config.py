@@ -1,0 +1,189 @@
+"""The configuration of a session: arguments over environment over defaults."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+import attrs
+
+from djinn._plugin_selection import PluginSelection
+from djinn.errors import ConfigurationError
+
+__all__ = ("ENVIRONMENT", "LOG_LEVELS", "Config")
+
+ENVIRONMENT: Mapping[str, str] = MappingProxyType({
+    "DJINN_SERVER": "server",
+    "DJINN_TOKEN": "token",
+    "DJINN_PLUGINS": "plugins",
+    "DJINN_LOG_LEVEL": "log_level",
+    "DJINN_LOG_COMPONENT": "log_component",
+    "DJINN_DEBUG": "debug",
+})
+"""Environment variables, and the setting that each of them sets."""
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@attrs.frozen
+class Config:
+    """Everything that can be said about a session before it begins."""
+
+    server: str = ""
+    """Address of the executor, for example ``tcp://host:port``; empty for an executor in this process."""
+    token: str = attrs.field(default="", repr=False)
+    """What the server asks for before it lets anybody in."""
+    device: str = ""
+    """Device of an executor in this process, for example ``cuda:0``; empty for the best there is."""
+    selection: PluginSelection = attrs.field(factory=PluginSelection)
+    """Which plugins to use; the setting is called ``plugins``."""
+    flush_every: int | None = 64
+    """Pending operations that are sent without anybody waiting; ``None``: never before a value is needed."""
+    strict: bool = False
+    """Whether an ordinary tensor that meets a lazy one is an error, as with CUDA, instead of being uploaded."""
+    debug: bool = False
+    """Whether the user's line is kept for every recorded operation."""
+    log_level: str = "WARNING"
+    """Least severe message that is logged, out of `LOG_LEVELS`."""
+    log_component: str = ""
+    """Components that are logged, separated by commas; empty for all."""
+    connect_timeout_s: float = 10.0
+    """How long a connection may take to come about."""
+    request_timeout_s: float | None = None
+    """How long an answer may take; ``None``: as long as the server lives."""
+
+    @classmethod
+    def resolve(cls, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
+        """Put a configuration together.
+
+        Args:
+            overrides: Settings by name; they win over the environment. ``plugins`` (or ``selection``) adds to
+                ``DJINN_PLUGINS`` and wins where both choose. ``None`` stands for "not given" where a setting cannot
+                be ``None``.
+            environ: Environment variables; empty ones count as absent.
+
+        Raises:
+            ConfigurationError: A setting is unknown or has a value that is not allowed. Names all of them, where each
+                comes from, and what would be allowed.
+        """
+        given: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for variable, setting in ENVIRONMENT.items():
+            if environ.get(variable):
+                given[setting], origins[setting] = environ[variable], variable
+        plugins = PluginSelection.parse(given.pop("plugins", None))
+        for setting, value in overrides.items():
+            if setting in ("plugins", "selection"):
+                plugins = plugins.merged(PluginSelection.parse(value))
+            elif value is not None or setting in _OPTIONAL or setting not in _RULES:
+                given[setting], origins[setting] = value, setting
+        return _structure(cls, given | {"selection": plugins}, origins)
+
+
+@attrs.frozen
+class _Rule:
+    """How a setting is read, and what is allowed."""
+
+    read: Callable[[Any], Any]
+    allowed: str
+
+
+def _refuse() -> NoReturn:
+    raise ValueError
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _refuse()
+
+
+def _address(value: Any) -> str:
+    text = _text(value).strip()
+    return text if not text or re.fullmatch(r"[a-z][a-z0-9+.-]*://\S*", text) else _refuse()
+
+
+def _level(value: Any) -> str:
+    level = _text(value).upper()
+    return level if level in LOG_LEVELS else _refuse()
+
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    return True if text in _TRUE else False if text in _FALSE else _refuse()
+
+
+def _count(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        _refuse()
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        _refuse()
+    return float(value)
+
+
+def _optional_seconds(value: Any) -> float | None:
+    return None if value is None else _seconds(value)
+
+
+_OPTIONAL = frozenset({"flush_every", "request_timeout_s"})
+_RULES: Mapping[str, _Rule] = MappingProxyType({
+    "server": _Rule(_address, "an address such as tcp://host:port, or nothing for an executor in this process"),
+    "token": _Rule(_text, "text"),
+    "device": _Rule(_text, "a device of PyTorch's such as cpu or cuda:0"),
+    "flush_every": _Rule(_count, "a whole number from 1, or None"),
+    "strict": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
+    "debug": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
+    "log_level": _Rule(_level, f"one of {', '.join(LOG_LEVELS)}"),
+    "log_component": _Rule(_text, "names of components separated by commas"),
+    "connect_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
+    "request_timeout_s": _Rule(_optional_seconds, "a number of seconds above 0, or None"),
+})
+
+
+def _structure(cls: type[Config], given: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
+    # Imported late: `import djinn` resolves nothing, and must stay quick.
+    import cattrs
+    from cattrs.gen import make_dict_structure_fn, override
+
+    converter = cattrs.Converter(forbid_extra_keys=True)
+    hooks = {setting: override(struct_hook=lambda value, _, rule=rule: rule.read(value))
+             for setting, rule in _RULES.items()}
+    keep = override(struct_hook=lambda value, _: value)
+    structure = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True, selection=keep, **hooks)
+    try:
+        return structure(given, cls)
+    except cattrs.ClassValidationError as group:
+        raise _mistakes(group, given, origins) from None
+
+
+def _mistakes(group: Any, given: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigurationError:
+    """Turn everything that cattrs found into one error. Values of secrets are not repeated."""
+    import cattrs
+
+    told: list[str] = []
+    allowed: list[str] = []
+    for error in group.exceptions:
+        if isinstance(error, cattrs.ForbiddenExtraKeysError):
+            unknown = ", ".join(sorted(map(repr, error.extra_fields)))
+            told.append(f"There is no setting {unknown}")
+            allowed.append(f"Settings are {', '.join(sorted([*_RULES, 'plugins']))}")
+    for error, note in group.group_exceptions()[0]:
+        setting = note.name
+        origin = origins.get(setting, setting)
+        source = f"{setting} (from {origin})" if origin != setting else setting
+        value = "something that is not text" if setting == "token" else repr(given[setting])
+        told.append(f"The setting {source} is {value}")
+        allowed.append(f"{setting} may be {_RULES[setting].allowed}")
+    return ConfigurationError("; ".join(told) + ".", hint="; ".join(allowed) + ".")

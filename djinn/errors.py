@@ -1,0 +1,161 @@
+"""Errors of djinn's own machinery.
+
+Operations raise what eager PyTorch raises; the classes here are for everything else: a connection, a plugin, a
+configuration, a message. Each has a fixed ``code`` (listed in ``specs/errors.toml`` and ``docs/errors.md``), says what
+happened, and ends with what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = (
+    "AmbiguousPluginError",
+    "ConfigurationError",
+    "DeviceNameTakenError",
+    "DjinnError",
+    "PluginError",
+    "PluginLoadError",
+    "PluginValidationError",
+    "ProtocolError",
+    "ProtocolVersionError",
+    "RefusedError",
+    "RemoteTimeoutError",
+    "ScheduleError",
+    "SchemaMismatchError",
+    "SessionClosedError",
+    "TransportError",
+    "UnknownHandleError",
+    "UnknownOperatorError",
+    "UnsupportedTensorError",
+)
+
+
+class DjinnError(Exception):
+    """Base of every error that is djinn's own.
+
+    Attributes:
+        code: Stable identifier, for example ``DJ301``.
+        summary: What happened.
+        hint: What to do about it; may be empty.
+    """
+
+    code: ClassVar[str] = "DJ000"
+
+    def __init__(self, summary: str, *, hint: str = "") -> None:
+        super().__init__(summary, hint)
+        self.summary = summary
+        self.hint = hint
+
+    def __str__(self) -> str:
+        remedy = f" {self.hint}" if self.hint else ""
+        return f"[{self.code}] {self.summary}{remedy}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.summary, self.hint)
+
+
+def _rebuild(kind: type[DjinnError], summary: str, hint: str) -> DjinnError:
+    return kind(summary, hint=hint)
+
+
+class ConfigurationError(DjinnError, ValueError):
+    """An argument of ``djinn.init``, an environment variable or a command-line option makes no sense."""
+
+    code = "DJ101"
+
+
+class DeviceNameTakenError(DjinnError, RuntimeError):
+    """Another package renamed PyTorch's one spare device in this process before djinn was imported."""
+
+    code = "DJ102"
+
+
+class SessionClosedError(DjinnError, RuntimeError):
+    """A lazy tensor outlived the session that knows its value."""
+
+    code = "DJ103"
+
+
+class UnsupportedTensorError(DjinnError, NotImplementedError):
+    """The tensor's kind (sparse, quantized, nested, ...) or the request (``data_ptr``) has no remote meaning."""
+
+    code = "DJ104"
+
+
+class PluginError(DjinnError):
+    """A plugin is missing, broken or not what it says."""
+
+    code = "DJ201"
+
+
+class PluginLoadError(PluginError, ImportError):
+    """The module of a plugin could not be imported."""
+
+    code = "DJ202"
+
+
+class PluginValidationError(PluginError):
+    """A plugin implements an unknown hook or registers something that is not of its kind."""
+
+    code = "DJ203"
+
+
+class AmbiguousPluginError(PluginError):
+    """Two plugins answer to one choice."""
+
+    code = "DJ204"
+
+
+class ScheduleError(DjinnError, ValueError):
+    """A scheduler's answer broke a rule of execution schedules; nothing was run."""
+
+    code = "DJ205"
+
+
+class TransportError(DjinnError, ConnectionError):
+    """The connection to an executor could not be made, or broke."""
+
+    code = "DJ301"
+
+
+class RemoteTimeoutError(TransportError, TimeoutError):
+    """The other side did not answer in time."""
+
+    code = "DJ302"
+
+
+class ProtocolError(DjinnError, ValueError):
+    """A frame or message is malformed."""
+
+    code = "DJ303"
+
+
+class ProtocolVersionError(ProtocolError):
+    """Client and server speak different versions of the protocol."""
+
+    code = "DJ304"
+
+
+class RefusedError(TransportError):
+    """The server refused the connection, for example because of the token."""
+
+    code = "DJ305"
+
+
+class UnknownHandleError(DjinnError, LookupError):
+    """A message names a value that the executor does not hold."""
+
+    code = "DJ306"
+
+
+class UnknownOperatorError(DjinnError, NotImplementedError):
+    """A program uses an operator that the executor does not have or does not run."""
+
+    code = "DJ307"
+
+
+class SchemaMismatchError(UnknownOperatorError):
+    """An operator has another schema in the executor's PyTorch release."""
+
+    code = "DJ308"

@@ -1,0 +1,322 @@
+"""The hooks of djinn, by phase.
+
+A plugin is a module, found through an entry point of the group ``djinn``, whose functions carry `hookimpl`::
+
+    from djinn.hookspecs import hookimpl
+
+    @hookimpl
+    def djinn_register_schedulers(register):
+        from my_package.scheduler import MyScheduler
+        register(MyScheduler())
+
+Hooks run when a session is composed, begins or ends, and when the command line is built; never per operation.
+Registering announces an object and must stay cheap: no device is opened, no thread is started, nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+import pluggy
+
+if TYPE_CHECKING:
+    import typer
+
+    from djinn.kinds import (
+        Analyzer,
+        Classifier,
+        ExecutorFactory,
+        Interceptor,
+        Observer,
+        Pattern,
+        Scheduler,
+        ShapeInference,
+        Transport,
+    )
+    from djinn.session import Session
+
+    RegisterInterceptor: TypeAlias = Callable[[Interceptor], None]
+    RegisterShapes: TypeAlias = Callable[[ShapeInference], None]
+    RegisterClassifier: TypeAlias = Callable[[Classifier], None]
+    RegisterAnalyzer: TypeAlias = Callable[[Analyzer], None]
+    RegisterPattern: TypeAlias = Callable[[Pattern], None]
+    RegisterScheduler: TypeAlias = Callable[[Scheduler], None]
+    RegisterTransport: TypeAlias = Callable[[Transport], None]
+    RegisterExecutor: TypeAlias = Callable[[ExecutorFactory], None]
+    RegisterObserver: TypeAlias = Callable[[Observer], None]
+
+__all__ = ("GROUP", "hookimpl", "hookspec")
+
+GROUP = "djinn"
+"""Group of the entry points that lead to plugins, and the project name that pluggy's markers carry."""
+
+hookspec = pluggy.HookspecMarker(GROUP)
+hookimpl = pluggy.HookimplMarker(GROUP)
+
+
+# Phase "register": a session is composed, or the device is made known on `import djinn`.
+
+
+@hookspec
+def djinn_register_interceptors(register: RegisterInterceptor) -> None:
+    """Register what makes PyTorch hand its operations to a session.
+
+    Called:
+        Phase *register*: on ``import djinn`` for the plugins named ``*-interceptor-*``, and again whenever a session
+        is composed. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Interceptor`. Its ``install`` is called later, and only if it is chosen.
+
+    Raises:
+        PluginValidationError: The object has not all that an interceptor has, or its name is registered already by
+            the same plugin.
+
+    Laws:
+        Those of the kind ``interceptor``, in ``specs/kinds/interceptor.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_shapes(register: RegisterShapes) -> None:
+    """Register shape inference.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.ShapeInference`.
+
+    Raises:
+        PluginValidationError: The object has not all that shape inference has, or its name is registered already by
+            the same plugin.
+
+    Laws:
+        Those of the kind ``shapes``, in ``specs/kinds/shapes.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_classifiers(register: RegisterClassifier) -> None:
+    """Register classifiers, which say how an operation is carried out.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Classifier`.
+
+    Raises:
+        PluginValidationError: The object has not all that a classifier has, or its name is registered already by the
+            same plugin.
+
+    Laws:
+        Those of the kind ``classifier``, in ``specs/kinds/classifier.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_analyzers(register: RegisterAnalyzer) -> None:
+    """Register analyzers, which give a graph meaning.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Analyzer`.
+
+    Raises:
+        PluginValidationError: The object has not all that an analyzer has, or its name is registered already by the
+            same plugin.
+
+    Laws:
+        Those of the kind ``analyzer``, in ``specs/kinds/analyzer.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_patterns(register: RegisterPattern) -> None:
+    """Register patterns, which find structures in a graph.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Pattern`; may be called once per pattern.
+
+    Raises:
+        PluginValidationError: The object has not all that a pattern has, or its name is registered already by the
+            same plugin.
+
+    Laws:
+        Those of the kind ``pattern``, in ``specs/kinds/pattern.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_schedulers(register: RegisterScheduler) -> None:
+    """Register schedulers, which decide which device runs what.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Scheduler`.
+
+    Raises:
+        PluginValidationError: The object has not all that a scheduler has, or its name is registered already by the
+            same plugin.
+
+    Laws:
+        Those of the kind ``scheduler``, in ``specs/kinds/scheduler.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_transports(register: RegisterTransport) -> None:
+    """Register transports, which reach executors elsewhere.
+
+    Called:
+        Phase *register*, once per session and once per server. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Transport`. It is chosen by the scheme of the address. It must not connect
+            or listen before it is asked to.
+
+    Raises:
+        PluginValidationError: The object has not all that a transport has, or its name is registered already by the
+            same plugin.
+
+    Laws:
+        Those of the kind ``transport``, in ``specs/kinds/transport.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_executors(register: RegisterExecutor) -> None:
+    """Register executor factories.
+
+    Called:
+        Phase *register*, once per session and once per server. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.ExecutorFactory`. It must not open a device before it is asked to.
+
+    Raises:
+        PluginValidationError: The object has not all that an executor factory has, or its name is registered already
+            by the same plugin.
+
+    Laws:
+        Those of the kind ``executor``, in ``specs/kinds/executor.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_observers(register: RegisterObserver) -> None:
+    """Register observers, which receive a session's counters.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Observer`.
+
+    Raises:
+        PluginValidationError: The object has not all that an observer has, or its name is registered already by the
+            same plugin.
+
+    Laws:
+        Those of the kind ``observer``, in ``specs/kinds/observer.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+# Phase "command line": the program `djinn` is starting.
+
+
+@hookspec
+def djinn_register_commands(app: typer.Typer) -> None:
+    """Add commands to the program ``djinn``.
+
+    Called:
+        Phase *command line*, once per start of the program, before arguments are read. All implementations run;
+        commands are listed in the order of the plugins' names.
+
+    Args:
+        app: The program. Add commands with ``app.command("name")`` or groups with ``app.add_typer``. Imports that
+            only the command needs belong into the command.
+
+    Raises:
+        PluginValidationError: A command of that name exists already.
+
+    Since:
+        0.1.0
+    """
+
+
+# Phase "session": a session runs.
+
+
+@hookspec
+def djinn_session_started(session: Session) -> None:
+    """Learn that a session is ready.
+
+    Called:
+        Phase *session*, once per session, after everything is chosen and before the first operation. All
+        implementations run; order is irrelevant.
+
+    Args:
+        session: The session. Do not keep it alive: hold a weak reference.
+
+    Raises:
+        Exception: Whatever is raised here reaches the caller of ``djinn.init``; the session is closed again.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_session_closed(stats: Mapping[str, int]) -> None:
+    """Learn that a session has ended.
+
+    Called:
+        Phase *session*, once per session, after its connection is closed. All implementations run; order is
+        irrelevant.
+
+    Args:
+        stats: The last counters, as `djinn.stats` gave them. Not to be changed.
+
+    Raises:
+        Exception: Whatever is raised here is logged with the plugin's name and goes no further.
+
+    Since:
+        0.1.0
+    """

@@ -1,0 +1,39 @@
+"""One module per plugin kind: the Protocol that a plugin of that kind satisfies.
+
+The laws that go with each are in ``specs/kinds``; ``pytest --pyargs djinn_conformance --djinn-plugin=NAME`` checks them.
+"""
+
+from djinn.kinds.analyzer import Analyzer
+from djinn.kinds.classifier import Classifier, OperationClass
+from djinn.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
+from djinn.kinds.interceptor import Interceptor
+from djinn.kinds.observer import Observer
+from djinn.kinds.pattern import Pattern, PatternMatch
+from djinn.kinds.scheduler import Scheduler
+from djinn.kinds.shapes import Inference, OutputSpec, ShapeInference, TensorPlaceholder
+from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions, Transport
+
+__all__ = (
+    "Analyzer",
+    "Channel",
+    "Classifier",
+    "CompiledProgram",
+    "ConnectOptions",
+    "Connection",
+    "Executor",
+    "ExecutorFactory",
+    "Inference",
+    "Interceptor",
+    "ListenOptions",
+    "Listener",
+    "Observer",
+    "OperationClass",
+    "OutputSpec",
+    "Pattern",
+    "PatternMatch",
+    "RandomState",
+    "Scheduler",
+    "ShapeInference",
+    "TensorPlaceholder",
+    "Transport",
+)

@@ -1,0 +1,47 @@
+"""Classifiers say how an operation is carried out."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import torch
+
+
+class OperationClass(enum.Enum):
+    """How an operation is carried out."""
+
+    COMPUTE = "compute"
+    """Recorded; gives tensors whose metadata can be inferred."""
+    REDUCTION = "reduction"
+    """Recorded; the result is much smaller than what it reads, so it should run where its input is."""
+    TUPLE = "tuple"
+    """Recorded; gives several tensors."""
+    DATA_DEPENDENT = "data_dependent"
+    """Runs at once; the shape of the result comes home, the data stays."""
+    TRIGGER = "trigger"
+    """Runs at once; the result is a Python value and comes home."""
+
+
+class Classifier(Protocol):
+    """Classifies operators. Asked once per operator and session."""
+
+    name: str
+    """Name in the configuration."""
+
+    def classify(self, operator: torch._ops.OpOverload) -> OperationClass:
+        """Say how the operator is carried out.
+
+        Laws:
+            classifier.total, classifier.deterministic, classifier.triggers_by_schema
+        """
+
+    def is_random(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether it may draw from the random generator, which orders it among all that do."""
+
+    def keep_whole(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether a composite operator is recorded as it is; if not, it is recorded as what it consists of.
+
+        Only an operator that never returns one of its arguments, or a view of one, may be kept whole unless its schema
+        says so.
+        """

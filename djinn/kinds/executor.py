@@ -1,0 +1,105 @@
+"""Executors hold values and run programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from djinn.model.program import Program
+from djinn.protocol.messages import Poisoned
+
+Report: TypeAlias = Callable[[int, BaseException], Poisoned]
+"""Reports that a step (by position) raised, and gives the poison that stands for its results."""
+
+
+@runtime_checkable
+class RandomState(Protocol):
+    """A stream of random numbers that belongs to one session."""
+
+    def seed(self, seed: int) -> None:
+        """Start again from ``seed``, as ``torch.manual_seed`` would."""
+
+    def get(self) -> torch.Tensor:
+        """Return the state, ``u8[N]`` on the CPU."""
+
+    def set(self, state: torch.Tensor) -> None:
+        """Continue from a state that `get` returned."""
+
+
+@runtime_checkable
+class CompiledProgram(Protocol):
+    """A program made ready to run."""
+
+    def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
+        """Run once.
+
+        Args:
+            inputs: One value per program input: a tensor, a plain result, or `Poisoned`. An entry that a skipped step
+                would have written is replaced by the poison.
+            numbers: The lifted numbers in the order of the steps.
+            random: The session's random numbers; drawn from in program order.
+            report: Called for a step that raises; the run goes on with the steps that do not depend on it.
+
+        Returns:
+            The kept results, in order. A step that raises leaves what it would have written as it was, as eager does,
+            and its results are `Poisoned`. A step with a poisoned operand is skipped; its results, and what it would
+            have written, carry that poison on.
+
+        Laws:
+            executor.equals_eager, executor.order_kept, executor.failure_contained, executor.randomness_private
+
+        Concurrency:
+            Called from any thread; an executor serialises runs on its device itself.
+        """
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """One device that runs programs."""
+
+    name: str
+    """Name in the configuration, for example ``torch``."""
+    device: str
+    """Device in PyTorch's words, for example ``cpu`` or ``cuda:0``."""
+
+    def compile(self, program: Program) -> CompiledProgram:
+        """Prepare a checked program.
+
+        Raises:
+            UnknownOperatorError, SchemaMismatchError: An operator cannot be run here; names it.
+        """
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a CPU tensor to the device.
+
+        Ownership:
+            The argument is the caller's and may change as soon as this returns.
+        """
+
+    def get(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a value to a new dense CPU tensor that is no inference tensor, strides kept where they are dense."""
+
+    def random_state(self, seed: int) -> RandomState:
+        """Make a session's own stream of random numbers."""
+
+    def close(self) -> None:
+        """Give the device back."""
+
+
+class ExecutorFactory(Protocol):
+    """Makes executors of one kind."""
+
+    name: str
+    """Name in the configuration."""
+
+    def devices(self) -> list[str]:
+        """List the devices that exist here, best first. Opens none."""
+
+    def open(self, device: str) -> Executor:
+        """Open a device.
+
+        Raises:
+            ConfigurationError: There is no such device here.
+        """

@@ -1,0 +1,42 @@
+"""Interceptors make PyTorch hand its operations to a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+Handler: TypeAlias = Callable[[Any, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+"""Carries out an operator itself: ``handler(session, operator, args, kwargs)``."""
+FunctionHandler: TypeAlias = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Carries out a function of PyTorch's Python interface: ``handler(function, args, kwargs)``."""
+
+
+class Interceptor(Protocol):
+    """Connects PyTorch to djinn, once per process."""
+
+    name: str
+    """Name in the configuration."""
+
+    def install(self) -> torch.device:
+        """Make the logical device known to PyTorch. Called on ``import djinn``; opens nothing, starts nothing.
+
+        Returns:
+            The device of new lazy tensors.
+
+        Raises:
+            DeviceNameTakenError: Another package has taken PyTorch's spare device.
+
+        Laws:
+            interceptor.local_unchanged, interceptor.idempotent
+        """
+
+    def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
+        """Operators that are carried out in a special way, such as copies between devices."""
+
+    def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
+        """Functions of PyTorch's Python interface that are carried out in a special way."""

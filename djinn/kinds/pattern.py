@@ -1,0 +1,38 @@
+"""Patterns find structures in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from djinn.model.graph import Graph
+
+
+@attrs.frozen
+class PatternMatch:
+    """One found structure."""
+
+    pattern: str
+    """Name of the pattern."""
+    nodes: tuple[str, ...]
+    """Identifiers of the matched nodes, in topological order."""
+    confidence: float = 1.0
+    """Between 0 and 1."""
+    hints: Mapping[str, Any] = attrs.field(factory=dict)
+    """What an optimizer may make of it."""
+
+
+class Pattern(Protocol):
+    """Recognises one structure."""
+
+    name: str
+    """Name in the configuration and in matches."""
+
+    def find(self, graph: Graph) -> Sequence[PatternMatch]:
+        """Find every occurrence.
+
+        Laws:
+            pattern.deterministic, pattern.known_nodes, pattern.renumbering, pattern.graph_unchanged
+        """

@@ -1,0 +1,26 @@
+"""Schedulers decide which device runs what, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from djinn.model.graph import Graph
+from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+
+
+class Scheduler(Protocol):
+    """Turns a graph into a schedule. Asked once per program, not once per run."""
+
+    name: str
+    """Name in the configuration."""
+
+    def schedule(self, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
+        """Schedule every node of ``graph`` on ``devices``.
+
+        Returns:
+            A schedule that `djinn.model.schedule.check_schedule` accepts.
+
+        Laws:
+            scheduler.complete, scheduler.order_valid, scheduler.deterministic, scheduler.graph_unchanged
+        """

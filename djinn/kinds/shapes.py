@@ -1,0 +1,76 @@
+"""Shape inference: what an operation would return, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import torch
+
+TensorPlaceholder: TypeAlias = torch.Tensor
+"""A tensor on the meta device with the size, stride, offset and dtype of an argument."""
+
+
+@attrs.frozen
+class OutputSpec:
+    """Metadata of one result, in PyTorch's own words."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    storage_offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> OutputSpec:
+        """Read the metadata of a tensor."""
+        return cls(tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+
+@attrs.frozen
+class Inference:
+    """What an operation does to metadata.
+
+    Attributes:
+        results: What it returns: one entry per value of its schema's returns; ``None`` for an absent tensor, a tuple
+            for a list of tensors.
+        arguments: Metadata of the tensor arguments afterwards, in order of appearance; differs from before only for
+            operations such as ``resize_`` and ``out=``.
+    """
+
+    results: tuple[OutputSpec | None | tuple[OutputSpec, ...], ...]
+    arguments: tuple[OutputSpec, ...]
+
+
+class ShapeInference(Protocol):
+    """Infers metadata."""
+
+    name: str
+    """Name in the configuration."""
+
+    def depends_on_numbers(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether a floating-point argument's value can change the result's metadata.
+
+        Most operators answer no: their result is cached once for all learning rates.
+        """
+
+    def infer(
+        self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Inference | None:
+        """Infer what ``operator(*args, **kwargs)`` returns.
+
+        Args:
+            operator: The overload.
+            args: Positional arguments; every tensor is a `TensorPlaceholder` made for this call, every device is meta.
+            kwargs: Keyword arguments, likewise.
+
+        Returns:
+            The answer, or ``None`` if this plugin cannot tell: then the executor is asked, which also raises what
+            eager raises if the call is wrong. An answer is never a guess.
+
+        Laws:
+            shapes.equals_eager, shapes.deterministic, shapes.no_guess
+
+        Concurrency:
+            Called from any thread, outside autograd and every mode.
+        """

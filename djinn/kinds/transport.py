@@ -1,0 +1,141 @@
+"""Transports carry batches to an executor and answers back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import attrs
+import torch
+
+from djinn.kinds.executor import Executor
+from djinn.protocol.messages import Batch, Message, Result, Welcome
+
+
+@attrs.frozen
+class ConnectOptions:
+    """What a client gives a transport to connect with."""
+
+    token: str = ""
+    connect_timeout_s: float = 10.0
+    request_timeout_s: float | None = None
+    """How long an answer may stand still; ``None``: as long as the server lives."""
+    open_executor: Callable[[], Executor] | None = None
+    """Opens an executor in this process, for transports that have no other side."""
+
+
+@attrs.frozen
+class ListenOptions:
+    """What a server gives a transport to listen with."""
+
+    greeting_timeout_s: float = 5.0
+    """How long a new connection may take to say who it is."""
+    progress_timeout_s: float = 30.0
+    """How long a frame that has begun may stand still."""
+    max_body_bytes: int = 16 * 2**30
+    """Largest body of one frame."""
+
+
+class Connection(Protocol):
+    """The client's end of a session.
+
+    Concurrency:
+        Used by one thread at a time; the session sees to that.
+    """
+
+    address: str
+    welcome: Welcome
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far; 0 where nothing travels."""
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far; 0 where nothing travels."""
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a batch that wants no answer.
+
+        Args:
+            batch: The commands.
+            tensors: One dense CPU tensor per upload, in order. They may change once this returns.
+
+        Raises:
+            TransportError: The connection is gone; names the address.
+        """
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Send a batch and wait for its answer.
+
+        Returns:
+            The answer, and one CPU tensor per `TensorHeader` in it, owned by the caller.
+
+        Raises:
+            TransportError: The connection is gone, or nothing came in time; names the address.
+        """
+
+    def close(self) -> None:
+        """End the session. Never raises, may be called twice."""
+
+
+class Channel(Protocol):
+    """The server's end of one connection."""
+
+    peer: str
+
+    def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
+        """Wait for the next message: its sequence number, itself, its tensors; ``None`` at an orderly end.
+
+        Raises:
+            ProtocolError: The stream is malformed; nothing more can be read from it.
+            TransportError: The connection broke or stood still.
+        """
+
+    def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Send a message with its tensors."""
+
+    def greeted(self) -> None:
+        """The other side has said who it is: lift the limits that hold before that."""
+
+    def close(self) -> None:
+        """Close the connection. Never raises, may be called twice or from another thread."""
+
+
+class Listener(Protocol):
+    """Accepts connections."""
+
+    address: str
+    """Address that clients connect to."""
+
+    def accept(self) -> Channel | None:
+        """Wait for a connection; ``None`` once the listener is closed."""
+
+    def close(self) -> None:
+        """Stop accepting. Never raises, may be called twice or from another thread."""
+
+
+class Transport(Protocol):
+    """One way to reach an executor."""
+
+    name: str
+    """Name in the configuration."""
+    scheme: str
+    """Scheme of its addresses, for example ``tcp`` in ``tcp://host:port``."""
+
+    def connect(self, address: str, options: ConnectOptions) -> Connection:
+        """Connect and greet.
+
+        Raises:
+            TransportError: Nobody answers there.
+            RefusedError, ProtocolVersionError: Somebody does, and says no.
+            ConfigurationError: The address makes no sense.
+        """
+
+    def listen(self, address: str, options: ListenOptions) -> Listener:
+        """Listen on an address.
+
+        Raises:
+            TransportError: The address cannot be had.
+            ConfigurationError: The address makes no sense, or this transport has no listening side.
+        """

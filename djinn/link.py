@@ -1,0 +1,229 @@
+"""The link: what goes over a session's connection, in which order, and what comes back."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from djinn.errors import DjinnError, SessionClosedError, TransportError
+from djinn.kinds import Connection
+from djinn.model.value import Slot
+from djinn.programs import ProgramTable
+from djinn.protocol.failures import to_exception
+from djinn.protocol.messages import (
+    Batch,
+    Command,
+    Failure,
+    Free,
+    Plain,
+    Poisoned,
+    Result,
+    Seed,
+    TensorHeader,
+    Upload,
+    from_wire,
+)
+from djinn.protocol.tensors import header_of
+from djinn.tape import Node, Tape, without_dead
+
+MAX_HELD_UPLOAD_BYTES = 64 * 1024
+"""Uploads wait for the next message until they are larger than this, all together."""
+MAX_FAILURES = 1000
+"""Failures and origins that are remembered, the latest ones."""
+
+
+class Link:
+    """Turns tape into batches and keeps the books of handles and failures.
+
+    Concurrency:
+        The caller holds the session's lock.
+    """
+
+    def __init__(
+        self, connection: Connection, tape: Tape, released: deque[int],
+        arrange: Callable[[Sequence[Node]], Sequence[int] | None], is_debugging: bool,
+    ) -> None:
+        self.address = connection.address
+        self.welcome = connection.welcome
+        self._connection = connection
+        self._tape = tape
+        self._released = released
+        self._programs = ProgramTable(arrange)
+        self._dead: set[int] = set()
+        self._commands: list[Command] = []
+        self._tensors: list[torch.Tensor] = []
+        self._held_bytes = 0
+        self._failures: OrderedDict[int, Failure] = OrderedDict()
+        self._unreported: list[Failure] = []
+        self._origins: OrderedDict[tuple[int, int], str] | None = OrderedDict() if is_debugging else None
+        self._broken: DjinnError | None = None
+        self.nodes_taken = 0
+        self.nodes_sent = 0
+        self.materializations = 0
+        self.flushes = 0
+        self.round_trips = 0
+        self.live_handles = 0
+
+    def flush(self) -> None:
+        """Send everything pending."""
+        self._take(None)
+        self._submit()
+
+    def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
+        """Bring values home.
+
+        Args:
+            slots: Which.
+            whole: Whether to send the whole tape, or only what the values need.
+        """
+        self._take(None if whole else slots)
+        items, tensors = self._request(Batch([], fetch=tuple(slot.number for slot in slots)))
+        data = iter(tensors)
+        return [self._local(item, data) for item in items]
+
+    def describe(self, slots: Sequence[Slot]) -> list[Any]:
+        """Send everything pending and bring home the metadata of values."""
+        self._take(None)
+        items, _ = self._request(Batch([], describe=tuple(slot.number for slot in slots), synchronize=True))
+        return [from_wire(item.value) if isinstance(item, Plain) else item for item in items]
+
+    def synchronize(self) -> None:
+        """Send everything pending and wait until it has run."""
+        self._take(None)
+        self._request(Batch([], synchronize=True))
+
+    def upload(self, number: int, dense: torch.Tensor) -> None:
+        """Send a dense CPU tensor; small ones wait for company."""
+        length = dense.numel() * dense.element_size()
+        self._held_bytes += length
+        is_held = self._held_bytes <= MAX_HELD_UPLOAD_BYTES
+        self._commands.append(Upload(number, header_of(dense)))
+        self._tensors.append(dense.clone() if is_held else dense)
+        self.live_handles += number != 0
+        if not is_held:
+            self._submit()
+
+    def seed(self, seed: int) -> None:
+        """Seed the random numbers after everything pending."""
+        self._take(None)
+        self._commands.append(Seed(seed))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._broken = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")
+        self._connection.close()
+
+    def stats(self) -> dict[str, int]:
+        """Count what went over the link."""
+        return {
+            "nodes_executed": self.nodes_sent,
+            "materializations": self.materializations,
+            "flushes": self.flushes,
+            "round_trips": self.round_trips,
+            "bytes_sent": self._connection.bytes_sent,
+            "bytes_received": self._connection.bytes_received,
+            "programs_sent": self._programs.defined,
+            "programs_known": len(self._programs),
+            "live_handles": self.live_handles,
+        }
+
+    def _take(self, wanted: Sequence[Slot] | None) -> None:
+        """Turn the tape, or the slice that ``wanted`` needs, into commands.
+
+        What died is read before the tape: a value that is dead by then has all its uses on the tape, because a use is
+        recorded while the value's tensor is alive.
+        """
+        while self._released:
+            self._dead.add(self._released.popleft())
+        nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)
+        self.nodes_taken += len(nodes)
+        alive = without_dead(nodes, self._dead)
+        if alive:
+            commands, ordered, layout = self._programs.commands(alive, self._dead)
+            self._commands += commands
+            self.nodes_sent += len(alive)
+            self.live_handles += len(layout.outputs)
+            self._remember_origins(commands, ordered)
+        self._dead -= {slot.number for node in nodes for slot in node.outputs}
+        busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)} if wanted else set()
+        free = tuple(sorted(self._dead - busy))
+        if free:
+            self._dead.difference_update(free)
+            self._commands.append(Free(free))
+            self.live_handles -= len(free)
+
+    def _submit(self) -> None:
+        commands, tensors = self._outgoing()
+        if not commands:
+            return
+        self.flushes += 1
+        self._guarded(lambda: self._connection.submit(Batch(commands), tensors))
+
+    def _request(self, asked: Batch) -> tuple[Sequence[Any], list[torch.Tensor]]:
+        commands, tensors = self._outgoing()
+        batch = Batch(commands, asked.fetch, asked.describe, asked.synchronize)
+        self.flushes += bool(commands)
+        self.round_trips += 1
+        result, data = self._guarded(lambda: self._connection.request(batch, tensors))
+        self._learn(result)
+        self._raise_failure(result)
+        return result.items, data
+
+    def _outgoing(self) -> tuple[list[Command], list[torch.Tensor]]:
+        commands, tensors = self._commands, self._tensors
+        self._commands, self._tensors, self._held_bytes = [], [], 0
+        return commands, tensors
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        if self._broken is not None:
+            raise type(self._broken)(self._broken.summary, hint=self._broken.hint)
+        try:
+            return action()
+        except DjinnError as error:
+            self._broken = error
+            raise
+
+    def _learn(self, result: Result) -> None:
+        for failure in result.failures:
+            self._failures[failure.identity] = failure
+            self._unreported.append(failure)
+        while len(self._failures) > MAX_FAILURES:
+            self._failures.popitem(last=False)
+
+    def _raise_failure(self, result: Result) -> None:
+        """Raise what has not been reported yet, the earliest first, and what poisoned a value that was asked for."""
+        failed = [item.failure for item in result.items if isinstance(item, Poisoned)]
+        if self._unreported:
+            first, *others = self._unreported
+            self._unreported = []
+            error = self._exception(first)
+            if others:
+                error.add_note(f"djinn: {len(others)} more operations failed after it, the next: {others[0].message}")
+            raise error
+        if failed:
+            known = self._failures.get(failed[0])
+            if known is None:
+                raise TransportError(f"{self.address} could not compute a value and no longer knows why.")
+            raise self._exception(known)
+
+    def _exception(self, failure: Failure) -> BaseException:
+        origin = (self._origins or {}).get((failure.run, failure.step), "")
+        return to_exception(failure, origin)
+
+    def _remember_origins(self, commands: Sequence[Command], nodes: Sequence[Node]) -> None:
+        if self._origins is None:
+            return
+        program = commands[-1].program  # type: ignore[union-attr]  # the last command is the run
+        for step, node in enumerate(nodes):
+            self._origins[program, step] = node.origin
+        while len(self._origins) > 100 * MAX_FAILURES:
+            self._origins.popitem(last=False)
+
+    @staticmethod
+    def _local(item: Any, data: Any) -> Any:
+        if isinstance(item, TensorHeader):
+            return next(data)
+        return from_wire(item.value)

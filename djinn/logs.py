@@ -1,0 +1,30 @@
+"""Logging by component."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from djinn.config import Config
+
+
+def configure(config: Config) -> None:
+    """Apply the level of the configuration to djinn's loggers, all of them or one component's.
+
+    Handlers are the application's business; without any, Python prints warnings to standard error.
+    """
+    name = f"djinn.{config.log_component}" if config.log_component else "djinn"
+    logging.getLogger(name).setLevel(config.log_level)
+
+
+def set_debug_level(component: str = "", level: str = "DEBUG") -> None:
+    """Show what a component does, for example ``interception``; with no component, all of them.
+
+    Raises:
+        ValueError: There is no such level.
+    """
+    logger = logging.getLogger(f"djinn.{component}" if component else "djinn")
+    logger.setLevel(level)
+    if not logging.getLogger().handlers and not logger.handlers:
+        logger.addHandler(logging.StreamHandler())

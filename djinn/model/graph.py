@@ -1,0 +1,175 @@
+"""Graphs: a read-only view of recorded operations for analysis and scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+
+from djinn.model.spec import TensorSpec
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@attrs.frozen
+class GraphNode:
+    """One operation of a graph."""
+
+    id: str
+    """Identifier within the graph."""
+    operation: str
+    """Qualified overload, ``namespace::name.overload``."""
+    inputs: tuple[str, ...]
+    """Identifiers of the values it reads, in order of its arguments."""
+    outputs: tuple[str, ...]
+    """Identifiers of the values it produces."""
+    specs: tuple[TensorSpec | None, ...]
+    """Metadata of the outputs."""
+    writes: tuple[str, ...] = ()
+    """Identifiers of the inputs it changes in place."""
+    is_random: bool = False
+    """Whether it draws random numbers."""
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, eq=False)
+    """Annotations."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Size of the first output, if there is one."""
+        spec = self.specs[0] if self.specs else None
+        return None if spec is None else tuple(spec.size)
+
+    @property
+    def dtype(self) -> Any:
+        """Dtype of the first output, if there is one."""
+        spec = self.specs[0] if self.specs else None
+        return None if spec is None else spec.dtype
+
+
+@attrs.frozen
+class Edge:
+    """``target`` must come after ``source``."""
+
+    source: str
+    target: str
+    value: str
+    """The value that connects them; empty for the order of random draws."""
+    kind: str
+    """``data``, or ``hazard`` where only the order of reads and writes connects them."""
+
+
+class Graph(Protocol):
+    """What analyzers, patterns and schedulers read."""
+
+    backend_type: str
+    """Where the graph comes from: ``lazy_dag`` or ``fx``."""
+
+    def nodes(self) -> Sequence[GraphNode]:
+        """List the nodes in program order."""
+
+    def edges(self) -> Sequence[Edge]:
+        """List the dependencies, hazards included."""
+
+    def topological_sort(self) -> Sequence[GraphNode]:
+        """List the nodes in an order that respects every edge."""
+
+    def get_node(self, node_id: str) -> GraphNode:
+        """Look a node up.
+
+        Raises:
+            KeyError: There is no such node.
+        """
+
+
+@attrs.frozen(eq=False, slots=False)
+class RecordedGraph:
+    """A graph of recorded nodes. Program order is a topological order by construction."""
+
+    _nodes: tuple[GraphNode, ...]
+    storages: Mapping[str, str] = attrs.field(factory=dict)
+    """For each value that is a view: the value whose storage it shares."""
+    backend_type: str = "lazy_dag"
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[GraphNode]:
+        return iter(self._nodes)
+
+    def nodes(self) -> tuple[GraphNode, ...]:
+        """List the nodes in program order."""
+        return self._nodes
+
+    def edges(self) -> tuple[Edge, ...]:
+        """List the dependencies, hazards included."""
+        return self._edges
+
+    def topological_sort(self) -> tuple[GraphNode, ...]:
+        """List the nodes in an order that respects every edge."""
+        return self._nodes
+
+    def get_node(self, node_id: str) -> GraphNode:
+        """Look a node up.
+
+        Raises:
+            KeyError: There is no such node.
+        """
+        return self._by_id[node_id]
+
+    @cached_property
+    def _by_id(self) -> dict[str, GraphNode]:
+        return {node.id: node for node in self._nodes}
+
+    @cached_property
+    def _edges(self) -> tuple[Edge, ...]:
+        return tuple(_edges_of(self._nodes, self.storages))
+
+    def to_networkx(self) -> networkx.MultiDiGraph[str]:
+        """Convert to a networkx graph; fields of nodes and edges become attributes."""
+        import networkx
+
+        made: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+        for node in self._nodes:
+            made.add_node(node.id, **attrs.asdict(node, recurse=False))
+        for edge in self._edges:
+            made.add_edge(edge.source, edge.target, value=edge.value, kind=edge.kind)
+        return made
+
+
+_RANDOM = ""
+
+
+def _edges_of(nodes: Sequence[GraphNode], storages: Mapping[str, str]) -> Iterator[Edge]:
+    """Derive data edges from values, and hazard edges from who reads and writes which storage in which order."""
+    producer: dict[str, str] = {}
+    writer: dict[str, str] = {}
+    readers: dict[str, list[str]] = {}
+    for node in nodes:
+        linked: set[str] = set()
+        for value in dict.fromkeys(node.inputs):
+            source = producer.get(value)
+            if source is not None:
+                linked.add(source)
+                yield Edge(source, node.id, value, "data")
+        read = [storages.get(value, value) for value in node.inputs]
+        written = {storages.get(value, value) for value in node.writes}
+        if node.is_random:
+            read.append(_RANDOM)
+            written.add(_RANDOM)
+        for storage in dict.fromkeys(read):
+            before = [writer[storage]] if storage in writer else []
+            if storage in written:
+                before += readers.get(storage, [])
+            for source in dict.fromkeys(before):
+                if source != node.id and source not in linked:
+                    linked.add(source)
+                    yield Edge(source, node.id, storage, "hazard")
+            if storage in written:
+                writer[storage] = node.id
+                readers[storage] = []
+            else:
+                readers.setdefault(storage, []).append(node.id)
+        for value in node.outputs:
+            producer[value] = node.id

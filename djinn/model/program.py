@@ -1,0 +1,143 @@
+"""Canonical programs: what a piece of tape is once names, shapes and numbers are taken out of it.
+
+These are the types that travel, so they are `msgspec.Struct`: decoding checks every field's type, and a tagged union
+decodes to the right class without any class name on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from djinn.errors import ProtocolError
+
+MAX_STEPS = 1_000_000
+MAX_NESTING = 4
+
+
+class TensorArgument(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """The next operand of the step."""
+
+
+class NumberArgument(msgspec.Struct, frozen=True, array_like=True, tag="n"):
+    """The next number of the run: an integer, a real or complex number, or a list of them."""
+
+
+class ConstantArgument(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """A constant that is part of the structure."""
+
+    value: None | bool | str
+
+
+class TorchArgument(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """A constant of PyTorch: ``("dtype", "float32")``, ``("layout", "strided")``, ``("device", "")``, ..."""
+
+    kind: str
+    name: str
+
+
+class ListArgument(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """A list whose items are arguments themselves."""
+
+    items: tuple[Argument, ...]
+
+
+Argument: TypeAlias = TensorArgument | NumberArgument | ConstantArgument | TorchArgument | ListArgument
+
+
+class Template(msgspec.Struct, frozen=True, array_like=True):
+    """One operator and the form of its arguments.
+
+    Attributes:
+        operator: Qualified overload, ``namespace::name.overload``.
+        digest: Digest of the operator's schema in the client's PyTorch release.
+        arguments: Positional arguments.
+        keywords: Keyword arguments, in order.
+    """
+
+    operator: str
+    digest: str
+    arguments: tuple[Argument, ...]
+    keywords: tuple[tuple[str, Argument], ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One call.
+
+    Attributes:
+        template: Index into the program's templates.
+        operands: For each tensor argument, in order: a result's index, or ``-1 - i`` for input ``i``.
+        results: How many results the call has; they are numbered on from those of earlier steps. A call that gives a
+            list is counted with its length.
+    """
+
+    template: int
+    operands: tuple[int, ...]
+    results: int
+
+
+class Program(msgspec.Struct, frozen=True, array_like=True):
+    """A position-independent piece of tape.
+
+    Attributes:
+        templates: Distinct operator calls.
+        steps: Calls in program order.
+        inputs: How many values it reads from outside.
+        keep: Indices of the results that outlive it, in rising order.
+    """
+
+    templates: tuple[Template, ...]
+    steps: tuple[Step, ...]
+    inputs: int
+    keep: tuple[int, ...]
+
+    def check(self) -> None:
+        """Check every index against what exists.
+
+        Raises:
+            ProtocolError: The program refers to something that is not there. Nothing was executed.
+        """
+        if len(self.steps) > MAX_STEPS:
+            raise ProtocolError(f"A program of {len(self.steps)} steps; {MAX_STEPS} is the limit.")
+        arities = [_arity(template) for template in self.templates]
+        produced = 0
+        for position, step in enumerate(self.steps):
+            if not 0 <= step.template < len(arities):
+                raise ProtocolError(f"Step {position} uses template {step.template} of {len(arities)}.")
+            if len(step.operands) != arities[step.template]:
+                raise ProtocolError(f"Step {position} has {len(step.operands)} operands, its template "
+                                    f"{arities[step.template]}.")
+            for operand in step.operands:
+                if not -self.inputs <= operand < produced:
+                    raise ProtocolError(f"Step {position} uses operand {operand}, which does not exist there.")
+            if step.results < 0:
+                raise ProtocolError(f"Step {position} has {step.results} results.")
+            produced += step.results
+        if any(not 0 <= index < produced for index in self.keep):
+            raise ProtocolError("The program keeps a result that it does not have.")
+        if any(later <= earlier for earlier, later in zip(self.keep, self.keep[1:], strict=False)):
+            raise ProtocolError("The kept results are not in rising order.")
+
+
+def _arity(template: Template) -> int:
+    return sum(count_tensors(argument) for argument in (*template.arguments, *(a for _, a in template.keywords)))
+
+
+def count_tensors(argument: Argument, depth: int = 0) -> int:
+    """Count the operands that an argument takes.
+
+    Raises:
+        ProtocolError: Lists are nested more deeply than any operator needs.
+    """
+    if depth > MAX_NESTING:
+        raise ProtocolError(f"Arguments nested more than {MAX_NESTING} deep.")
+    if isinstance(argument, TensorArgument):
+        return 1
+    if isinstance(argument, ListArgument):
+        return sum(count_tensors(item, depth + 1) for item in argument.items)
+    return 0
+
+
+Number: TypeAlias = Any
+"""An int, float, complex, or list of these: one lifted number of a run. Complex travels as a two-element map."""

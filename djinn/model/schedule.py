@@ -1,0 +1,72 @@
+"""Execution schedules and the rules they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from djinn.errors import ScheduleError
+from djinn.model.graph import Graph
+
+
+@attrs.frozen
+class DeviceInfo:
+    """What a scheduler may know of a device."""
+
+    id: str
+    """Name within the schedule."""
+    memory_bytes: int | None = None
+    """Memory that may be used; ``None`` if unknown."""
+
+
+@attrs.frozen
+class Transfer:
+    """A value that moves between devices."""
+
+    value: str
+    source: str
+    target: str
+
+
+@attrs.frozen
+class ExecutionSchedule:
+    """Where and in which order the nodes of a graph run."""
+
+    order: tuple[str, ...]
+    """Node identifiers in execution order."""
+    devices: Mapping[str, str]
+    """Device of each node."""
+    transfers: tuple[Transfer, ...] = ()
+    """Values that must move, in no particular order."""
+    scheduler: str = ""
+    """Who made it."""
+
+
+def check_schedule(schedule: ExecutionSchedule, graph: Graph, devices: Sequence[DeviceInfo]) -> None:
+    """Check a schedule against its graph.
+
+    Raises:
+        ScheduleError: Names the first rule that is broken: *complete* (every node once), *devices* (known ones only),
+            *order* (every edge points forward), *transfers* (a value crosses devices only where it is listed).
+    """
+
+    def refuse(rule: str, what: str) -> ScheduleError:
+        return ScheduleError(f"The schedule of {schedule.scheduler or 'a scheduler'} breaks the rule {rule!r}: {what}.",
+                             hint="Nothing was run. Choose another scheduler or report this to its author.")
+
+    expected = {node.id for node in graph.nodes()}
+    if len(schedule.order) != len(set(schedule.order)) or set(schedule.order) != expected:
+        raise refuse("complete", f"{len(expected)} nodes are to run, it orders {len(schedule.order)}")
+    known = {device.id for device in devices}
+    for node in schedule.order:
+        if schedule.devices.get(node) not in known:
+            raise refuse("devices", f"node {node} is placed on {schedule.devices.get(node)!r}")
+    position = {node: index for index, node in enumerate(schedule.order)}
+    listed = {(transfer.value, transfer.source, transfer.target) for transfer in schedule.transfers}
+    for edge in graph.edges():
+        if position[edge.source] >= position[edge.target]:
+            raise refuse("order", f"{edge.target} needs {edge.source} ({edge.kind} {edge.value}) and runs before it")
+        source, target = schedule.devices[edge.source], schedule.devices[edge.target]
+        if source != target and edge.kind == "data" and (edge.value, source, target) not in listed:
+            raise refuse("transfers", f"{edge.value} crosses from {source} to {target} unlisted")

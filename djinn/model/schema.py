@@ -1,0 +1,101 @@
+"""What an operator's schema says: all that djinn needs to know of an operator without knowing its name."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+from functools import lru_cache
+
+import attrs
+import torch
+
+from djinn.errors import UnknownOperatorError
+
+_QUALIFIED = re.compile(r"(?P<namespace>\w{1,100})::(?P<name>\w{1,200})(\.(?P<overload>\w{1,100}))?")
+
+
+class ReturnKind(enum.Enum):
+    """What one return of a schema is."""
+
+    TENSOR = "tensor"
+    LIST = "list"
+    PLAIN = "plain"
+    WRITTEN = "written"
+    """An argument that the operator has written, given back; no new value."""
+
+
+@attrs.frozen
+class SchemaFacts:
+    """Facts of one overload."""
+
+    name: str
+    """Qualified overload, ``namespace::name.overload``."""
+    digest: str
+    """Digest of the schema's text; equal on two machines if they mean the same operator."""
+    returns: tuple[ReturnKind, ...]
+    """Kind of each return."""
+    written: frozenset[str]
+    """Names of the arguments that it writes."""
+    aliases: tuple[str | None, ...]
+    """For each return: the argument that it may share storage with."""
+    argument_names: tuple[str, ...]
+    """Names of all arguments, in order."""
+    is_random: bool
+    """Whether it draws random numbers: tagged so, or has an argument that is a dropout probability."""
+    changes_metadata: bool
+    """Whether it changes sizes or strides of an argument in place."""
+    is_composite: bool
+    """Whether it consists of other operators for every device."""
+
+
+@lru_cache(maxsize=None)
+def facts_of(operator: torch._ops.OpOverload) -> SchemaFacts:
+    """Read an overload's schema."""
+    schema = operator._schema
+    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    by_set = {frozenset(a.alias_info.before_set): a.name for a in schema.arguments if a.alias_info is not None}
+    has_out = any(a.is_out for a in schema.arguments)
+    return SchemaFacts(
+        name=operator.name(),
+        digest=hashlib.blake2b(str(schema).encode(), digest_size=8).hexdigest(),
+        returns=tuple(_kind_of(r) for r in schema.returns),
+        written=frozenset(written),
+        aliases=tuple(None if r.alias_info is None else by_set.get(frozenset(r.alias_info.before_set))
+                      for r in schema.returns),
+        argument_names=tuple(a.name for a in schema.arguments),
+        is_random=torch.Tag.nondeterministic_seeded in operator.tags
+        or any(a.name.startswith("dropout") for a in schema.arguments),
+        changes_metadata=torch.Tag.inplace_view in operator.tags or has_out,
+        is_composite=torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"),
+    )
+
+
+def _kind_of(value: torch._C.Argument) -> ReturnKind:
+    text = str(value.type)
+    if value.alias_info is not None and value.alias_info.is_write:
+        return ReturnKind.WRITTEN
+    if text in ("Tensor", "Optional[Tensor]"):
+        return ReturnKind.TENSOR
+    return ReturnKind.LIST if text in ("List[Tensor]", "List[Optional[Tensor]]") else ReturnKind.PLAIN
+
+
+def operator_named(name: str) -> torch._ops.OpOverload:
+    """Find the overload that a qualified name means, without creating anything for a name that means nothing.
+
+    Raises:
+        UnknownOperatorError: There is none in this PyTorch.
+    """
+    match = _QUALIFIED.fullmatch(name)
+    overload = match["overload"] if match else None
+    if match is None or not any(
+        schema.overload_name == (overload or "")
+        for schema in torch._C._jit_get_schemas_for_operator(f"{match['namespace']}::{match['name']}")
+    ):
+        raise UnknownOperatorError(f"PyTorch {torch.__version__} has no operator {name[:120]!r}.",
+                                   hint="Install the same release on both sides, or the package that defines it.")
+    packet = getattr(getattr(torch.ops, match["namespace"]), match["name"])
+    found = getattr(packet, overload or "default", None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise UnknownOperatorError(f"{name[:120]!r} cannot be called as an operator.")
+    return found

@@ -1,0 +1,79 @@
+"""Interned descriptions of tensors that have no data here."""
+
+from __future__ import annotations
+
+import math
+import weakref
+
+import attrs
+import torch
+
+
+@attrs.define(slots=True, eq=False, frozen=True, weakref_slot=True)
+class TensorSpec:
+    """Metadata of one strided tensor.
+
+    Instances come from a `SpecTable` and are compared by identity: within a session, equal metadata is the same
+    object, which makes a spec a cheap and exact dictionary key.
+    """
+
+    size: torch.Size
+    """Extent of each dimension."""
+    stride: tuple[int, ...]
+    """Step of each dimension, in elements."""
+    storage_offset: int
+    """Position of the first element in the storage, in elements."""
+    dtype: torch.dtype
+    """Type of an element."""
+    device: torch.device
+    """Logical device, for example ``remote_accelerator:0``."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.size)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements themselves."""
+        return self.numel * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"TensorSpec({tuple(self.size)}, {self.dtype}, stride={self.stride}, offset={self.storage_offset})"
+
+
+class SpecTable:
+    """The specs of one session.
+
+    A spec lives as long as something refers to it. A spec that another session made is never found here, which is how
+    tensors of a closed session are recognised without a check on every operation.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[tuple[object, ...], TensorSpec] = weakref.WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, spec: TensorSpec) -> bool:
+        return self._known.get(_key(spec)) is spec
+
+    def intern(
+        self,
+        size: torch.Size,
+        stride: tuple[int, ...],
+        storage_offset: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> TensorSpec:
+        """Return the one spec with this metadata."""
+        made = TensorSpec(size, stride, storage_offset, dtype, device)
+        return self._known.setdefault(_key(made), made)
+
+    def of(self, tensor: torch.Tensor, device: torch.device) -> TensorSpec:
+        """Return the spec of a strided tensor, as if it were on ``device``."""
+        return self.intern(tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype, device)
+
+
+def _key(spec: TensorSpec) -> tuple[object, ...]:
+    return (spec.size, spec.stride, spec.storage_offset, spec.dtype, spec.device)

@@ -1,0 +1,375 @@
+"""Plugins: finding them, checking them, choosing among them.
+
+A typed facade over pluggy. Built-in plugins come the same way as everybody else's: through the entry points of the
+group ``djinn``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pluggy
+
+from djinn import hookspecs
+from djinn._plugin_checks import add_checked, check_hooks, check_object, remedy
+from djinn._plugin_selection import DEFAULTS, KINDS, PluginSelection, default_plugin, kind_of
+from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
+
+if TYPE_CHECKING:
+    import typer
+
+    from djinn.kinds import Transport
+
+__all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "Row", "installed")
+
+_HOOKS: Mapping[str, str] = MappingProxyType({
+    kind: f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}" for kind in KINDS
+})
+
+
+@attrs.frozen
+class Registered:
+    """One object that a plugin registered."""
+
+    kind: str
+    """What it is, out of `KINDS`; ``command`` for a command of the program ``djinn``."""
+    name: str
+    """The object's own name."""
+    plugin: str
+    """Name of the entry point that brought it."""
+    distribution: str
+    """Name and version of the installed distribution, for example ``djinn-torch 0.1.0``."""
+    value: Any = attrs.field(repr=False)
+    """The object."""
+
+
+@attrs.frozen
+class Row:
+    """What ``djinn plugins`` says of one object."""
+
+    kind: str
+    name: str
+    active: bool
+    """Whether a session would use it."""
+    plugin: str
+    distribution: str
+    replaced: str = ""
+    """Plugin that would do its work if the configuration said nothing."""
+    note: str = ""
+    """Why it is not active, where that is not a matter of choice."""
+
+
+def installed() -> tuple[str, ...]:
+    """Names of all installed plugins, disabled ones included. Imports none."""
+    return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
+
+
+def _distribution_of(entry_point: EntryPoint) -> str:
+    found = entry_point.dist
+    return "an unknown distribution" if found is None else f"{found.name} {found.version}"
+
+
+class Plugins:
+    """The plugins of one session: imported, checked, registered.
+
+    Attributes:
+        selection: What the configuration says about plugins.
+        disabled: Plugins that are installed and switched off, with their distributions.
+    """
+
+    def __init__(self, selection: PluginSelection) -> None:
+        self.selection = selection
+        self.disabled: dict[str, str] = {}
+        self._manager = pluggy.PluginManager(hookspecs.GROUP)
+        self._manager.add_hookspecs(hookspecs)
+        self._distributions: dict[str, str] = {}
+        self._registered: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
+        self._commands: list[Registered] = []
+
+    @classmethod
+    def load(
+        cls,
+        selection: PluginSelection | None = None,
+        *,
+        names: Iterable[str] | None = None,
+        problems: list[PluginError] | None = None,
+    ) -> Plugins:
+        """Find, import, check and register plugins.
+
+        Args:
+            selection: What the configuration says.
+            names: Only these entry points; disabled ones among them are left out.
+            problems: Receives what is wrong with single plugins, which are then left out. Without it, the first
+                problem is raised.
+
+        Raises:
+            PluginLoadError: A plugin, or what it registers, cannot be imported.
+            PluginValidationError: A plugin has an unknown hook or registers something that is not of its kind.
+            AmbiguousPluginError: Two distributions bring a plugin of one name.
+            PluginError: ``names`` or the selection name a plugin that is not installed.
+        """
+        made = cls(selection or PluginSelection())
+
+        def attempt(action: Callable[[], None]) -> None:
+            try:
+                action()
+            except PluginError as error:
+                if problems is None:
+                    raise
+                problems.append(error)
+
+        found: dict[str, list[EntryPoint]] = {}
+        for entry_point in entry_points(group=hookspecs.GROUP):
+            found.setdefault(entry_point.name, []).append(entry_point)
+        wanted = sorted(found) if names is None else list(names)
+        for name in dict.fromkeys([*wanted, *sorted(made.selection.disabled)] if names is None else wanted):
+            attempt(lambda name=name: made._load(name, found))  # type: ignore[misc]  # default binds the loop variable
+        return made
+
+    def _load(self, name: str, found: Mapping[str, list[EntryPoint]]) -> None:
+        candidates = found.get(name)
+        if candidates is None:
+            close = difflib.get_close_matches(name, found, 1)
+            raise PluginError(
+                f"There is no plugin {name!r}. Installed are: {', '.join(sorted(found)) or 'none'}.",
+                hint=f"Did you mean {close[0]!r}?" if close else "Install it, or correct DJINN_PLUGINS.",
+            )
+        if name in self.selection.disabled:
+            self.disabled[name] = ", ".join(map(_distribution_of, candidates))
+            return
+        if len(candidates) > 1:
+            raise AmbiguousPluginError(
+                f"The plugin {name!r} is brought by {' and by '.join(sorted(map(_distribution_of, candidates)))}.",
+                hint="Uninstall all but one of them.",
+            )
+        self._distributions[name] = _distribution_of(candidates[0])
+        self._import(name, candidates[0])
+        try:
+            for registered in self._collect(name):
+                self._registered[registered.kind].setdefault(registered.name, []).append(registered)
+        except PluginError:
+            self._manager.unregister(name=name)
+            raise
+
+    def _import(self, name: str, entry_point: EntryPoint) -> None:
+        try:
+            plugin = entry_point.load()
+        except Exception as error:
+            raise self._load_error(name, "could not be imported", error) from error
+        check_hooks(self._manager, plugin, self._owner(name), name)
+        try:
+            self._manager.register(plugin, name)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginValidationError(f"{self._owner(name)} does not fit: {error}.", hint=remedy(name)) from error
+
+    def _owner(self, name: str) -> str:
+        return f"The plugin {name!r} of {self._distributions[name]}"
+
+    def _load_error(self, name: str, what: str, error: Exception) -> PluginLoadError:
+        return PluginLoadError(
+            f"{self._owner(name)} {what}: {type(error).__name__}: {error}.", hint=remedy(name)
+        )
+
+    def _call_alone(self, name: str, hook: str, **arguments: Any) -> None:
+        """Call a hook of one plugin, so that what it does can be put down to it."""
+        others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
+        try:
+            self._manager.subset_hook_caller(hook, others)(**arguments)
+        except PluginError:
+            raise
+        except Exception as error:
+            raise self._load_error(name, f"failed in {hook}", error) from error
+
+    def _collect(self, name: str) -> list[Registered]:
+        collected: list[Registered] = []
+
+        def register(kind: str, value: Any) -> None:
+            check_object(kind, value, self._owner(name), name)
+            if any(other.kind == kind and other.name == value.name for other in collected):
+                raise PluginValidationError(
+                    f"{self._owner(name)} registers two objects of the kind {kind} named {value.name!r}.",
+                    hint=remedy(name),
+                )
+            collected.append(Registered(kind, value.name, name, self._distributions[name], value))
+
+        for kind, hook in _HOOKS.items():
+            self._call_alone(name, hook, register=lambda value, kind=kind: register(kind, value))
+        return collected
+
+    @property
+    def hook(self) -> Any:
+        """All plugins' implementations: ``plugins.hook.djinn_session_started(session=...)``."""
+        return self._manager.hook
+
+    def registered(self, kind: str) -> dict[str, list[Registered]]:
+        """All objects of a kind, by name. More than one of a name means that a choice of it is ambiguous."""
+        return {name: list(entries) for name, entries in self._registered[kind].items()}
+
+    def find(self, kind: str, default: str | None = None) -> Registered:
+        """Choose one object of a kind, and say where it comes from.
+
+        Args:
+            kind: Out of `KINDS`.
+            default: Name of the object to use where the configuration chooses none; passed over if nobody
+                registered it.
+
+        Raises:
+            AmbiguousPluginError: Several objects answer and nothing is chosen, or two plugins registered the chosen
+                name.
+            PluginError: No object answers; lists those that exist.
+        """
+        known = self._registered[kind]
+        name = self.selection.chosen.get(kind)
+        if name is None and default in known:
+            name = default
+        if name is not None and name not in known:
+            raise self._nothing(kind, f"named {name!r}")
+        answers = known[name] if name is not None else [entry for entries in known.values() for entry in entries]
+        if not answers:
+            raise self._nothing(kind, "")
+        if len(answers) > 1:
+            raise _ambiguous(kind, answers)
+        return answers[0]
+
+    def choose(self, kind: str, default: str | None = None) -> Any:
+        """Choose one object of a kind.
+
+        Args:
+            kind: Out of `KINDS`.
+            default: As for `find`.
+
+        Raises:
+            AmbiguousPluginError, PluginError: As for `find`.
+        """
+        return self.find(kind, default).value
+
+    def find_all(self, kind: str) -> list[Registered]:
+        """All objects of a kind of which many are used, in the order of their names.
+
+        If the configuration chooses one of the kind, it is the only one.
+
+        Raises:
+            AmbiguousPluginError: Two plugins registered one name.
+            PluginError: The chosen object does not exist.
+        """
+        if kind in self.selection.chosen:
+            return [self.find(kind)]
+        for entries in self._registered[kind].values():
+            if len(entries) > 1:
+                raise _ambiguous(kind, entries)
+        return [entries[0] for _, entries in sorted(self._registered[kind].items())]
+
+    def all(self, kind: str) -> list[Any]:
+        """All objects of a kind of which many are used, in the order of their names.
+
+        Raises:
+            AmbiguousPluginError, PluginError: As for `find_all`.
+        """
+        return [entry.value for entry in self.find_all(kind)]
+
+    def find_transport(self, scheme: str) -> Registered:
+        """Choose the transport for addresses ``scheme://...``, and say where it comes from.
+
+        Raises:
+            AmbiguousPluginError: Several transports carry the scheme and none of them is chosen.
+            PluginError: No transport carries it; lists the schemes that exist.
+        """
+        entries = [entry for entries in self._registered["transport"].values() for entry in entries]
+        answers = [entry for entry in entries if entry.value.scheme == scheme]
+        chosen = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")]
+        answers = chosen or answers
+        if not answers:
+            schemes = sorted({f"{entry.value.scheme}://" for entry in entries})
+            raise PluginError(f"No transport carries addresses {scheme}://; there are {', '.join(schemes) or 'none'}.",
+                              hint="Correct the address, or install a plugin that carries it.")
+        if len(answers) > 1:
+            raise _ambiguous("transport", answers)
+        return answers[0]
+
+    def transport_for(self, scheme: str) -> Transport:
+        """Choose the transport for addresses ``scheme://...``.
+
+        Raises:
+            AmbiguousPluginError, PluginError: As for `find_transport`.
+        """
+        chosen: Transport = self.find_transport(scheme).value
+        return chosen
+
+    def add_commands(self, app: typer.Typer, *, problems: list[PluginError] | None = None) -> None:
+        """Let all plugins add their commands to the program.
+
+        Args:
+            app: The program.
+            problems: As for `load`.
+
+        Raises:
+            PluginLoadError: A plugin's hook raised.
+            PluginValidationError: Two commands have one name.
+        """
+        for name, _ in sorted(self._manager.list_name_plugin()):
+            def add(name: str = name) -> None:
+                self._call_alone(name, "djinn_register_commands", app=app)
+
+            try:
+                added = add_checked(app, add, self._owner(name), name)
+            except PluginError as error:
+                if problems is None:
+                    raise
+                problems.append(error)
+            else:
+                self._commands += [Registered("command", command, name, self._distributions[name], None)
+                                   for command in added]
+
+    def rows(self) -> list[Row]:
+        """Say what is active, where it comes from and what it replaced, one row per object."""
+        rows = [self._row(entry) for kind in KINDS for entries in self._registered[kind].values() for entry in entries]
+        rows += [Row(entry.kind, entry.name, True, entry.plugin, entry.distribution) for entry in self._commands]
+        for hook in ("djinn_session_started", "djinn_session_closed"):
+            for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+                plugin = implementation.plugin_name
+                rows.append(Row("hook", hook, True, plugin, self._distributions[plugin]))
+        rows += [Row(kind_of(name), "", False, name, distribution, note="switched off")
+                 for name, distribution in sorted(self.disabled.items())]
+        return rows
+
+    def _row(self, entry: Registered) -> Row:
+        active, note = False, ""
+        try:
+            if entry.kind == "transport":
+                active = self.find_transport(entry.value.scheme) is entry
+            elif entry.kind in DEFAULTS:
+                active = self.find(entry.kind, DEFAULTS[entry.kind]) is entry
+            else:
+                active = entry in self.find_all(entry.kind)
+        except PluginError as error:
+            note = error.summary
+        replaced = self._replaced(entry) if active else ""
+        return Row(entry.kind, entry.name, active, entry.plugin, entry.distribution, replaced, note)
+
+    def _replaced(self, entry: Registered) -> str:
+        """Name the plugin that would have done what ``entry`` does, had the configuration said nothing."""
+        usual = default_plugin(entry.kind, DEFAULTS.get(entry.kind, entry.name))
+        present = usual in self._distributions or usual in self.disabled
+        return usual if present and usual != entry.plugin else ""
+
+    def _nothing(self, kind: str, which: str) -> PluginError:
+        known = [f"{entry.name!r} of {entry.plugin}" for entries in self._registered[kind].values() for entry in entries]
+        off = f" Switched off are: {', '.join(sorted(self.disabled))}." if self.disabled else ""
+        return PluginError(
+            f"There is no {kind} {which}".rstrip() + f". Registered are: {', '.join(known) or 'none'}.{off}",
+            hint=f"Install a plugin that brings it, or change the setting plugins (DJINN_PLUGINS={kind}=NAME).",
+        )
+
+
+def _ambiguous(kind: str, answers: list[Registered]) -> AmbiguousPluginError:
+    who = " and ".join(f"{entry.name!r} of {entry.plugin} ({entry.distribution})" for entry in answers)
+    if len({entry.name for entry in answers}) == len(answers):
+        hint = f"Choose one with DJINN_PLUGINS={kind}={answers[0].name} or djinn.init(plugins=...)."
+    else:
+        hint = f"Switch one off, for example with DJINN_PLUGINS=-{answers[-1].plugin}."
+    return AmbiguousPluginError(f"Several plugins answer as {kind}: {who}.", hint=hint)

@@ -1,0 +1,165 @@
+"""From a piece of tape to a program: canonical, position-independent, known by its structure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from djinn.model.graph import GraphNode, RecordedGraph
+from djinn.model.program import Program, Step, Template
+from djinn.model.value import Slot
+from djinn.protocol.messages import Command, Define, Forget, Run, to_wire
+from djinn.tape import Node
+
+MAX_PROGRAMS = 2048
+"""Programs that a session keeps; the least recently used goes first, here and at the executor."""
+
+
+@attrs.define(eq=False)
+class KnownProgram:
+    """A program that the executor has been told."""
+
+    number: int
+    program: Program
+    order: tuple[int, ...] | None
+    """Order in which the scheduler wants the nodes, if it is not program order."""
+
+
+@attrs.frozen
+class Layout:
+    """A piece of tape in canonical form: what is structure, and what varies."""
+
+    key: tuple[int, ...]
+    inputs: tuple[int, ...]
+    numbers: list[Any]
+    keep: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def lay_out(nodes: Sequence[Node], released: set[int]) -> Layout:
+    """Separate structure from handles and numbers. Neither shapes nor numbers are part of the structure."""
+    operands: dict[Slot, int] = {}
+    key: list[int] = []
+    inputs: list[int] = []
+    numbers: list[Any] = []
+    keep: list[int] = []
+    outputs: list[int] = []
+    produced = 0
+    for node in nodes:
+        key.append(node.signature.template_number)
+        for slot in node.inputs:
+            operand = operands.get(slot)
+            if operand is None:
+                inputs.append(slot.number)
+                operand = operands[slot] = -len(inputs)
+            key.append(operand)
+        numbers += node.numbers
+        for slot in node.outputs:
+            operands[slot] = produced
+            if slot.number not in released:
+                keep.append(produced)
+                outputs.append(slot.number)
+            produced += 1
+        key.append(produced)
+    key += keep
+    return Layout(tuple(key), tuple(inputs), numbers, tuple(keep), tuple(outputs))
+
+
+def program_of(nodes: Sequence[Node], layout: Layout) -> Program:
+    """Write a layout down as a program."""
+    templates: dict[int, int] = {}
+    bodies: list[Template] = []
+    steps: list[Step] = []
+    operands: dict[Slot, int] = {}
+    inputs = produced = 0
+    for node in nodes:
+        signature = node.signature
+        if signature.template_number not in templates:
+            templates[signature.template_number] = len(bodies)
+            bodies.append(signature.template)
+        for slot in node.inputs:
+            if slot not in operands:
+                inputs += 1
+                operands[slot] = -inputs
+        steps.append(Step(templates[signature.template_number], tuple(operands[s] for s in node.inputs),
+                          len(node.outputs)))
+        for slot in node.outputs:
+            operands[slot] = produced
+            produced += 1
+    return Program(tuple(bodies), tuple(steps), inputs, layout.keep)
+
+
+def graph_of(nodes: Sequence[Node]) -> RecordedGraph:
+    """View a piece of tape as a graph."""
+    storages: dict[str, str] = {}
+    made = []
+    for position, node in enumerate(nodes):
+        signature = node.signature
+        for slot in (*node.inputs, *node.outputs):
+            if slot.storage != slot.number:
+                storages[f"v{slot.number}"] = f"v{slot.storage}"
+        made.append(GraphNode(
+            id=f"n{position}",
+            operation=signature.template.operator,
+            inputs=tuple(f"v{slot.number}" for slot in node.inputs),
+            outputs=tuple(f"v{slot.number}" for slot in node.outputs),
+            specs=signature.results,
+            writes=tuple(f"v{node.inputs[index].number}" for index in signature.writes),
+            is_random=signature.is_random,
+        ))
+    return RecordedGraph(tuple(made), storages)
+
+
+class ProgramTable:
+    """The programs of a session, looked up by structure.
+
+    Args:
+        arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
+    """
+
+    def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None]) -> None:
+        self._arrange = arrange
+        self._known: OrderedDict[tuple[int, ...], KnownProgram] = OrderedDict()
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def defined(self) -> int:
+        """How many programs were ever sent."""
+        return self._last
+
+    def commands(self, nodes: Sequence[Node], released: set[int]) -> tuple[list[Command], Sequence[Node], Layout]:
+        """Make the commands that run a piece of tape.
+
+        Returns:
+            The commands; the nodes in the order in which they run; what was laid out.
+        """
+        layout = lay_out(nodes, released)
+        known = self._known.get(layout.key)
+        if known is not None:
+            self._known.move_to_end(layout.key)
+            if known.order is not None:
+                nodes = [nodes[index] for index in known.order]
+                layout = lay_out(nodes, released)
+            return [self._run(known, layout)], nodes, layout
+        key, order = layout.key, self._arrange(nodes)
+        if order is not None:
+            nodes = [nodes[index] for index in order]
+            layout = lay_out(nodes, released)
+        self._last += 1
+        known = KnownProgram(self._last, program_of(nodes, layout), None if order is None else tuple(order))
+        self._known[key] = known
+        commands: list[Command] = [Define(known.number, known.program)]
+        if len(self._known) > MAX_PROGRAMS:
+            _, oldest = self._known.popitem(last=False)
+            commands.append(Forget((oldest.number,)))
+        return [*commands, self._run(known, layout)], nodes, layout
+
+    @staticmethod
+    def _run(known: KnownProgram, layout: Layout) -> Run:
+        return Run(known.number, layout.inputs, to_wire(layout.numbers), layout.outputs)

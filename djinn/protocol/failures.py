@@ -1,0 +1,58 @@
+"""Exceptions across the wire: a closed table of names, never a class path."""
+
+from __future__ import annotations
+
+import torch
+
+from djinn import errors
+from djinn.protocol.messages import Failure
+
+_OPERATION_ERRORS: tuple[type[BaseException], ...] = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    NotImplementedError,
+    AssertionError,
+    ArithmeticError,
+    ZeroDivisionError,
+    OverflowError,
+    MemoryError,
+    LookupError,
+    KeyError,
+    torch.OutOfMemoryError,
+    torch.linalg.LinAlgError,
+)
+EXCEPTIONS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in _OPERATION_ERRORS} | {
+    name: getattr(errors, name) for name in errors.__all__
+}
+
+
+def name_of(error: BaseException) -> str:
+    """Name the most specific known class of an exception."""
+    for kind in type(error).__mro__:
+        if EXCEPTIONS.get(kind.__name__) is kind:
+            return kind.__name__
+    return RuntimeError.__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Text of an exception, without a code that `to_exception` would add again."""
+    return error.summary if isinstance(error, errors.DjinnError) else str(error)
+
+
+def to_exception(failure: Failure, origin: str = "") -> BaseException:
+    """Make the exception that a failure stands for.
+
+    Args:
+        failure: What the other side reported.
+        origin: The user's line that recorded the operation, if it is known.
+    """
+    error = EXCEPTIONS.get(failure.kind, RuntimeError)(failure.message)
+    if failure.operator:
+        error.add_note(f"djinn: raised by {failure.operator} on the remote accelerator")
+    if origin:
+        error.add_note(f"djinn: recorded at {origin}")
+    elif failure.operator:
+        error.add_note("djinn: set DJINN_DEBUG=1 to learn which line recorded it")
+    return error

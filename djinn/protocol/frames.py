@@ -1,0 +1,114 @@
+"""Frames: a fixed head, a msgpack header, and raw tensor bytes, each tensor aligned to 64 bytes.
+
+::
+
+    magic "DJNN" | version u16 | flags u16 | sequence u64 | header length u32 | reserved u32 | body length u64
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import attrs
+import msgspec
+
+from djinn.errors import ProtocolError, ProtocolVersionError
+from djinn.protocol import messages
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Message, Result, TensorHeader, Upload
+from djinn.protocol.tensors import check_header, size_bytes
+
+MAGIC = b"DJNN"
+HEAD = struct.Struct("<4sHHQIIQ")
+ALIGNMENT = 64
+MAX_HEADER_BYTES = 64 * 2**20
+MAX_BODY_BYTES = 64 * 2**30
+MAX_GREETING_BYTES = 4096
+"""Largest header before the other side has said who it is; there is no body then."""
+
+
+@attrs.frozen
+class Head:
+    """The decoded fixed part of a frame."""
+
+    sequence: int
+    header_bytes: int
+    body_bytes: int
+
+
+def encode_head(sequence: int, header_bytes: int, body_bytes: int) -> bytes:
+    """Encode the fixed part of a frame."""
+    return HEAD.pack(MAGIC, PROTOCOL_VERSION, 0, sequence, header_bytes, 0, body_bytes)
+
+
+def decode_head(
+    data: bytes | bytearray | memoryview,
+    *,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> Head:
+    """Decode the fixed part of a frame and hold its lengths against the limits.
+
+    Raises:
+        ProtocolVersionError: The magic is right and the version another.
+        ProtocolError: Anything else is wrong. The stream cannot be used any further.
+    """
+    if len(data) != HEAD.size:
+        raise ProtocolError(f"A frame head has {HEAD.size} bytes, not {len(data)}.")
+    magic, version, flags, sequence, header_bytes, reserved, body_bytes = HEAD.unpack(data)
+    if magic != MAGIC:
+        raise ProtocolError("This is not a djinn frame.", hint="Check that both ends of the connection are djinn's.")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolVersionError(f"The other side speaks protocol {version}, this one {PROTOCOL_VERSION}.",
+                                   hint="Install the same djinn release on both.")
+    if flags or reserved:
+        raise ProtocolError("Reserved bits of the frame head are set.")
+    if header_bytes > max_header_bytes:
+        raise ProtocolError(f"A header of {header_bytes} bytes; {max_header_bytes} is the limit.")
+    if body_bytes > max_body_bytes:
+        raise ProtocolError(f"A body of {body_bytes} bytes; {max_body_bytes} is the limit.")
+    return Head(sequence, header_bytes, body_bytes)
+
+
+def decode_header(data: bytes | bytearray | memoryview, body_bytes: int) -> Message:
+    """Decode a frame's message and hold it against the announced body.
+
+    Raises:
+        ProtocolError: The header is no message, or its tensors do not add up to the body.
+    """
+    try:
+        message = messages.decode(data)
+    except (msgspec.DecodeError, RecursionError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"The header is not a message: {error}.") from None
+    expected = body_length(tensor_headers(message))
+    if expected != body_bytes:
+        raise ProtocolError(f"The header announces {expected} bytes of tensors, the frame {body_bytes}.")
+    return message
+
+
+def tensor_headers(message: Message) -> list[TensorHeader]:
+    """List the tensors that a message's body carries, in order."""
+    if isinstance(message, Batch):
+        return [command.tensor for command in message.commands if isinstance(command, Upload)]
+    if isinstance(message, Result):
+        return [item for item in message.items if isinstance(item, TensorHeader)]
+    return []
+
+
+def padding(length: int) -> int:
+    """Bytes of zeros that follow ``length`` bytes of a tensor."""
+    return -length % ALIGNMENT
+
+
+def body_length(headers: Sequence[TensorHeader]) -> int:
+    """Length of a body, in bytes, with every tensor padded.
+
+    Raises:
+        ProtocolError: A header is not a dense tensor of a known dtype.
+    """
+    total = 0
+    for header in headers:
+        check_header(header)
+        length = size_bytes(header)
+        total += length + padding(length)
+    return total

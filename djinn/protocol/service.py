@@ -1,0 +1,189 @@
+"""What the executor's side does with a batch: the table of one session's values, programs and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn.errors import ProtocolError, UnknownHandleError
+from djinn.kinds.executor import CompiledProgram, Executor
+from djinn.protocol import failures, messages
+from djinn.protocol.messages import (
+    GENERATOR_HANDLE,
+    Batch,
+    Define,
+    Failure,
+    Forget,
+    Free,
+    Item,
+    Plain,
+    Poisoned,
+    Result,
+    Run,
+    Seed,
+    Upload,
+)
+from djinn.protocol.tensors import describe, header_of
+
+MAX_FAILURES = 1000
+"""Failures remembered between two answers; later ones are counted with the last."""
+
+
+class SessionService:
+    """One session on the executor's side.
+
+    A batch never raises and never stops halfway: whatever goes wrong becomes a `Failure`, and the values that should
+    have come of it are poisoned, so that every later use of them reports the same failure.
+
+    Concurrency:
+        One batch at a time.
+    """
+
+    def __init__(self, executor: Executor, *, seed: int = 0) -> None:
+        self._executor = executor
+        self._random = executor.random_state(seed)
+        self._values: dict[int, Any] = {}
+        self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
+        self._failures: list[Failure] = []
+        self._last_failure = 0
+
+    @property
+    def live_handles(self) -> int:
+        """Number of values held."""
+        return len(self._values)
+
+    def close(self) -> None:
+        """Drop everything the session holds."""
+        self._values.clear()
+        self._programs.clear()
+
+    def handle(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Carry out a batch.
+
+        Args:
+            batch: A decoded batch.
+            tensors: One CPU tensor per upload.
+
+        Returns:
+            The answer (to be sent only if the batch wants one) and its tensors.
+        """
+        uploads = iter(tensors)
+        for command in batch.commands:
+            if isinstance(command, Run):
+                self._run(command)
+            elif isinstance(command, Upload):
+                self._upload(command, next(uploads))
+            elif isinstance(command, Free):
+                for handle in command.handles:
+                    self._values.pop(handle, None)
+            elif isinstance(command, Define):
+                self._define(command)
+            elif isinstance(command, Seed):
+                self._attempt(lambda seed=command.seed: self._random.seed(seed))
+            elif isinstance(command, Forget):
+                for program in command.programs:
+                    self._programs.pop(program, None)
+        if not batch.wants_reply:
+            return Result(), []
+        data: list[torch.Tensor] = []
+        items = [self._fetch(handle, data) for handle in batch.fetch]
+        items += [self._describe(handle) for handle in batch.describe]
+        pending, self._failures = self._failures, []
+        return Result(tuple(items), tuple(pending)), data
+
+    def _fail(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
+        self._last_failure += 1
+        if len(self._failures) < MAX_FAILURES:
+            self._failures.append(Failure(self._last_failure, failures.name_of(error), failures.text_of(error),
+                                          operator, run, step))
+        return Poisoned(self._failures[-1].identity)
+
+    def _attempt(self, action: Any) -> Any:
+        try:
+            return action()
+        except Exception as error:
+            # Whatever an executor raises must reach the client as a failure, not end the session of an innocent value.
+            return self._fail(error)
+
+    def _define(self, command: Define) -> None:
+        def compile_checked() -> CompiledProgram:
+            command.body.check()
+            return self._executor.compile(command.body)
+
+        made = self._attempt(compile_checked)
+        failed = made if isinstance(made, Poisoned) else None
+        self._programs[command.program] = (None if failed else made, failed, command)
+
+    def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
+        if command.handle == GENERATOR_HANDLE:
+            self._attempt(lambda: self._random.set(tensor))
+        else:
+            self._values[command.handle] = self._attempt(lambda: self._executor.put(tensor))
+
+    def _run(self, run: Run) -> None:
+        try:
+            outputs = self._outputs_of(run)
+        except Exception as error:
+            # As above: the session goes on, the outputs are poisoned.
+            outputs = [self._fail(error, run=run.program)] * len(run.outputs)
+        self._values.update(zip(run.outputs, outputs, strict=True))
+
+    def _outputs_of(self, run: Run) -> list[Any]:
+        known = self._programs.get(run.program)
+        if known is None:
+            raise ProtocolError(f"Program {run.program} was never defined.")
+        program, failed, definition = known
+        body = definition.body
+        if failed is not None or program is None:
+            return [failed] * len(run.outputs)
+        if len(run.inputs) != body.inputs or len(run.outputs) != len(body.keep):
+            raise ProtocolError(f"Program {run.program} has {body.inputs} inputs and {len(body.keep)} outputs, the run "
+                                f"{len(run.inputs)} and {len(run.outputs)}.")
+        if GENERATOR_HANDLE in run.outputs:
+            raise ProtocolError("Handle 0 is reserved.")
+
+        def report(step: int, error: BaseException) -> Poisoned:
+            operator = body.templates[body.steps[step].template].operator
+            return self._fail(error, operator=operator, run=run.program, step=step)
+
+        inputs = [self._value(handle) for handle in run.inputs]
+        outputs = program.run(inputs, messages.from_wire(run.numbers), self._random, report)
+        self._values.update((handle, value) for handle, value in zip(run.inputs, inputs, strict=True)
+                            if isinstance(value, Poisoned))
+        return outputs
+
+    def _value(self, handle: int) -> Any:
+        try:
+            return self._values[handle]
+        except KeyError:
+            return self._fail(_unknown(handle))
+
+    def _fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
+        if handle == GENERATOR_HANDLE:
+            value = self._attempt(self._random.get)
+        else:
+            value = self._value(handle)
+            if isinstance(value, torch.Tensor):
+                value = self._attempt(lambda: self._executor.get(value))
+        if isinstance(value, Poisoned):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return Plain(messages.to_wire(value))
+        item = self._attempt(lambda: header_of(value))
+        if not isinstance(item, Poisoned):
+            data.append(value)
+        return item  # type: ignore[no-any-return]  # `_attempt` is untyped on purpose: it forwards any result
+
+    def _describe(self, handle: int) -> Item:
+        value = self._value(handle)
+        if isinstance(value, Poisoned):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return Plain(messages.to_wire(value))
+        return self._attempt(lambda: describe(value))  # type: ignore[no-any-return]  # as above
+
+
+def _unknown(handle: int) -> UnknownHandleError:
+    return UnknownHandleError(f"The executor holds no value {handle} for this session.")

@@ -1,0 +1,119 @@
+"""Tensors as bytes: the closed table of dtypes, and dense CPU tensors seen as buffers."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+
+from djinn.errors import ProtocolError, UnsupportedTensorError
+from djinn.protocol.messages import Description, TensorHeader
+
+MAX_DIMENSIONS = 64
+_NAMES = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 "
+    "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+).split()
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
+DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Look a dtype up in the closed table.
+
+    Raises:
+        ProtocolError: No such dtype travels.
+    """
+    found = DTYPES.get(name)
+    if found is None:
+        raise ProtocolError(f"Unknown dtype {name[:40]!r}.")
+    return found
+
+
+def size_bytes(header: TensorHeader) -> int:
+    """Bytes of the tensor's elements."""
+    return math.prod(header.size) * dtype_named(header.dtype).itemsize
+
+
+def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether sizes and strides (in elements) fill a block of memory without gaps and without overlap.
+
+    Source:
+        ``compute_non_overlapping_and_dense`` of c10/core/TensorImpl.
+    """
+    if len(size) != len(stride):
+        return False
+    if 0 in size:
+        return True
+    expected = 1
+    for step, extent in sorted((step, extent) for extent, step in zip(size, stride, strict=True) if extent != 1):
+        if step != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def check_header(header: TensorHeader) -> None:
+    """Check that a header can be turned into a tensor at all.
+
+    Raises:
+        ProtocolError: Unknown dtype, too many dimensions, sizes that overflow, or strides that are not dense.
+    """
+    dtype_named(header.dtype)
+    if len(header.size) > MAX_DIMENSIONS:
+        raise ProtocolError(f"A tensor of {len(header.size)} dimensions; {MAX_DIMENSIONS} is the limit.")
+    if not is_dense(header.size, header.stride):
+        raise ProtocolError("The strides of a transferred tensor are not dense.")
+    if size_bytes(header) >= 2**63 or any(extent >= 2**63 for extent in (*header.size, *header.stride)):
+        raise ProtocolError("The size of a transferred tensor overflows.")
+
+
+def header_of(tensor: torch.Tensor) -> TensorHeader:
+    """Describe a dense CPU tensor for the wire.
+
+    Raises:
+        UnsupportedTensorError: The dtype or layout does not travel.
+    """
+    name = DTYPE_NAMES.get(tensor.dtype)
+    if name is None or tensor.layout is not torch.strided:
+        raise UnsupportedTensorError(f"Tensors of {tensor.dtype} with layout {tensor.layout} cannot be transferred.",
+                                     hint="Convert it to a dense tensor of an ordinary dtype first.")
+    return TensorHeader(name, tuple(tensor.size()), tuple(tensor.stride()))
+
+
+def describe(tensor: torch.Tensor) -> Description:
+    """Describe any strided tensor, without data."""
+    header = header_of(tensor)
+    return Description(header.dtype, header.size, header.stride, tensor.storage_offset())
+
+
+def empty_from(header: TensorHeader) -> torch.Tensor:
+    """Allocate the CPU tensor that a checked header describes. Its memory is touched only when it is filled."""
+    with torch.inference_mode(False):
+        return torch.empty_strided(header.size, header.stride, dtype=dtype_named(header.dtype), device="cpu")
+
+
+def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` as a dense CPU tensor with resolved conjugation, strides kept where they are dense.
+
+    Ownership:
+        The result may be ``tensor`` itself.
+    """
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    tensor = tensor.cpu()
+    return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()
+
+
+def buffer_of(tensor: torch.Tensor) -> memoryview:
+    """See a dense CPU tensor's memory as bytes.
+
+    Ownership:
+        The view does not keep the tensor alive.
+    """
+    length = tensor.numel() * tensor.element_size()
+    if not length:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * length).from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,218 @@
+"""Recording: from a call of an operator to a node on the tape and lazy results.
+
+The path of an operation that has been seen before with the same metadata is `Recorder.dispatch` down to ``return``;
+everything else is off that path, in `djinn.binding` and the session.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from djinn.binding import Binding, Plan
+from djinn.model.value import Slot, Value
+from djinn.tape import Node
+from djinn.tensor import LazyTensor, user_line, wrap
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+MAX_PLANS = 65_536
+"""Entries of the metadata cache; when it is full, it starts again."""
+
+_device_type = torch.device
+_inference_mode = torch._C._InferenceMode
+
+
+class Recorder:
+    """Records operations for one session.
+
+    Concurrency:
+        `dispatch` may be called from any thread, also from autograd's.
+    """
+
+    def __init__(self, session: Session, bind: Callable[[Any], Binding], plan: Callable[..., Plan]) -> None:
+        self._session = session
+        self._bind = bind
+        self._plan = plan
+        self._bindings: dict[Any, Binding] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self.numbers = itertools.count(1)
+        self.append = session.tape.nodes.append
+        self.released = session.released.append
+        self.is_debugging = session.config.debug
+        self.misses = 0
+        self._limit = session.config.flush_every or 0
+        self._pending = session.tape.nodes
+
+    def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out one operation on lazy tensors, or a factory on the logical device."""
+        binding = self._bindings.get(operator)
+        if binding is None:
+            binding = self._bindings[operator] = self._bind(operator)
+        if binding.special is not None:
+            return binding.special(operator, args, kwargs)
+        return self.record(binding, operator, args, kwargs)
+
+    def binding(self, operator: Any) -> Binding:
+        """Return what is known of an operator."""
+        return self._bindings.get(operator) or self._bindings.setdefault(operator, self._bind(operator))
+
+    def record(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an operation whose results have metadata that can be inferred."""
+        key: list[Any] = [operator]
+        slots: list[Slot] = []
+        numbers: list[Any] = []
+        local = _scan(args, key, slots, numbers, binding.erases_floats)
+        for name, item in kwargs.items():
+            key.append(name)
+            local = _scan((item,), key, slots, numbers, binding.erases_floats) and local
+        if not local:
+            return self._session.carry_out_mixed(operator, args, kwargs)
+        hashable = tuple(key)
+        plan = self._plans.get(hashable)
+        if plan is None:
+            self.misses += 1
+            plan = self._plan(binding, operator, args, kwargs)
+            if plan.asks:
+                return self._session.ask(plan, operator, args, kwargs, slots, numbers)
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[hashable] = plan
+        return self._append(plan, args, kwargs, slots, numbers)
+
+    def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Slot], list[Any]]:
+        """List the operands and numbers of a call in which everything is lazy."""
+        slots: list[Slot] = []
+        numbers: list[Any] = []
+        _scan((*args, *kwargs.values()), [], slots, numbers, False)
+        return slots, numbers
+
+    def _append(
+        self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slots: list[Slot], numbers: list[Any]
+    ) -> Any:
+        signature = plan.signature
+        spec = plan.single
+        if spec is not None:
+            number = next(self.numbers)
+            alias = signature.aliases[0]
+            slot = Slot(number, slots[alias].storage if alias >= 0 else number)
+            value = Value(slot, spec, self.released)
+            if plan.may_be_view and torch.is_inference_mode_enabled() and not _is_inference(args):
+                with _inference_mode(False):
+                    result: Any = wrap(spec, value)
+            else:
+                result = wrap(spec, value)
+            outputs: tuple[Slot, ...] = (slot,)
+        else:
+            outputs, made = self.new_results(plan, args, slots)
+            result = plan.returned(made, args, kwargs)
+        node = Node(signature, slots, outputs, numbers)
+        if self.is_debugging:
+            node.origin = user_line()
+        self.append(node)
+        if plan.changes is not None:
+            plan.changes(args, kwargs)
+        if len(self._pending) >= self._limit and self._limit:
+            self._session.stream()
+        return result
+
+    def new_results(
+        self, plan: Plan, args: tuple[Any, ...], slots: list[Slot]
+    ) -> tuple[tuple[Slot, ...], list[LazyTensor | None]]:
+        """Make slots and lazy tensors for the new results of an operation, ``None`` for absent ones."""
+        outputs = []
+        made: list[LazyTensor | None] = []
+        outside = plan.may_be_view and torch.is_inference_mode_enabled() and not _is_inference(args)
+        for spec, alias in zip(plan.signature.results, plan.signature.aliases, strict=True):
+            number = next(self.numbers)
+            slot = Slot(number, slots[alias].storage if alias >= 0 else number)
+            outputs.append(slot)
+            if spec is None:
+                self.released(number)
+                made.append(None)
+                continue
+            value = Value(slot, spec, self.released)
+            if outside:
+                with _inference_mode(False):
+                    made.append(wrap(spec, value))
+            else:
+                made.append(wrap(spec, value))
+        return tuple(outputs), made
+
+
+def _is_inference(args: tuple[Any, ...]) -> bool:
+    """Whether the tensor that a view is taken of is an inference tensor; a view must be what its base is."""
+    for item in args:
+        if isinstance(item, torch.Tensor):
+            return torch.is_inference(item)
+        if isinstance(item, (list, tuple)) and item:
+            return _is_inference(tuple(item))
+    return True
+
+
+def _scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], erase: bool) -> bool:
+    """Take a call apart: metadata and constants into the key, operands and numbers into lists.
+
+    Returns:
+        Whether everything in it is ours: no ordinary tensor, no other device, no generator.
+    """
+    ours = True
+    for item in items:
+        kind = type(item)
+        if kind is LazyTensor:
+            value = item._value
+            key.append(value.spec)
+            slots.append(value.slot)
+        elif kind is int:
+            key.append(item)
+            numbers.append(item)
+        elif item is None:
+            key.append(None)
+        elif kind is float or kind is complex:
+            key.append(kind if erase else item)
+            key.append(kind)
+            numbers.append(item)
+        elif kind is bool:
+            key.append(item)
+            key.append(bool)
+        elif isinstance(item, (list, tuple)):
+            first = type(item[0]) if item else None
+            if (first is int or first is float) and all(type(member) is first for member in item):
+                key.append(tuple(item))
+                key.append(first)
+                numbers.append(list(item))
+            else:
+                key.append(len(item))
+                key.append(list)
+                ours = _scan(item, key, slots, numbers, erase) and ours
+        elif isinstance(item, LazyTensor):
+            value = item._value
+            key.append(value.spec)
+            slots.append(value.slot)
+        elif isinstance(item, (torch.Tensor, torch.Generator)):
+            ours = False
+        elif kind is _device_type and item.type != _logical_type():
+            ours = False
+        else:
+            key.append(item)
+            if isinstance(item, (int, float, complex)):
+                # A subclass, for example of an enumeration or of numpy.
+                key.append(kind)
+                numbers.append(item)
+    return ours
+
+
+_known_logical_type: str | None = None
+
+
+def _logical_type() -> str:
+    global _known_logical_type
+    if _known_logical_type is None:
+        from djinn import runtime
+
+        _known_logical_type = runtime.logical_device().type
+    return _known_logical_type

@@ -1,0 +1,240 @@
+"""The process-wide state: the interceptor that is installed, and the session that is running."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from djinn import tensor as lazy
+from djinn.errors import ConfigurationError, DeviceNameTakenError
+from djinn.kinds import ConnectOptions, Interceptor
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+log = logging.getLogger("djinn.runtime")
+
+_lock = threading.RLock()
+_session: Session | None = None
+_process = os.getpid()
+_device: torch.device | None = None
+_device_problem: DeviceNameTakenError | None = None
+_seed: int | None = None
+_init_hooks: list[Callable[[], None]] = []
+_init_time_ms = 0.0
+
+
+@attrs.frozen
+class RuntimeState:
+    """What is running."""
+
+    is_initialized: bool
+    """Whether there is a session."""
+    address: str
+    """Where its executor is."""
+    device: str
+    """The executor's own device."""
+    initialization_time_ms: float
+    """How long it took to start."""
+
+
+def install(interceptor: Interceptor) -> None:
+    """Make PyTorch hand its operations to djinn. Opens nothing and starts nothing."""
+    global _device, _device_problem
+    try:
+        _device = interceptor.install()
+    except DeviceNameTakenError as problem:
+        _device_problem = problem
+        _device = torch.device("meta", 0)
+    lazy.use_functions(interceptor.functions())
+
+
+def logical_device() -> torch.device:
+    """Return the device of new lazy tensors."""
+    if _device is None:
+        raise ConfigurationError("No interceptor is installed.",
+                                 hint="Enable the plugin djinn-interceptor-device and import djinn again.")
+    return _device
+
+
+def device_problem() -> DeviceNameTakenError | None:
+    """Tell why ``remote_accelerator`` is no device here, if it is none."""
+    return _device_problem
+
+
+def checked_device(named: torch.device | None) -> torch.device:
+    """Complete a device that the user named, and check that it exists.
+
+    Raises:
+        RuntimeError: There is no device of that index, as for any accelerator.
+    """
+    device = logical_device()
+    if named is not None and named.index not in (None, device.index):
+        raise RuntimeError(f"{named} does not exist: there is 1 remote accelerator, {device}.")
+    return device
+
+
+def init(server: str | None = None, **settings: Any) -> Session:
+    """Start a session; a session that is running ends first.
+
+    Args:
+        server: ``tcp://host:port``; without it, and without ``DJINN_SERVER``, operations run in this process.
+        **settings: See `djinn.config.Config`: ``token``, ``device``, ``plugins``, ``flush_every``, ``strict``,
+            ``debug``, ``log_level``, ``log_component``, ``connect_timeout_s``, ``request_timeout_s``.
+
+    Raises:
+        ConfigurationError: A setting makes no sense.
+        PluginError: A plugin is missing, broken or ambiguous.
+        TransportError: The server cannot be reached, or refuses.
+    """
+    from djinn.config import Config
+
+    overrides = {**settings} if server is None else {**settings, "server": server}
+    config = Config.resolve(overrides, os.environ)
+    with _lock:
+        shutdown()
+        return _start(config)
+
+
+def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
+    """Start a session in the background; arguments and errors are those of `init`, delivered by the future."""
+    done: Future[Session] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(init(server, **settings))
+        except BaseException as error:
+            # Not swallowed: whoever asks the future receives it.
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="djinn-init", daemon=True).start()
+    return done
+
+
+def _start(config: Any) -> Session:
+    global _session, _process, _init_time_ms
+    from djinn.logs import configure
+    from djinn.plugins import Plugins
+    from djinn.session import Session
+
+    begin = time.perf_counter()
+    configure(config)
+    plugins = Plugins.load(config.selection)
+    scheme = config.server.partition("://")[0] if config.server else "local"
+    factory = plugins.choose("executor", "torch") if scheme == "local" else None
+    connection = plugins.transport_for(scheme).connect(config.server, ConnectOptions(
+        token=config.token,
+        connect_timeout_s=config.connect_timeout_s,
+        open_executor=None if factory is None else lambda: factory.open(config.device),
+    ))
+    try:
+        session = Session(config, plugins, connection, logical_device())
+        session.seed(torch.initial_seed() if _seed is None else _seed)
+    except BaseException:
+        connection.close()
+        raise
+    _session, _process = session, os.getpid()
+    lazy.use_dispatcher(session.dispatch)
+    _init_time_ms = (time.perf_counter() - begin) * 1000
+    plugins.hook.djinn_session_started(session=session)
+    for hook in _init_hooks:
+        hook()
+    return session
+
+
+def current() -> Session:
+    """Return the running session; start one with the settings of the environment if there is none."""
+    session = _session
+    if session is not None and _process == os.getpid():
+        return session
+    from djinn.config import Config
+
+    with _lock:
+        if _session is not None and _process == os.getpid():
+            return _session
+        return _start(Config.resolve({}, os.environ))
+
+
+def shutdown() -> None:
+    """End the session, if there is one. Its lazy tensors become unusable, its remote values are freed."""
+    global _session
+    with _lock:
+        session, _session = _session, None
+        lazy.use_dispatcher(None)
+        if session is not None and _process == os.getpid():
+            session.close()
+
+
+def forget_in_child() -> None:
+    """Leave the parent's session to the parent: a forked child has its own, or none."""
+    global _session, _lock
+    _session = None
+    _lock = threading.RLock()
+    lazy.use_dispatcher(None)
+
+
+def is_initialized() -> bool:
+    """Whether a session is running."""
+    return _session is not None
+
+
+def ensure_initialized() -> Session:
+    """Start a session unless one is running."""
+    return current()
+
+
+def register_init_hook(hook: Callable[[], None]) -> None:
+    """Call ``hook`` after every start of a session; at once if one is running."""
+    _init_hooks.append(hook)
+    if _session is not None:
+        hook()
+
+
+def get_runtime_state() -> RuntimeState:
+    """Describe what is running. Starts nothing."""
+    session = _session
+    if session is None:
+        return RuntimeState(False, "", "", 0.0)
+    return RuntimeState(True, session.link.address, session.link.welcome.device, _init_time_ms)
+
+
+def get_initialization_time_ms() -> float:
+    """Return how long the last start took, in milliseconds."""
+    return _init_time_ms
+
+
+def seed_all(seed: int) -> None:
+    """Seed the remote random numbers; a session that starts later is seeded with the same."""
+    global _seed
+    _seed = seed
+    if _session is not None:
+        _session.seed(seed)
+
+
+_baseline: dict[str, int] = {}
+_LEVELS = frozenset({"live_handles", "pending_nodes", "programs_known"})
+"""Entries of `stats` that are levels, not counters; `reset_stats` leaves them alone."""
+
+
+def stats() -> Mapping[str, int]:
+    """Count what has happened since the session began, or since `reset_stats`."""
+    now = current().stats()
+    return {name: count - (0 if name in _LEVELS else _baseline.get(name, 0)) for name, count in now.items()}
+
+
+def reset_stats() -> None:
+    """Count from zero again."""
+    _baseline.clear()
+    _baseline.update(current().stats())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forget_in_child)

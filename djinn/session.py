@@ -1,0 +1,348 @@
+"""The session: composed of plugins, it records, hands over, and brings home."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from djinn.binding import Binding, Plan, Planner
+from djinn.config import Config
+from djinn.errors import DjinnError, SessionClosedError, TransportError
+from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
+from djinn.link import Link
+from djinn.mixing import Mixer
+from djinn.model.schedule import DeviceInfo, check_schedule
+from djinn.model.schema import ReturnKind, facts_of
+from djinn.model.spec import SpecTable
+from djinn.model.value import Slot, Value
+from djinn.plugins import Plugins
+from djinn.programs import graph_of
+from djinn.protocol.messages import GENERATOR_HANDLE, Description
+from djinn.protocol.tensors import dtype_named
+from djinn.recorder import Recorder
+from djinn.tape import Node, Tape
+from djinn.tensor import LazyTensor, reshape_wrapper, wrap
+
+log = logging.getLogger("djinn.session")
+
+
+class Session:
+    """One client's conversation with one executor.
+
+    Args:
+        config: Settings.
+        plugins: Where the parts come from.
+        connection: An open connection.
+        device: The logical device.
+
+    Concurrency:
+        Any thread may record and materialize; handing over is serialised.
+    """
+
+    def __init__(self, config: Config, plugins: Plugins, connection: Connection, device: torch.device) -> None:
+        self.config = config
+        self.plugins = plugins
+        self.device = device
+        self.lock = threading.RLock()
+        self.tape = Tape()
+        self.released: deque[int] = deque()
+        self.specs = SpecTable()
+        self.closed = False
+        self._classifier: Classifier = plugins.choose("classifier", "core")
+        self._shapes: ShapeInference = plugins.choose("shapes", "meta")
+        self._scheduler: Scheduler = plugins.choose("scheduler", "single")
+        interceptor: Interceptor = plugins.choose("interceptor", "device")
+        self._handlers = interceptor.handlers(self)
+        self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
+        self.recorder = Recorder(self, self._bind, self.planner.plan)
+        self.link = Link(connection, self.tape, self.released, self._arrange, config.debug)
+        self.mixer = Mixer(self)
+        self._captures: list[Callable[[Node], None]] = []
+
+    def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out one operation."""
+        return self.recorder.dispatch(operator, args, kwargs)
+
+    def stream(self) -> None:
+        """Hand pending nodes over without waiting and without raising; a broken connection shows at the next wait."""
+        try:
+            self.flush()
+        except DjinnError as error:
+            log.warning("streaming flush failed; the next materialization reports it: %s", error)
+
+    def flush(self) -> None:
+        """Hand everything pending over without waiting for results.
+
+        Raises:
+            TransportError: The connection is gone.
+        """
+        with self.lock:
+            self.link.flush()
+
+    def materialize(self, tensors: Sequence[Any]) -> list[Any]:
+        """Bring values home in one round trip. Ordinary tensors are given back as they are.
+
+        Returns:
+            One CPU tensor each, owned by the caller, outside autograd.
+
+        Raises:
+            TransportError: The connection is gone.
+            Exception: What the operation raised that should have computed a value.
+        """
+        lazy = [tensor for tensor in tensors if isinstance(tensor, LazyTensor)]
+        for tensor in lazy:
+            self.check_owner(tensor)
+        items = iter(self._fetch([tensor._value.slot for tensor in lazy]))
+        made = []
+        for tensor in tensors:
+            if not isinstance(tensor, LazyTensor):
+                made.append(tensor)
+                continue
+            local = next(items)
+            spec = tensor._value.spec
+            if isinstance(local, torch.Tensor) and local.dtype != spec.dtype:
+                raise TransportError(f"{self.link.address} sent {local.dtype} where {spec.dtype} was expected.")
+            made.append(local)
+        return made
+
+    def _fetch(self, slots: Sequence[Slot]) -> list[Any]:
+        if not slots:
+            return []
+        with self.lock:
+            self.link.materializations += 1
+            return self.link.fetch(slots, whole=self.config.flush_every is not None)
+
+    def ask(
+        self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
+        numbers: Sequence[Any],
+    ) -> Any:
+        """Run an operation at once and bring home the metadata of its results only.
+
+        Raises:
+            Exception: What the operation raises.
+        """
+        signature = plan.signature
+        outputs = tuple(self._new_slot(slots, alias) for alias in signature.aliases)
+        with self.lock:
+            self.recorder.append(Node(signature, slots, outputs, numbers))
+            written = [slots[index] for index in signature.writes]
+            try:
+                items = self.link.describe([*outputs, *written])
+            except BaseException:
+                self.released.extend(slot.number for slot in outputs)
+                raise
+        results: list[LazyTensor | None] = []
+        for slot, item in zip(outputs, items, strict=False):
+            results.append(self._described(slot, item))
+        if facts_of(operator).changes_metadata:
+            self._update_written(args, kwargs, signature.writes, items[len(outputs):])
+        return plan.returned(results, args, kwargs)
+
+    def _described(self, slot: Slot, item: Any) -> LazyTensor | None:
+        if not isinstance(item, Description):
+            self.released.append(slot.number)
+            return None
+        spec = self._spec_of(item)
+        return wrap(spec, Value(slot, spec, self.recorder.released))
+
+    def _spec_of(self, item: Description) -> Any:
+        return self.specs.intern(torch.Size(item.size), item.stride, item.storage_offset, dtype_named(item.dtype),
+                                 self.device)
+
+    def _update_written(self, args: Any, kwargs: dict[str, Any], writes: Sequence[int], items: Sequence[Any]) -> None:
+        from djinn.binding import lazy_tensors
+
+        tensors = lazy_tensors((args, tuple(kwargs.values())))
+        for index, item in zip(writes, items, strict=True):
+            spec = self._spec_of(item)
+            if spec is not tensors[index]._value.spec:
+                reshape_wrapper(tensors[index], spec)
+
+    def _new_slot(self, inputs: Sequence[Slot], alias: int) -> Slot:
+        number = next(self.recorder.numbers)
+        return Slot(number, inputs[alias].storage if alias >= 0 else number)
+
+    def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that gives Python values, and bring them home."""
+        binding = self.recorder.binding(operator)
+        plan = self.planner.plan(binding, operator, args, kwargs)
+        slots, numbers = self.recorder.take_apart(args, kwargs)
+        outputs = [self._new_slot(slots, -1) for _ in plan.signature.aliases]
+        with self.lock:
+            self.recorder.append(Node(plan.signature, slots, outputs, numbers))
+            try:
+                values = self._fetch(outputs)
+            finally:
+                self.released.extend(slot.number for slot in outputs)
+        return plan.returned(values, args, kwargs)
+
+    def upload(self, tensor: torch.Tensor) -> LazyTensor:
+        """Copy an ordinary tensor to the executor."""
+        from djinn.protocol.tensors import to_dense_cpu
+
+        dense = to_dense_cpu(tensor)
+        number = next(self.recorder.numbers)
+        spec = self.specs.of(dense, self.device)
+        with self.lock:
+            self.link.upload(number, dense)
+        return wrap(spec, Value(Slot(number, number), spec, self.recorder.released))
+
+    def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
+        """Let an upload take the place of the factory that made ``target``, if nothing has used it yet.
+
+        Returns:
+            Whether it could; if not, nothing has happened.
+        """
+        slot = target._value.slot
+        with self.lock:
+            nodes = self.tape.nodes
+            last = nodes[-1] if nodes else None
+            if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
+                return False
+            nodes.pop()
+            self.link.upload(slot.number, tensor)
+        return True
+
+    def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation that also involves ordinary tensors or another device."""
+        return self.mixer.carry_out(operator, args, kwargs)
+
+    def replace(self, target: LazyTensor, new: torch.Tensor) -> None:
+        """Give ``target`` the values and metadata of ``new``, as assigning ``.data`` does."""
+        source = new if isinstance(new, LazyTensor) else self.upload(new)
+        value = source.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
+        reshape_wrapper(target, value.spec)
+        target._value = value
+
+    def seed(self, seed: int) -> None:
+        """Seed the session's random numbers, in program order."""
+        with self.lock:
+            self.link.seed(seed)
+
+    def random_state(self) -> torch.Tensor:
+        """Fetch the state of the session's random numbers, ``u8[N]``."""
+        state: torch.Tensor = self._fetch([Slot(GENERATOR_HANDLE, GENERATOR_HANDLE)])[0]
+        return state
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Continue the session's random numbers from a state."""
+        with self.lock:
+            self.link.flush()
+            self.link.upload(GENERATOR_HANDLE, state.cpu().contiguous())
+
+    def synchronize(self) -> None:
+        """Wait until everything recorded so far has run.
+
+        Raises:
+            Exception: What an operation raised, if that has not been reported yet.
+        """
+        with self.lock:
+            self.link.synchronize()
+
+    def check_owner(self, tensor: LazyTensor) -> None:
+        """Check that a tensor belongs to this session.
+
+        Raises:
+            SessionClosedError: It does not.
+        """
+        if self.closed or tensor._value._released is not self.recorder.released:
+            raise SessionClosedError("The tensor belongs to a session that has ended.",
+                                     hint="Its value went with that session; compute it again in this one.")
+
+    def producer_of(self, tensor: LazyTensor) -> str:
+        """Name the pending operation that gives ``tensor``; empty if none does."""
+        slot = tensor._value.slot
+        for node in reversed(self.tape.nodes):
+            if slot in node.outputs:
+                return node.signature.template.operator
+        return ""
+
+    def capture(self, receive: Callable[[Node], None]) -> Callable[[], None]:
+        """Pass every node to ``receive`` as it is recorded, until the returned function is called."""
+        self._captures.append(receive)
+        self._rebind_append()
+
+        def stop() -> None:
+            self._captures.remove(receive)
+            self._rebind_append()
+
+        return stop
+
+    def _rebind_append(self) -> None:
+        plain = self.tape.nodes.append
+        captures = tuple(self._captures)
+
+        def append(node: Node) -> None:
+            plain(node)
+            for receive in captures:
+                receive(node)
+
+        self.recorder.append = append if captures else plain
+
+    def stats(self) -> dict[str, int]:
+        """Count what has happened since the session began."""
+        with self.lock:
+            operations = self.link.nodes_taken + len(self.tape)
+            return {
+                "operations": operations,
+                **self.link.stats(),
+                "shape_cache_hits": operations - self.recorder.misses,
+                "shape_cache_misses": self.recorder.misses,
+                "pending_nodes": len(self.tape),
+            }
+
+    def close(self) -> None:
+        """End the session: pending nodes are dropped, remote values freed with it."""
+        with self.lock:
+            if self.closed:
+                return
+            stats = self.stats()
+            self.closed = True
+            self.tape.nodes.clear()
+            self.link.close()
+        self.plugins.hook.djinn_session_closed(stats=stats)
+
+    def _bind(self, operator: Any) -> Binding:
+        facts = facts_of(operator)
+        operation_class = self._classifier.classify(operator)
+        return Binding(
+            facts=facts,
+            operation_class=operation_class,
+            special=self._special(operator, operation_class),
+            erases_floats=not self._shapes.depends_on_numbers(operator),
+            is_random=self._classifier.is_random(operator),
+        )
+
+    def _special(self, operator: Any, operation_class: OperationClass) -> Callable[..., Any] | None:
+        handler = self._handlers.get(operator)
+        if handler is not None:
+            return lambda op, args, kwargs: handler(self, op, args, kwargs)
+        facts = facts_of(operator)
+        if facts.is_composite and not self._classifier.keep_whole(operator):
+            return self._decompose
+        if operation_class is OperationClass.TRIGGER or ReturnKind.PLAIN in facts.returns:
+            return self.mixer.trigger
+        return None
+
+    def _decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = operator.decompose(*args, **kwargs)
+        if made is NotImplemented:
+            return self.recorder.record(self.recorder.binding(operator), operator, args, kwargs)
+        return made
+
+    def _arrange(self, nodes: Sequence[Node]) -> list[int] | None:
+        """Ask the scheduler for the order of a new program's nodes."""
+        graph = graph_of(nodes)
+        devices = [DeviceInfo(str(self.device))]
+        schedule = self._scheduler.schedule(graph, devices)
+        check_schedule(schedule, graph, devices)
+        positions = {node.id: index for index, node in enumerate(graph.nodes())}
+        order = [positions[node] for node in schedule.order]
+        return None if order == list(range(len(nodes))) else order
+
+

@@ -1,0 +1,150 @@
+"""The tape: recorded operations that have not been handed over, in program order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from djinn.model.program import Template
+from djinn.model.spec import TensorSpec
+from djinn.model.value import Slot
+
+_RANDOM = 0
+"""Stands for the random generator where storages are compared; values are numbered from 1."""
+
+
+class Signature:
+    """All that is known of an operation once its metadata has been inferred; shared by every node that repeats it.
+
+    Attributes:
+        template: The operator and the form of its arguments.
+        template_number: The template's number within the session.
+        results: Metadata of the new results, flat.
+        aliases: For each of them: position among the tensor operands whose storage it shares, or -1.
+        writes: Positions of the operands that are written.
+        is_random: Whether random numbers are drawn.
+        has_effect: Whether it matters even if nobody keeps a result.
+    """
+
+    __slots__ = ("aliases", "has_effect", "is_random", "results", "template", "template_number", "writes")
+
+    def __init__(
+        self,
+        template: Template,
+        template_number: int,
+        results: tuple[TensorSpec | None, ...],
+        aliases: tuple[int, ...],
+        writes: tuple[int, ...],
+        is_random: bool,
+    ) -> None:
+        self.template = template
+        self.template_number = template_number
+        self.results = results
+        self.aliases = aliases
+        self.writes = writes
+        self.is_random = is_random
+        self.has_effect = bool(writes) or is_random or not results
+
+
+class Node:
+    """One recorded operation.
+
+    Attributes:
+        signature: What it does.
+        inputs: Its tensor operands, in order.
+        outputs: Its new results, in order.
+        numbers: Its lifted numbers, in order.
+        origin: The user's line, in debug mode.
+    """
+
+    __slots__ = ("inputs", "numbers", "origin", "outputs", "signature")
+
+    def __init__(
+        self,
+        signature: Signature,
+        inputs: Sequence[Slot],
+        outputs: Sequence[Slot],
+        numbers: Sequence[Any],
+        origin: str = "",
+    ) -> None:
+        self.signature = signature
+        self.inputs = inputs
+        self.outputs = outputs
+        self.numbers = numbers
+        self.origin = origin
+
+
+class Tape:
+    """Pending nodes.
+
+    Concurrency:
+        Any thread may append to ``nodes``; cutting is for the holder of the session's lock. Both rest on list
+        operations that the interpreter carries out undivided.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def cut(self) -> list[Node]:
+        """Take all nodes that are there now."""
+        count = len(self.nodes)
+        piece = self.nodes[:count]
+        del self.nodes[:count]
+        return piece
+
+    def cut_slice(self, wanted: Iterable[Slot]) -> list[Node]:
+        """Take the nodes that ``wanted`` needs, and leave the rest in order."""
+        count = len(self.nodes)
+        piece = self.nodes[:count]
+        needed = needed_for(piece, wanted)
+        self.nodes[:count] = [node for node, is_needed in zip(piece, needed, strict=True) if not is_needed]
+        return [node for node, is_needed in zip(piece, needed, strict=True) if is_needed]
+
+
+def needed_for(nodes: Sequence[Node], wanted: Iterable[Slot]) -> list[bool]:
+    """Tell which nodes must run so that reading ``wanted`` now gives what whole execution in order would give.
+
+    A node is needed if a needed node, or the reading itself, uses its result, or if the two touch one storage and at
+    least one of them writes it. What stays behind may then run later: it neither feeds nor disturbs what goes ahead.
+    """
+    values = set()
+    reads: set[int] = set()
+    writes: set[int] = set()
+    for slot in wanted:
+        values.add(slot)
+        reads.add(slot.storage)
+    needed = [False] * len(nodes)
+    for position in range(len(nodes) - 1, -1, -1):
+        node = nodes[position]
+        signature = node.signature
+        written = {node.inputs[index].storage for index in signature.writes}
+        read = {slot.storage for slot in node.inputs}
+        if signature.is_random:
+            written.add(_RANDOM)
+            read.add(_RANDOM)
+        if (
+            any(slot in values for slot in node.outputs)
+            or not written.isdisjoint(reads)
+            or not written.isdisjoint(writes)
+            or not read.isdisjoint(writes)
+        ):
+            needed[position] = True
+            values.update(node.inputs)
+            reads |= read
+            writes |= written
+    return needed
+
+
+def without_dead(nodes: Sequence[Node], released: set[int]) -> list[Node]:
+    """Leave out nodes whose results nobody can ever see and that change nothing."""
+    used: set[Slot] = set()
+    alive: list[Node] = []
+    for node in reversed(nodes):
+        if node.signature.has_effect or any(s.number not in released or s in used for s in node.outputs):
+            used.update(node.inputs)
+            alive.append(node)
+    alive.reverse()
+    return alive

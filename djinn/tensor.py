@@ -1,0 +1,254 @@
+"""Lazy tensors: tensors of PyTorch in every respect but the data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from djinn.errors import UnsupportedTensorError
+from djinn.model.spec import TensorSpec
+from djinn.model.value import Value
+
+_make_wrapper = torch.Tensor._make_wrapper_subclass
+_without_functions = torch._C.DisableTorchFunctionSubclass
+
+
+def _no_session(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    from djinn import runtime
+
+    return runtime.current().dispatch(operator, args, kwargs)
+
+
+_dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = _no_session
+_functions: Mapping[Callable[..., Any], Callable[..., Any]] = {}
+pending_errors: list[BaseException] = []
+"""Errors that a device guard took over on their way out of a backward pass; raised where the pass was called."""
+
+
+def use_dispatcher(dispatcher: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None) -> None:
+    """Let ``dispatcher`` carry out the operations on lazy tensors; ``None`` starts a session when one comes."""
+    global _dispatch
+    _dispatch = _no_session if dispatcher is None else dispatcher
+
+
+def use_functions(functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Carry these functions of PyTorch's Python interface out specially."""
+    global _functions
+    _functions = functions
+
+
+class LazyTensor(torch.Tensor):
+    """A tensor on a remote accelerator.
+
+    Operations on it are recorded. Its size, strides, dtype and device are known at once and never travel; its data
+    comes home when a value is needed: ``item()``, ``cpu()``, ``numpy()``, ``tolist()``, ``print``, ``if``.
+    """
+
+    _value: Value
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = _functions.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs or {})
+        with _without_functions():
+            return func(*args, **(kwargs or {}))
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]  # a plain attribute there; this one skips __torch_function__
+        """Extent of each dimension."""
+        return self._value.spec.size
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]  # as above
+        """Type of an element."""
+        return self._value.spec.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # as above
+        """Logical device."""
+        return self._value.spec.device
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]  # as above
+        """Number of dimensions."""
+        return len(self._value.spec.size)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the size, or the extent of one dimension."""
+        if type(dim) is int:
+            return self._value.spec.size[dim]
+        with _without_functions():
+            return torch.Tensor.size(self, dim)
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._value.spec.size)
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]  # as above
+        """The same values outside autograd; assigning replaces values and metadata."""
+        return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        from djinn import runtime
+
+        runtime.current().replace(self, new)
+
+    def materialize(self) -> torch.Tensor:
+        """Bring the data home as an ordinary CPU tensor outside autograd. Waits."""
+        from djinn import runtime
+
+        return runtime.current().materialize([self])[0]
+
+    def tolist(self) -> Any:
+        """Return the data as nested lists."""
+        return self.materialize().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the data as a new numpy array.
+
+        Raises:
+            RuntimeError: The tensor requires a gradient and ``force`` is not set, as for any tensor.
+        """
+        with _without_functions():
+            needs_gradient = self.requires_grad
+        if needs_gradient and not force:
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+        return self.materialize().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        made = self.numpy()
+        return made if dtype is None else made.astype(dtype, copy=False)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        local = self.materialize()
+        with _without_functions():
+            suffixes = [f"device='{self.device}'"]
+            if self.grad_fn is not None:
+                suffixes.append(f"grad_fn=<{self.grad_fn.name().rpartition('::')[2]}>")
+            elif self.requires_grad:
+                suffixes.append("requires_grad=True")
+            is_parameter = getattr(self, "_is_param", False)
+        text = torch._tensor_str._str(local)
+        body = f"{text[:-1]}, {', '.join(suffixes)})"
+        return f"Parameter containing:\n{body}" if is_parameter else body
+
+    def __format__(self, format_spec: str) -> str:
+        if not self.shape and format_spec:
+            return format(self.materialize().item(), format_spec)
+        return object.__format__(self, format_spec)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with _without_functions():
+            needs_gradient = self.requires_grad
+        local = self.materialize().requires_grad_(needs_gradient)
+        made: torch.Tensor = torch.nn.Parameter(local, needs_gradient) if getattr(self, "_is_param", False) else local
+        return made.__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
+        if id(self) in memo:
+            found: LazyTensor = memo[id(self)]
+            return found
+        with _without_functions():
+            if not self.is_leaf:
+                raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                                   "protocol at the moment.")
+            with torch.no_grad():
+                made: Any = self.detach().clone()
+            made.requires_grad_(self.requires_grad)
+            memo[id(self)] = made
+            if self.grad is not None:
+                made.grad = type(self).__deepcopy__(self.grad, memo)  # type: ignore[arg-type]  # gradients here are lazy
+        _copy_attributes(self, made, memo)
+        return made  # type: ignore[no-any-return]  # a LazyTensor, but PyTorch says Tensor
+
+    def data_ptr(self) -> int:
+        """Refuse: there is no memory here.
+
+        Raises:
+            UnsupportedTensorError: Always.
+        """
+        raise UnsupportedTensorError("A tensor on a remote accelerator has no address in this process.",
+                                     hint="Use tensor.cpu() to bring its data home.")
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedTensorError("A tensor on a remote accelerator has no memory here to share.",
+                                     hint="Use tensor.cpu() to bring its data home.")
+
+    def __dlpack_device__(self) -> Any:
+        return self.__dlpack__()
+
+    @property
+    def operation(self) -> str:
+        """The pending operation that gives this tensor, or ``""`` if nothing is pending."""
+        from djinn import runtime
+
+        return runtime.current().producer_of(self)
+
+
+for _name in ("randn", "rand", "zeros", "ones", "empty", "full", "arange", "eye", "linspace", "randint", "randperm"):
+    def _factory(*args: Any, _made_by: Any = getattr(torch, _name), **kwargs: Any) -> Any:
+        from djinn import runtime
+
+        return _made_by(*args, **{"device": runtime.logical_device(), **kwargs})
+
+    _factory.__name__ = _name
+    _factory.__doc__ = f"As ``torch.{_name}``, on the remote accelerator."
+    setattr(LazyTensor, _name, staticmethod(_factory))
+
+
+class LazyTuple(tuple[Any, ...]):
+    """Several lazy tensors that can come home together."""
+
+    __slots__ = ()
+
+    def materialize(self) -> tuple[torch.Tensor, ...]:
+        """Bring every element home in one round trip."""
+        from djinn import runtime
+
+        return tuple(runtime.current().materialize(list(self)))
+
+
+def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
+    """Make the lazy tensor that holds ``value``."""
+    made: LazyTensor = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
+                                     dtype=spec.dtype, device=spec.device)
+    made._value = value
+    return made
+
+
+def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec) -> None:
+    """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for ours."""
+    bare = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
+                         dtype=spec.dtype, device=spec.device)
+    with _without_functions():
+        torch.Tensor.data.__set__(tensor, bare)  # type: ignore[attr-defined]  # a descriptor implemented in C
+    tensor._value.spec = spec
+
+
+def _copy_attributes(source: Any, target: Any, memo: dict[int, Any]) -> None:
+    import copy
+
+    for name, attribute in vars(source).items():
+        if name != "_value":
+            setattr(target, name, copy.deepcopy(attribute, memo))
+
+
+def user_line() -> str:
+    """Find the innermost line of Python that belongs neither to PyTorch nor to djinn."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("torch.", "djinn")) and module != "torch":
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]  # the loop ends at None
+    return ""

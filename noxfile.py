@@ -1,0 +1,84 @@
+"""Everything that is done with this repository. ``nox`` alone runs lint, types and tests."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+# Plain pip, never uv: only pip finds the CPU build of the pinned torch where that is kept beside the index.
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True
+# The tests come last, so that their closing line ends the output.
+nox.options.sessions = ["lint", "types", "tests"]
+
+ROOT = Path(__file__).parent
+THIRD_PARTY = {
+    "djinn-scheduler-reverse": "tests/third_party/djinn-scheduler-reverse",
+    "djinn-pattern-lowrank": "tests/third_party/djinn-pattern-lowrank",
+}
+IMPORT_ROOTS = (".", "plugins", "conformance")
+
+
+def _install(session: nox.Session, *packages: str) -> None:
+    session.install("-c", "constraints.txt", *packages)
+
+
+def _conformance(session: nox.Session, *plugins: str) -> None:
+    """Test plugins as their authors would: from an empty directory, with what is installed and nothing else."""
+    for plugin in plugins:
+        with tempfile.TemporaryDirectory() as empty, session.chdir(empty):
+            session.run("pytest", "--pyargs", "djinn_conformance", f"--djinn-plugin={plugin}")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, banned imports and who imports whom."""
+    _install(session, "ruff", "import-linter")
+    session.run("ruff", "check", ".")
+    # The packages are read, not imported; so nothing else needs to be installed.
+    session.run("lint-imports", env={"PYTHONPATH": ":".join(str(ROOT / root) for root in IMPORT_ROOTS)})
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types, strictly."""
+    _install(session, "-e", ".", "hypothesis", "mypy", "nox", "pytest")
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests, and third parties' plugins against the laws of their kind."""
+    _install(session, "-e", ".[test]")
+    # Built and installed as their users would have them, not editable.
+    _install(session, "--no-deps", "--force-reinstall", *THIRD_PARTY.values())
+    _conformance(session, *THIRD_PARTY)
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Test plugins of the built and installed project against their laws: all of them, or those that are named."""
+    _install(session, ".[test]")
+    own = sorted(folder.name.replace("_", "-") for folder in (ROOT / "plugins").glob("djinn_*"))
+    _conformance(session, *(session.posargs or own))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure, beside local eager PyTorch in the same run."""
+    _install(session, "-e", ".[test]")
+    session.run("pytest", "tests/benchmarks", "-o", "python_files=bench_*.py", "--benchmark-enable", "-s",
+                "--timeout=1800", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Install the project as its users do, and run the demo."""
+    _install(session, ".[demo]")
+    with tempfile.TemporaryDirectory() as empty, session.chdir(empty):
+        session.run("djinn", "demo", *session.posargs)

@@ -1,0 +1,16 @@
+"""Classifies operators by their schemas and tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Classifier
+
+
+@hookimpl
+def djinn_register_classifiers(register: Callable[[Classifier], None]) -> None:
+    """Register the plugin's one classifier."""
+    from djinn_classifier_core.classifier import CoreClassifier
+
+    register(CoreClassifier())

@@ -1,0 +1,49 @@
+"""The classifier."""
+
+from __future__ import annotations
+
+import torch
+
+from djinn.kinds import OperationClass
+from djinn.model.schema import ReturnKind, facts_of
+
+_WHOLE = frozenset({
+    "aten::linear", "aten::matmul", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::group_norm",
+    "aten::rms_norm", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::einsum", "aten::bilinear",
+    "aten::softmax.int", "aten::log_softmax.int", "aten::cross_entropy_loss", "aten::nll_loss_nd",
+    "aten::embedding_bag", "aten::instance_norm", "aten::silu", "aten::gelu",
+})
+"""Composites that patterns and fast kernels want to see. None of them returns an argument or a view of one."""
+
+_REDUCTIONS = frozenset(
+    "sum mean prod amax amin max min argmax argmin all any norm linalg_vector_norm std var logsumexp median mode "
+    "count_nonzero nansum".split()
+)
+_INDEXING = frozenset({"aten::index.Tensor"})
+"""Tagged as data-dependent because a mask may be among the indices; without one the shape is known."""
+
+
+class CoreClassifier:
+    """Goes by schema and tags; the few names serve placement, not correctness."""
+
+    name = "core"
+
+    def classify(self, operator: torch._ops.OpOverload) -> OperationClass:
+        """Say how the operator is carried out."""
+        facts = facts_of(operator)
+        if ReturnKind.PLAIN in facts.returns:
+            return OperationClass.TRIGGER
+        if torch.Tag.dynamic_output_shape in operator.tags and facts.name not in _INDEXING:
+            return OperationClass.DATA_DEPENDENT
+        if len(facts.returns) > 1 or ReturnKind.LIST in facts.returns:
+            return OperationClass.TUPLE
+        base = facts.name.partition("::")[2].partition(".")[0]
+        return OperationClass.REDUCTION if base in _REDUCTIONS else OperationClass.COMPUTE
+
+    def is_random(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether it may draw random numbers."""
+        return facts_of(operator).is_random
+
+    def keep_whole(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether the composite is recorded as it is."""
+        return facts_of(operator).name in _WHOLE

@@ -1,0 +1,16 @@
+"""Runs programs with PyTorch, on the CPU or a CUDA device, through one code path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import ExecutorFactory
+
+
+@hookimpl
+def djinn_register_executors(register: Callable[[ExecutorFactory], None]) -> None:
+    """Register the ``torch`` executor."""
+    from djinn_executor_torch.executor import TorchExecutorFactory
+
+    register(TorchExecutorFactory())

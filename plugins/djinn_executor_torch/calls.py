@@ -1,0 +1,140 @@
+"""Operators of a program, resolved and checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
+from djinn.model.program import (
+    Argument,
+    ConstantArgument,
+    ListArgument,
+    NumberArgument,
+    Program,
+    Template,
+    TensorArgument,
+    TorchArgument,
+    count_tensors,
+)
+from djinn.model.schema import ReturnKind, facts_of, operator_named
+from djinn.protocol.tensors import dtype_named
+
+_LAYOUTS = {"strided": torch.strided}
+_MEMORY_FORMATS = {
+    "contiguous_format": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+    "preserve_format": torch.preserve_format,
+}
+_REFUSED = frozenset({"aten::from_file", "aten::from_file.out", "aten::save"})
+"""They touch the executor's file system."""
+
+
+@attrs.frozen
+class Call:
+    """A template bound to an operator.
+
+    Attributes:
+        function: What to call.
+        arguments, keywords: Their forms; constants of PyTorch are resolved.
+        returns: Kind of each return.
+        written_operands: Positions, among the tensor operands, of those that it writes.
+        numbers: How many numbers it takes.
+        is_random: Whether it draws random numbers.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Argument | Resolved, ...]
+    keywords: tuple[tuple[str, Argument | Resolved], ...]
+    returns: tuple[ReturnKind, ...]
+    written_operands: tuple[int, ...]
+    numbers: int
+    is_random: bool
+
+
+@attrs.frozen
+class Resolved:
+    """A constant of PyTorch."""
+
+    value: Any
+
+
+def bind(program: Program, device: torch.device) -> list[Call]:
+    """Bind every template of a program."""
+    return [_bind(template, device) for template in program.templates]
+
+
+def _bind(template: Template, device: torch.device) -> Call:
+    if template.operator in _REFUSED:
+        raise UnknownOperatorError(f"{template.operator} is not run here.", hint="It would touch the server's files.")
+    operator = operator_named(template.operator)
+    facts = facts_of(operator)
+    if facts.digest != template.digest:
+        raise SchemaMismatchError(f"{template.operator} has another schema in PyTorch {torch.__version__} here.",
+                                  hint="Install the same PyTorch release on both sides.")
+    names = [*facts.argument_names[: len(template.arguments)], *(name for name, _ in template.keywords)]
+    unknown = set(names) - set(facts.argument_names)
+    if unknown or len(template.arguments) > len(facts.argument_names):
+        raise ProtocolError(f"{template.operator} has no arguments {sorted(unknown)}.")
+    every = [*template.arguments, *(argument for _, argument in template.keywords)]
+    written: list[int] = []
+    position = 0
+    for name, argument in zip(names, every, strict=True):
+        width = count_tensors(argument)
+        written += range(position, position + width) if name in facts.written else ()
+        position += width
+    return Call(
+        function=operator._op,
+        arguments=tuple(_resolve(argument, device) for argument in template.arguments),
+        keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
+        returns=facts.returns,
+        written_operands=tuple(written),
+        numbers=sum(_count_numbers(argument) for argument in every),
+        is_random=facts.is_random,
+    )
+
+
+def _resolve(argument: Argument, device: torch.device) -> Argument | Resolved:
+    """Replace a constant of PyTorch by what it means here; logical devices mean this executor's.
+
+    A list of constants is resolved item by item, one level deep at a time.
+    """
+    if isinstance(argument, ListArgument):
+        return ListArgument(tuple(_resolve(item, device) for item in argument.items))  # type: ignore[arg-type]  # Resolved items are as good
+    if not isinstance(argument, TorchArgument):
+        return argument
+    if argument.kind == "device":
+        return Resolved(device)
+    if argument.kind == "dtype":
+        return Resolved(dtype_named(argument.name))
+    table: dict[str, Any] = {"layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}.get(argument.kind, {})
+    if argument.name not in table:
+        raise ProtocolError(f"Unknown constant {argument.kind[:20]} {argument.name[:40]!r}.")
+    return Resolved(table[argument.name])
+
+
+def _count_numbers(argument: Argument) -> int:
+    if isinstance(argument, ListArgument):
+        return sum(_count_numbers(item) for item in argument.items)
+    return 1 if isinstance(argument, NumberArgument) else 0
+
+
+def results_of(call: Call, returned: Any) -> list[Any]:
+    """List the new results of a call in the order in which a program numbers them."""
+    if not call.returns:
+        return []
+    values = [returned] if len(call.returns) == 1 else returned
+    results: list[Any] = []
+    for kind, value in zip(call.returns, values, strict=True):
+        if kind is ReturnKind.LIST:
+            results += value
+        elif kind is not ReturnKind.WRITTEN:
+            results.append(value)
+    return results
+
+
+__all__ = ("Call", "ConstantArgument", "Resolved", "TensorArgument", "bind", "results_of")

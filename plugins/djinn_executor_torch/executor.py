@@ -1,0 +1,118 @@
+"""The executor and its factory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from djinn.errors import ConfigurationError, ProtocolError
+from djinn.kinds.executor import RandomState, Report
+from djinn.model.program import Program
+from djinn.protocol.tensors import to_dense_cpu
+from djinn_executor_torch.calls import Call, bind
+from djinn_executor_torch.codegen import Compiled
+from djinn_executor_torch.interpreter import interpret
+from djinn_executor_torch.random import TorchRandomState
+
+
+class TorchExecutor:
+    """Runs programs on one device.
+
+    Concurrency:
+        Any thread; one program runs at a time, because the device's default generator is lent to the session that
+        runs.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = str(device)
+        self._device = device
+        self._lock = threading.RLock()
+
+    def compile(self, program: Program) -> TorchProgram:
+        """Resolve every operator and check its schema against the client's.
+
+        Raises:
+            UnknownOperatorError, SchemaMismatchError, ProtocolError: Names the operator.
+        """
+        return TorchProgram(program, bind(program, self._device), self._lock)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a CPU tensor to the device."""
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return tensor.detach().to(self._device, copy=True)
+
+    def get(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a value to a new dense CPU tensor."""
+        with self._lock, torch.inference_mode(mode=False), torch.no_grad():
+            made = to_dense_cpu(value)
+            return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
+
+    def random_state(self, seed: int) -> RandomState:
+        """Make a session's own stream of random numbers."""
+        return TorchRandomState(self._device, seed, self._lock)
+
+    def close(self) -> None:
+        """Nothing to give back: values belong to sessions, memory to PyTorch's allocator."""
+
+
+class TorchProgram:
+    """A program bound to PyTorch's operators.
+
+    Interpreted the first time, compiled to straight-line Python when it turns out to repeat.
+    """
+
+    def __init__(self, program: Program, calls: Sequence[Call], lock: threading.RLock) -> None:
+        self._program = program
+        self._calls = calls
+        self._lock = lock
+        self._is_random = any(call.is_random for call in calls)
+        self._numbers = sum(calls[step.template].numbers for step in program.steps)
+        self._runs = 0
+        self._compiled: Compiled | None = None
+
+    def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
+        """Run once; see `djinn.kinds.executor.CompiledProgram`."""
+        if len(numbers) != self._numbers:
+            raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
+        with self._lock, torch.inference_mode():
+            if not self._is_random:
+                return self._run(inputs, numbers, report)
+            if not isinstance(random, TorchRandomState):
+                raise TypeError(f"a TorchRandomState is needed, not {type(random).__name__}")
+            with random.lent_to_device():
+                return self._run(inputs, numbers, report)
+
+    def _run(self, inputs: list[Any], numbers: Sequence[Any], report: Report) -> list[Any]:
+        self._runs += 1
+        if self._runs == 1:
+            return interpret(self._program, self._calls, inputs, numbers, report)
+        if self._compiled is None:
+            self._compiled = Compiled(self._program, self._calls)
+        return self._compiled.run(inputs, numbers, report)
+
+
+class TorchExecutorFactory:
+    """Opens devices that PyTorch knows here."""
+
+    name = "torch"
+
+    def devices(self) -> list[str]:
+        """List the devices, CUDA first."""
+        return [f"cuda:{index}" for index in range(torch.cuda.device_count())] + ["cpu"]
+
+    def open(self, device: str) -> TorchExecutor:
+        """Open a device.
+
+        Raises:
+            ConfigurationError: PyTorch has no such device here.
+        """
+        wanted = "cuda:0" if device == "cuda" else device or "cpu"
+        if wanted not in self.devices():
+            raise ConfigurationError(f"There is no device {device!r} here.",
+                                     hint=f"Available: {', '.join(self.devices())}.")
+        return TorchExecutor(torch.device(wanted))

@@ -1,0 +1,117 @@
+"""Runs a program step by step: the first time, and from the point where a compiled run met an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from djinn.errors import ProtocolError
+from djinn.kinds.executor import Report
+from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.protocol.messages import Poisoned
+from djinn_executor_torch.calls import Call, Resolved, results_of
+
+
+def interpret(
+    program: Program,
+    calls: Sequence[Call],
+    inputs: list[Any],
+    numbers: Sequence[Any],
+    report: Report,
+    *,
+    start: int = 0,
+    results: dict[int, Any] | None = None,
+) -> list[Any]:
+    """Run the steps from ``start``.
+
+    Args:
+        program: A checked program.
+        calls: Its bound templates.
+        inputs: Values of the inputs; one that a failed step would have written becomes its poison.
+        numbers: All lifted numbers, also those of earlier steps.
+        report: See `djinn.kinds.executor.CompiledProgram.run`.
+        start: First step to run.
+        results: Results of the steps before ``start`` that are still needed.
+    """
+    known = {} if results is None else results
+    last_use = last_uses(program)
+    taken = sum(calls[step.template].numbers for step in program.steps[:start])
+    produced = sum(step.results for step in program.steps[:start])
+    for position in range(start, len(program.steps)):
+        step = program.steps[position]
+        call = calls[step.template]
+        operands = [known[operand] if operand >= 0 else inputs[-1 - operand] for operand in step.operands]
+        mine = numbers[taken : taken + call.numbers]
+        taken += call.numbers
+        poison = next((operand for operand in operands if isinstance(operand, Poisoned)), None)
+        if poison is not None:
+            for written in call.written_operands:
+                _poison(step.operands[written], poison, known, inputs)
+            outcome = [poison] * step.results
+        else:
+            outcome = _call(call, operands, mine, step.results, position, report)
+        for result in outcome:
+            known[produced] = result
+            produced += 1
+        for dead in last_use.get(position, ()):
+            known.pop(dead, None)
+    return [known[index] for index in program.keep]
+
+
+def last_uses(program: Program) -> dict[int, list[int]]:
+    """For each step: the results that nothing needs after it."""
+    last: dict[int, int] = {}
+    produced = 0
+    for position, step in enumerate(program.steps):
+        for operand in step.operands:
+            if operand >= 0:
+                last[operand] = position
+        for result in range(produced, produced + step.results):
+            last[result] = position
+        produced += step.results
+    for kept in program.keep:
+        last.pop(kept, None)
+    by_step: dict[int, list[int]] = {}
+    for result, position in last.items():
+        by_step.setdefault(position, []).append(result)
+    return by_step
+
+
+def _call(
+    call: Call, operands: list[Any], numbers: Sequence[Any], expected: int, position: int, report: Report
+) -> list[Any]:
+    try:
+        arguments, keywords = fill(call, operands, numbers)
+        results = results_of(call, call.function(*arguments, **keywords))
+        if len(results) != expected:
+            raise ProtocolError(f"The step gave {len(results)} results, {expected} were announced.")
+    except Exception as error:
+        # Any error of an operation belongs to that operation's results; the independent rest goes on.
+        return [report(position, error)] * expected
+    return results
+
+
+def fill(call: Call, operands: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Fill a call's form with operands and numbers."""
+    tensors, values = iter(operands), iter(numbers)
+    arguments = [_value(argument, tensors, values) for argument in call.arguments]
+    return arguments, {name: _value(argument, tensors, values) for name, argument in call.keywords}
+
+
+def _value(argument: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    if isinstance(argument, TensorArgument):
+        return next(tensors)
+    if isinstance(argument, NumberArgument):
+        return next(numbers)
+    if isinstance(argument, (ConstantArgument, Resolved)):
+        return argument.value
+    if isinstance(argument, ListArgument):
+        return [_value(item, tensors, numbers) for item in argument.items]
+    raise TypeError(f"unknown argument form {type(argument).__name__}")
+
+
+def _poison(operand: int, poison: Poisoned, known: dict[int, Any], inputs: list[Any]) -> None:
+    if operand >= 0:
+        known[operand] = poison
+    else:
+        inputs[-1 - operand] = poison

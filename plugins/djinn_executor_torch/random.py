@@ -1,0 +1,60 @@
+"""A session's own random numbers, drawn by the device's default generator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class TorchRandomState:
+    """A generator state that is swapped in while a random program of the session runs.
+
+    Operators such as dropout draw from the default generator and take no other, so that one is lent for the run and
+    given back as it was.
+    """
+
+    def __init__(self, device: torch.device, seed: int, lock: threading.RLock) -> None:
+        self._device = device
+        self._lock = lock
+        self._state = torch.Generator(device).get_state()
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Start again from ``seed``."""
+        self._state = torch.Generator(self._device).manual_seed(seed).get_state()
+
+    def get(self) -> torch.Tensor:
+        """Return the state, ``u8[N]``."""
+        return self._state.clone()
+
+    def set(self, state: torch.Tensor) -> None:
+        """Continue from a state.
+
+        Raises:
+            RuntimeError, TypeError: It is not a state of this kind of device.
+        """
+        generator = torch.Generator(self._device)
+        generator.set_state(state)
+        self._state = generator.get_state()
+
+    @contextmanager
+    def lent_to_device(self) -> Iterator[None]:
+        """Let the device's default generator continue this stream for a while."""
+        generator = self._default_generator()
+        with self._lock:
+            theirs = generator.get_state()
+            generator.set_state(self._state)
+            try:
+                yield
+            finally:
+                self._state = generator.get_state()
+                generator.set_state(theirs)
+
+    def _default_generator(self) -> torch.Generator:
+        if self._device.type == "cuda":
+            torch.cuda.init()
+            return torch.cuda.default_generators[self._device.index or 0]
+        return torch.default_generator

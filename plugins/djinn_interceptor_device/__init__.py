@@ -1,0 +1,16 @@
+"""Makes ``remote_accelerator`` a device of PyTorch, in Python alone and without replacing any function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Interceptor
+
+
+@hookimpl
+def djinn_register_interceptors(register: Callable[[Interceptor], None]) -> None:
+    """Register the plugin's one interceptor."""
+    from djinn_interceptor_device.interceptor import DeviceInterceptor
+
+    register(DeviceInterceptor())

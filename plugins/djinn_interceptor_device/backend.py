@@ -1,0 +1,133 @@
+"""What PyTorch asks of a device's backend: module, hooks, device guard."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from djinn import runtime
+from djinn.tensor import pending_errors
+
+
+class BackendModule:
+    """The module ``torch.remote_accelerator``.
+
+    It calls itself unavailable: the answer decides whether ``torch.accelerator`` and pinned memory of *ordinary*
+    tensors go to this device, and those are to stay as they were.
+    """
+
+    def is_available(self) -> bool:
+        """Return False; see the class."""
+        return False
+
+    def is_initialized(self) -> bool:
+        """Whether a session is running."""
+        return runtime.is_initialized()
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        """Return the number of logical devices."""
+        return 1
+
+    def current_device(self) -> int:
+        """Return the index of the current logical device."""
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        """Accept the one device.
+
+        Raises:
+            RuntimeError: It is another.
+        """
+        index = device if isinstance(device, int) else torch.device(device).index
+        if index not in (None, 0, -1):
+            raise RuntimeError(f"There is 1 remote accelerator, index 0; {device!r} does not exist.")
+
+    def device(self, device: Any) -> Any:
+        """Return a context in which ``device`` is current."""
+        self.set_device(device)
+        return torch.autograd.profiler.record_function("remote_accelerator.device")
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed the remote random numbers."""
+        runtime.seed_all(int(seed))
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed the remote random numbers; ``torch.manual_seed`` calls this."""
+        runtime.seed_all(int(seed))
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """Fetch the state of the remote random numbers, ``u8[N]``."""
+        return runtime.current().random_state()
+
+    def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
+        """Continue the remote random numbers from a state."""
+        runtime.current().set_random_state(new_state)
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        """Fetch the states of all devices."""
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        """Set the states of all devices."""
+        for state in new_states:
+            self.set_rng_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """List the dtypes of autocast."""
+        return [torch.bfloat16, torch.float16]
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait until everything recorded has run."""
+        runtime.current().synchronize()
+
+    def empty_cache(self) -> None:
+        """Do nothing: memory belongs to the executor."""
+
+
+class Hooks(torch._C._acc.PrivateUse1Hooks):
+    """Without these, a backward pass fails."""
+
+    def is_available(self) -> bool:
+        """Return False, for the same reason as `BackendModule.is_available`."""
+        return False
+
+    def has_primary_context(self, device_index: int) -> bool:
+        """Return True: autograd may run on this device."""
+        return True
+
+    def is_built(self) -> bool:
+        """Return True."""
+        return True
+
+
+class DeviceGuard(torch._C._acc.DeviceGuard):
+    """Without it, the first matrix product aborts the process; and with a careless one, errors in a backward pass do.
+
+    Autograd's guards call `type_` from destructors that must not fail, also while a Python exception is on its way out
+    of a hook or an operation. A Python function cannot return a result while an exception is pending, so the
+    destructor would fail and end the process. `type_` therefore takes the exception over: the first call of a C
+    function notices it and raises SystemError with the exception as its cause. The exception is raised again where
+    the backward pass was called (`djinn_interceptor_device.functions.run_backward`).
+
+    Source:
+        torch/csrc/acc/Module.cpp (``PythonDeviceGuard``), Objects/call.c of CPython (``_Py_CheckFunctionResult``).
+    """
+
+    def type_(self) -> Any:
+        """Return the device's type, whatever is going on."""
+        try:
+            _touch()
+        except SystemError as noticed:
+            if noticed.__cause__ is not None:
+                pending_errors.append(noticed.__cause__)
+        return _TYPE
+
+
+_touch = functools.partial(int)
+"""A call that CPython never specialises, so that it always notices a pending exception."""
+_TYPE = torch._C._autograd.DeviceType.PrivateUse1

@@ -1,0 +1,57 @@
+"""Functions of PyTorch's Python interface that are carried out in a special way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
+from torch.autograd import forward_ad
+
+from djinn.kinds.interceptor import FunctionHandler
+from djinn.tensor import pending_errors
+
+_without_functions = torch._C.DisableTorchFunctionSubclass
+_below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a composite so that it arrives whole when no gradient is needed.
+
+    Autograd's keys are what takes composites apart. Without gradients nothing else happens there for a function that
+    neither writes nor returns a view.
+    """
+    needs_autograd = (
+        torch.is_grad_enabled()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+    with _without_functions():
+        if needs_autograd:
+            return function(*args, **kwargs)
+        with _below_autograd():
+            return function(*args, **kwargs)
+
+
+def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a backward pass; raise what a device guard took over on the way (see `backend.DeviceGuard`)."""
+    try:
+        with _without_functions():
+            return function(*args, **kwargs)
+    except SystemError:
+        if pending_errors:
+            raise pending_errors.pop() from None
+        raise
+
+
+FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
+    **dict.fromkeys((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad), run_backward),
+    **dict.fromkeys(
+        (
+            F.linear, F.scaled_dot_product_attention, F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm,
+            torch.group_norm, torch.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
+        ),
+        keep_whole,
+    ),
+}

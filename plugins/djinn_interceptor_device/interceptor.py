@@ -1,0 +1,53 @@
+"""The interceptor: registers the device and says which operators and functions need special care."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from djinn.errors import DeviceNameTakenError
+from djinn.kinds.interceptor import FunctionHandler, Handler
+from djinn_interceptor_device import factories, functions, handlers
+from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+DEVICE_NAME = "remote_accelerator"
+_UNCLAIMED = "privateuseone"
+
+
+class DeviceInterceptor:
+    """Takes PyTorch's one spare device and gives it a name, kernels, and a module ``torch.remote_accelerator``."""
+
+    name = "device"
+
+    def install(self) -> torch.device:
+        """Register the device; once registered, only say which it is.
+
+        Raises:
+            DeviceNameTakenError: Another package has taken the spare device.
+        """
+        taken = torch._C._get_privateuse1_backend_name()
+        ours = isinstance(getattr(torch, DEVICE_NAME, None), BackendModule)
+        if not ours:
+            if taken != _UNCLAIMED:
+                raise DeviceNameTakenError(
+                    f"PyTorch's one spare device is already {taken!r} in this process.",
+                    hint="djinn.capture() works nevertheless; for the device remote_accelerator, run djinn in a process "
+                    "without the package that took it.",
+                )
+            _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
+            factories.register()
+        return torch.device(DEVICE_NAME, 0)
+
+    def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
+        """Operators that copy between devices or ask about storages."""
+        return handlers.HANDLERS
+
+    def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
+        """Functions that start a backward pass, and composites that stay whole without gradients."""
+        return functions.FUNCTIONS

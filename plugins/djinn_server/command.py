@@ -1,0 +1,112 @@
+"""The command ``djinn serve``."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from djinn.errors import ConfigurationError, DjinnError
+from djinn_server.server import Server
+
+__all__ = ("serve",)
+
+USAGE_ERROR = 2
+_log = logging.getLogger("djinn.server")
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 or ::1 for this machine only.")] = (
+        "127.0.0.1"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 finds a free one.")] = 0,
+    device: Annotated[str, typer.Option(help="Device that runs the operations, for example cpu or cuda:0.")] = "cpu",
+    token: Annotated[str, typer.Option(
+        envvar="DJINN_TOKEN", show_default=False,
+        help="Secret that clients have to know. Other users of this machine can see options: prefer the variable.",
+    )] = "",
+    threads: Annotated[int | None, typer.Option(
+        min=1, show_default=False, help="Threads for operations on the CPU; as PyTorch sees fit if not given.")] = None,
+) -> None:
+    """Let sessions in other processes, or on other machines, compute on a device of this machine.
+
+    Prints one line, "djinn serving tcp://HOST:PORT", once it accepts connections; give that address to clients as
+    DJINN_SERVER or djinn.init(server=...). Logs go to standard error, as much as DJINN_LOG_LEVEL says. Ends on SIGTERM
+    or Ctrl-C.
+
+    Whoever can connect can compute here and use this machine's memory. An address that other machines can reach is
+    therefore refused without a token; and since nothing is encrypted, use such an address in a trusted network only,
+    or through a tunnel.
+    """
+    try:
+        server = _open(host, port, device, token, threads)
+    except DjinnError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    _run(server)
+
+
+def _open(host: str, port: int, device: str, token: str, threads: int | None) -> Server:
+    from djinn.config import Config
+    from djinn.kinds.transport import ListenOptions
+    from djinn.logs import configure
+    from djinn.plugins import Plugins
+
+    quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
+    config = Config.resolve({"token": token, **quiet}, os.environ)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(config)
+    if not _is_loopback(host):
+        if not config.token:
+            raise ConfigurationError(f"Other machines could reach {host}, and no token keeps them out.",
+                                     hint="Set DJINN_TOKEN to a secret, or listen on 127.0.0.1.")
+        _log.warning("listening on %s without encryption: use it in a trusted network only", host)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    plugins = Plugins.load(config.selection)
+    executor = plugins.choose("executor", "torch").open(device)
+    address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return Server(plugins.transport_for("tcp").listen(address, ListenOptions()), executor, token=config.token)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a host, in all its meanings, is this machine alone."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, 0)}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"There is no host {host!r}: {error}.",
+                                 hint="Give --host an address or name of this machine.") from None
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+
+
+def _run(server: Server) -> None:
+    """Serve until a signal comes."""
+    # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda caught, _: signals.put(caught))
+    server.start()
+    print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
+    caught = _wait(signals)
+    _log.info("stopping on %s", signal.Signals(caught).name)
+    if not server.stop():
+        # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
+        logging.shutdown()
+        os._exit(0)
+
+
+def _wait(signals: queue.SimpleQueue[int]) -> int:
+    while True:
+        try:
+            # The time limit is for Windows, where a signal does not end a wait.
+            return signals.get(timeout=1.0)
+        except queue.Empty:
+            continue

@@ -1,0 +1,64 @@
+"""The greeting: who connects, whether both sides understand each other, and whether it may come in."""
+
+from __future__ import annotations
+
+import hmac
+import platform
+import secrets
+import sys
+
+import torch
+
+from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError
+from djinn.kinds.executor import Executor
+from djinn.kinds.transport import Channel
+from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+
+__all__ = ("greet",)
+
+
+def greet(channel: Channel, executor: Executor, token: str) -> str | None:
+    """Receive a client's greeting and answer it.
+
+    Args:
+        channel: A new connection.
+        executor: What the client is going to use.
+        token: What the client has to know; empty for nothing.
+
+    Returns:
+        The identifier of the session that begins; ``None`` if the client left without a word.
+
+    Raises:
+        ProtocolError: What it said is no greeting.
+        ProtocolVersionError, RefusedError: The client cannot or may not use this server.
+        TransportError: The connection broke.
+    """
+    received = channel.receive()
+    if received is None:
+        return None
+    sequence, hello, _ = received
+    if not isinstance(hello, Hello):
+        raise ProtocolError(f"A {type(hello).__name__} where a greeting was expected.")
+    _check(hello, token)
+    session = secrets.token_hex(16)
+    channel.send(sequence, Welcome(PROTOCOL_VERSION, torch.__version__, platform.python_version(), sys.byteorder,
+                                   executor.device, session))
+    channel.greeted()
+    return session
+
+
+def _check(hello: Hello, token: str) -> None:
+    if hello.protocol != PROTOCOL_VERSION:
+        raise ProtocolVersionError(f"The client speaks protocol {hello.protocol}, this server {PROTOCOL_VERSION}.",
+                                   hint="Install the same djinn release on both.")
+    if hello.byte_order != sys.byteorder:
+        raise RefusedError(f"The client is a {hello.byte_order[:20]!r} endian machine, this server a "
+                           f"{sys.byteorder!r} endian one, and tensors travel as they lie in memory.",
+                           hint="Use a client and a server of the same byte order.")
+    if token and not hmac.compare_digest(_bytes(hello.token), _bytes(token)):
+        raise RefusedError("The token is missing." if not hello.token else "The token is wrong.",
+                           hint="Set DJINN_TOKEN, or djinn.init(token=...), to the token the server was started with.")
+
+
+def _bytes(token: str) -> bytes:
+    return token.encode("utf-8", "surrogateescape")

@@ -1,0 +1,174 @@
+"""The server: sessions over any transport, each with a thread and values of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from djinn.errors import DjinnError, ProtocolError, TransportError
+from djinn.kinds.executor import Executor
+from djinn.kinds.transport import Channel, Listener
+from djinn.protocol.messages import Batch, Refusal
+from djinn.protocol.service import SessionService
+from djinn_server.greeting import greet
+from djinn_server.memory import return_memory
+
+__all__ = ("Server",)
+
+_log = logging.getLogger("djinn.server")
+
+
+class Server:
+    """Serves an executor to every connection that a listener accepts.
+
+    What one connection sends, however malformed, ends at most that connection.
+
+    Args:
+        listener: Where clients connect; closed by `stop`.
+        executor: Runs the programs of all sessions; closed by `stop`.
+        token: What clients have to know; empty to let in everyone who can connect.
+
+    Concurrency:
+        `start` and `stop` are called by one thread; every connection is served on its own.
+    """
+
+    def __init__(self, listener: Listener, executor: Executor, *, token: str = "") -> None:
+        self._listener = listener
+        self._executor = executor
+        self._token = token
+        self._lock = threading.Lock()
+        self._connections: dict[threading.Thread, Channel] = {}
+        self._count = 0
+        self._stopping = False
+        self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Address that clients connect to."""
+        return self._listener.address
+
+    @property
+    def connections(self) -> int:
+        """Number of connections that are being served."""
+        return len(self._connections)
+
+    def start(self) -> None:
+        """Begin to accept connections."""
+        self._acceptor.start()
+        _log.info("serving %s on %s", self._executor.device, self.address)
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Stop accepting, end all sessions, and wait for their threads.
+
+        Args:
+            timeout_s: How long to wait for programs that are running; they cannot be interrupted.
+
+        Returns:
+            Whether every thread has ended.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._stopping = True
+            serving = dict(self._connections)
+        self._listener.close()
+        for channel in serving.values():
+            channel.close()
+        threads = [thread for thread in (self._acceptor, *serving) if thread.ident is not None]
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        busy = [thread.name for thread in threads if thread.is_alive()]
+        if busy:
+            _log.warning("still running after %g s: %s", timeout_s, ", ".join(busy))
+            return False
+        self._executor.close()
+        _log.info("stopped")
+        return True
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.stop()
+
+    def _accept(self) -> None:
+        while (channel := self._listener.accept()) is not None:
+            self._count += 1
+            thread = threading.Thread(target=self._serve, args=(channel,), name=f"djinn-session-{self._count}",
+                                      daemon=True)
+            with self._lock:
+                if self._stopping:
+                    channel.close()
+                    return
+                self._connections[thread] = channel
+            try:
+                thread.start()
+            except RuntimeError as error:
+                _log.error("%s: no thread could be started: %s", channel.peer, error)
+                channel.close()
+                self._forget(thread)
+
+    def _forget(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._connections.pop(thread, None)
+
+    def _serve(self, channel: Channel) -> None:
+        try:
+            self._converse(channel)
+        except TransportError as error:
+            _log.info("%s: %s", channel.peer, error)
+        except DjinnError as error:
+            _log.warning("%s: refused: %s", channel.peer, _printable(error))
+            self._refuse(channel, Refusal(error.code, error.summary[:4000], error.hint[:4000]))
+        except Exception:
+            _log.exception("%s: the session failed", channel.peer)
+            self._refuse(channel, Refusal(DjinnError.code, "The session failed inside the server.",
+                                          "See the server's log; report it if it happens again."))
+        finally:
+            channel.close()
+            self._forget(threading.current_thread())
+
+    def _refuse(self, channel: Channel, refusal: Refusal) -> None:
+        try:
+            channel.send(0, refusal)
+        except TransportError as error:
+            _log.info("%s: left before it could be told: %s", channel.peer, error)
+
+    def _converse(self, channel: Channel) -> None:
+        session = greet(channel, self._executor, self._token)
+        if session is None:
+            return
+        _log.info("%s: session %s begins", channel.peer, session)
+        service = SessionService(self._executor)
+        try:
+            while _answer_next(channel, service):
+                pass
+        finally:
+            held = service.live_handles
+            service.close()
+            del service
+            return_memory()
+            _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
+
+
+def _answer_next(channel: Channel, service: SessionService) -> bool:
+    """Carry out one batch. Its tensors live in this call only, not while the next one is awaited."""
+    received = channel.receive()
+    if received is None:
+        return False
+    sequence, message, tensors = received
+    if not isinstance(message, Batch):
+        raise ProtocolError(f"A {type(message).__name__} where a Batch was expected.")
+    result, data = service.handle(message, tensors)
+    if message.wants_reply:
+        channel.send(sequence, result, data)
+    return True
+
+
+def _printable(error: DjinnError) -> str:
+    """Text of an error, which may repeat what a client sent: no control characters get into the log."""
+    return "".join(character if character.isprintable() else "?" for character in str(error))

@@ -1,0 +1,16 @@
+"""Shape inference by running operators on meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import ShapeInference
+
+
+@hookimpl
+def djinn_register_shapes(register: Callable[[ShapeInference], None]) -> None:
+    """Register the plugin's one shapes."""
+    from djinn_shapes_meta.shapes import MetaShapes
+
+    register(MetaShapes())

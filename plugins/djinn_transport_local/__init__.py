@@ -1,0 +1,16 @@
+"""An executor in this process, on a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Transport
+
+
+@hookimpl
+def djinn_register_transports(register: Callable[[Transport], None]) -> None:
+    """Register the plugin's one transport."""
+    from djinn_transport_local.transport import LocalTransport
+
+    register(LocalTransport())

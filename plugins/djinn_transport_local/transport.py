@@ -1,0 +1,103 @@
+"""The transport that goes nowhere."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from djinn.errors import ConfigurationError, TransportError
+from djinn.kinds.executor import Executor
+from djinn.kinds.transport import ConnectOptions, Listener, ListenOptions
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Result, Welcome
+from djinn.protocol.service import SessionService
+
+
+class LocalTransport:
+    """Connects a session to an executor in the same process."""
+
+    name = "local"
+    scheme = "local"
+
+    def connect(self, address: str, options: ConnectOptions) -> LocalConnection:
+        """Open an executor and a session on it.
+
+        Raises:
+            ConfigurationError: No executor was given, or the address is not this transport's.
+        """
+        if options.open_executor is None:
+            raise ConfigurationError("The local transport needs an executor in this process.",
+                                     hint="Enable an executor plugin, or connect to a server.")
+        return LocalConnection(address or "local://", options.open_executor())
+
+    def listen(self, address: str, options: ListenOptions) -> Listener:
+        """Refuse: nobody outside can reach this process this way.
+
+        Raises:
+            ConfigurationError: Always.
+        """
+        raise ConfigurationError(f"The local transport cannot listen on {address!r}.",
+                                 hint="Serve over tcp:// instead.")
+
+
+class LocalConnection:
+    """A session on an executor in this process.
+
+    The executor's work runs on a thread of its own: there, none of the caller's modes (inference, autocast, function
+    or dispatch modes) are in force. The caller waits, so neither side runs while the other does.
+    """
+
+    def __init__(self, address: str, executor: Executor) -> None:
+        self.address = address
+        self.welcome = Welcome(PROTOCOL_VERSION, torch.__version__, sys.version.split()[0], sys.byteorder,
+                               executor.device, secrets.token_hex(8))
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._executor = executor
+        self._service = SessionService(executor)
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Carry out a batch that wants no answer."""
+        self._carry_out(batch, tensors)
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Carry out a batch and return its answer."""
+        return self._carry_out(batch, tensors)
+
+    def close(self) -> None:
+        """End the session and its thread."""
+        if self._closed:
+            return
+        self._closed = True
+        self._work.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._service.close()
+        self._executor.close()
+
+    def _carry_out(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        if self._closed:
+            raise TransportError(f"The session on {self.address} is closed.", hint="Call djinn.init() again.")
+        done: Future[tuple[Result, list[torch.Tensor]]] = Future()
+        self._work.put((lambda: self._service.handle(batch, tensors), done))
+        return done.result()
+
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
+            work, done = item
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                # Not swallowed: the waiting caller receives it.
+                done.set_exception(error)
+            del item, work, done

@@ -1,0 +1,21 @@
+"""The ``tcp`` transport: a session with an executor in another process or on another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from djinn.kinds.transport import Transport
+
+__all__ = ("djinn_register_transports",)
+
+
+@hookimpl
+def djinn_register_transports(register: Callable[[Transport], None]) -> None:
+    """Register the ``tcp`` transport."""
+    from djinn_transport_tcp.transport import TcpTransport
+
+    register(TcpTransport())

@@ -1,0 +1,224 @@
+"""The client's end of a connection."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from djinn.errors import ConfigurationError, DjinnError, ProtocolError, ProtocolVersionError, RefusedError
+from djinn.errors import RemoteTimeoutError, TransportError
+from djinn.kinds.transport import ConnectOptions
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Failure, Hello, Message, Refusal, Result, Welcome
+from djinn_transport_tcp.address import parse_address
+from djinn_transport_tcp.sockets import ByteStream, configure
+from djinn_transport_tcp.stream import FrameStream
+
+__all__ = ("TcpConnection", "connect")
+
+LAST_WORDS_S = 0.5
+"""How long to look for the server's reason after it has stopped to listen."""
+_START = "Start a server there with `djinn serve`, or correct the address in DJINN_SERVER or djinn.init(server=...)."
+_AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
+
+
+def connect(address: str, options: ConnectOptions) -> TcpConnection:
+    """Connect to a server and greet it; see `djinn.kinds.transport.Transport.connect`."""
+    host, port = parse_address(address)
+    deadline = time.monotonic() + options.connect_timeout_s
+    try:
+        sock = socket.create_connection((host, port), timeout=options.connect_timeout_s)
+    except TimeoutError:
+        raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
+                                 hint=_START) from None
+    except OSError as error:
+        raise TransportError(f"Nobody answers at {address}: {_reason(error)}.", hint=_START) from None
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
+    try:
+        configure(sock)
+        connection = TcpConnection(address, FrameStream(ByteStream(sock)), options.request_timeout_s)
+    except BaseException:
+        sock.close()
+        raise
+    connection.greet(options.token, deadline)
+    return connection
+
+
+class TcpConnection:
+    """The client's end of a session; see `djinn.kinds.transport.Connection`.
+
+    A frame goes through whole or the connection is closed. So after an exception that is not a `TransportError`, such
+    as a `KeyboardInterrupt`, a connection that still works has delivered its batch; the answer to an interrupted
+    request is read before the next frame is sent, and the failures in it are reported with the next answer.
+
+    Attributes:
+        address: Where it leads.
+        welcome: What the server said of itself.
+    """
+
+    def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
+        self.address = address
+        self.welcome = Welcome(PROTOCOL_VERSION, "", "", "", "", "")
+        self._frames = frames
+        self._request_timeout_s = request_timeout_s
+        self._sequence = 0
+        self._owed = False
+        self._failures: tuple[Failure, ...] = ()
+        self._lost = ""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far, greeting included."""
+        return self._frames.stream.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far, greeting included."""
+        return self._frames.stream.bytes_received
+
+    def greet(self, token: str, deadline: float) -> None:
+        """Say who this is and learn who answers.
+
+        Args:
+            token: The server's token, if it wants one.
+            deadline: Time on the monotonic clock until which to wait.
+
+        Raises:
+            RefusedError, ProtocolVersionError: The server says no.
+            TransportError: What answers is no server, or nothing does.
+        """
+        self._frames.stream.deadline = deadline
+        with self._whole():
+            self._write(Hello(PROTOCOL_VERSION, torch.__version__, platform.python_version(), sys.byteorder, token), ())
+            answer, _ = self._read()
+            if not isinstance(answer, Welcome):
+                raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
+            if answer.protocol != PROTOCOL_VERSION or answer.byte_order != sys.byteorder:
+                raise ProtocolVersionError(
+                    f"The server at {self.address} speaks protocol {answer.protocol} and is {answer.byte_order}-endian,"
+                    f" this client protocol {PROTOCOL_VERSION} and {sys.byteorder}-endian.",
+                    hint="Install the same djinn release on both, on machines of the same byte order.")
+            self.welcome = answer
+        self._frames.stream.deadline = None
+        self._frames.stream.stall_timeout_s = self._request_timeout_s
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a batch that wants no answer; see `djinn.kinds.transport.Connection.submit`."""
+        with self._whole():
+            self._settle()
+            self._write(batch, tensors)
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Send a batch and wait for its answer; see `djinn.kinds.transport.Connection.request`."""
+        with self._whole():
+            self._settle()
+            self._write(batch, tensors)
+            self._owed = True
+        self._wait()
+        with self._whole():
+            result, data = self._answer()
+        failures, self._failures = self._failures, ()
+        return (Result(result.items, failures + result.failures) if failures else result), data
+
+    def close(self) -> None:
+        """End the session. Never raises, may be called twice."""
+        self._lost = self._lost or "it was closed on this side"
+        self._frames.stream.close()
+
+    def _settle(self) -> None:
+        """Take in the answer to a request whose caller was interrupted: two sides that only send wait for ever."""
+        if self._owed:
+            result, _ = self._answer()
+            self._failures += result.failures
+
+    def _wait(self) -> None:
+        """Wait for an answer to begin. An interrupt here finds both sides between frames, so the connection lives."""
+        try:
+            self._frames.stream.wait()
+        except Exception as error:
+            raise self._lose(error) from None
+
+    def _answer(self) -> tuple[Result, list[torch.Tensor]]:
+        message, data = self._read()
+        self._owed = False
+        if not isinstance(message, Result):
+            raise ProtocolError(f"It answered a batch with a {type(message).__name__}.")
+        return message, data
+
+    def _write(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+        self._sequence += 1
+        self._frames.write(self._sequence, message, tensors)
+
+    def _read(self) -> tuple[Message, list[torch.Tensor]]:
+        received = self._frames.read()
+        if received is None:
+            raise EOFError("the server closed it")
+        sequence, message, data = received
+        if isinstance(message, Refusal):
+            raise self._refused(message)
+        if sequence != self._sequence:
+            raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
+        return message, data
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Close the connection unless everything inside is done: half a frame cannot be continued."""
+        self._check_usable()
+        try:
+            yield
+        except Exception as error:
+            raise self._lose(error) from None
+        except BaseException:
+            self._lost = "an exception interrupted a transfer"
+            self._frames.stream.close()
+            raise
+
+    def _check_usable(self) -> None:
+        if self._lost:
+            raise TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
+
+    def _lose(self, error: Exception) -> Exception:
+        """Close the connection and say why, in the server's words if it left any."""
+        failure = self._explain(error)
+        self._lost = failure.summary.rstrip(".") if isinstance(failure, DjinnError) else repr(failure)
+        self._frames.stream.close()
+        return failure
+
+    def _explain(self, error: Exception) -> Exception:
+        if isinstance(error, (TransportError, ProtocolVersionError)):
+            return error
+        if isinstance(error, ProtocolError):
+            return TransportError(f"The exchange with {self.address} failed: {error.summary}", hint=error.hint or _AGAIN)
+        if isinstance(error, TimeoutError):
+            return RemoteTimeoutError(f"The connection to {self.address} is dead: {_reason(error)}.", hint=_AGAIN)
+        if isinstance(error, OSError):
+            return self._last_words() or TransportError(f"The connection to {self.address} broke: {_reason(error)}.",
+                                                        hint=_AGAIN)
+        if isinstance(error, EOFError):
+            return TransportError(f"The connection to {self.address} is gone: {error}.", hint=_AGAIN)
+        return error
+
+    def _last_words(self) -> Exception | None:
+        """Read why the server closed a connection while this side was sending, if it said so."""
+        self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
+        try:
+            received = self._frames.read()
+        except (OSError, EOFError, ProtocolError):
+            # Whatever this says is less to the point than the error that led here, which is reported instead.
+            return None
+        return self._refused(received[1]) if received is not None and isinstance(received[1], Refusal) else None
+
+    def _refused(self, refusal: Refusal) -> Exception:
+        kind = ProtocolVersionError if refusal.code == ProtocolVersionError.code else RefusedError
+        code = "" if refusal.code == kind.code else f" [{refusal.code}]"
+        return kind(f"The server at {self.address} says:{code} {refusal.summary}", hint=refusal.hint)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror if isinstance(error.strerror, str) and error.strerror else str(error)

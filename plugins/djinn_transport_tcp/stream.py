@@ -1,0 +1,163 @@
+"""Frames over a byte stream: what both ends of a connection share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from djinn.errors import ProtocolError
+from djinn.protocol import messages
+from djinn.protocol.frames import (
+    HEAD,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    body_length,
+    decode_head,
+    decode_header,
+    encode_head,
+    padding,
+    tensor_headers,
+)
+from djinn.protocol.messages import Message, TensorHeader
+from djinn.protocol.tensors import buffer_of, empty_from, size_bytes
+from djinn_transport_tcp.sockets import ByteStream
+
+__all__ = ("FrameStream",)
+
+CHUNK_BYTES = 2**18
+"""Memory set aside for a header before any of it has come."""
+AHEAD_BYTES = 2**20
+AHEAD_TENSORS = 64
+"""Tensors are allocated in groups, each when its turn comes: a group ends when it has this many, or this many bytes."""
+_ZEROS = memoryview(bytes(64))
+
+
+class FrameStream:
+    """Reads and writes whole frames.
+
+    Attributes:
+        stream: The bytes below.
+        max_header_bytes: Largest header accepted.
+        max_body_bytes: Largest body accepted.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self.max_header_bytes = MAX_HEADER_BYTES
+        self.max_body_bytes = MAX_BODY_BYTES
+        self._padding = memoryview(bytearray(64))
+
+    def write(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+        """Send one frame.
+
+        Args:
+            sequence: Number of the frame.
+            message: Its header.
+            tensors: One dense CPU tensor per tensor header in the message.
+
+        Raises:
+            ProtocolError: The tensors are not those of the message, or the frame is too large; nothing was sent.
+            OSError: The connection broke or stood still.
+        """
+        header = messages.encode(message)
+        described = tensor_headers(message)
+        _check_tensors(described, tensors)
+        body_bytes = body_length(described)
+        if len(header) > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+            raise ProtocolError(f"A frame of {len(header)} + {body_bytes} bytes is too large to be sent.")
+        views = [memoryview(encode_head(sequence, len(header), body_bytes) + header)]
+        for tensor in tensors:
+            data = buffer_of(tensor)
+            views += (data, _ZEROS[: padding(len(data))])
+        self.stream.send(views)
+
+    def read(self) -> tuple[int, Message, list[torch.Tensor]] | None:
+        """Receive one frame, the tensors' bytes straight into their memory.
+
+        Returns:
+            Its sequence number, message and tensors; ``None`` if the stream ends before it.
+
+        Raises:
+            ProtocolError: What came is no frame, or breaks a limit.
+            EOFError: The stream ends within the frame.
+            OSError: The connection broke or stood still.
+        """
+        data = bytearray(HEAD.size)
+        received = self.stream.receive([memoryview(data)])
+        if received == 0:
+            return None
+        if received < HEAD.size:
+            raise _cut_short()
+        head = decode_head(data, max_header_bytes=self.max_header_bytes, max_body_bytes=self.max_body_bytes)
+        message = decode_header(self._read_header(head.header_bytes), head.body_bytes)
+        return head.sequence, message, self._read_tensors(tensor_headers(message))
+
+    def _read_header(self, length: int) -> bytearray:
+        header = bytearray(min(length, CHUNK_BYTES))
+        self._fill([memoryview(header)])
+        if length > CHUNK_BYTES:
+            chunk = memoryview(bytearray(CHUNK_BYTES))
+            while missing := length - len(header):
+                part = chunk[:missing]
+                self._fill([part])
+                header += part
+        return header
+
+    def _read_tensors(self, described: Sequence[TensorHeader]) -> list[torch.Tensor]:
+        tensors: list[torch.Tensor] = []
+        for group in _groups(described):
+            made = [_allocate(header) for header in group]
+            views: list[memoryview] = []
+            for tensor in made:
+                data = buffer_of(tensor)
+                views += (data, self._padding[: padding(len(data))])
+            self._fill(views)
+            tensors += made
+        return tensors
+
+    def _fill(self, views: Sequence[memoryview]) -> None:
+        if self.stream.receive(views) < sum(len(view) for view in views):
+            raise _cut_short()
+
+
+def _check_tensors(described: Sequence[TensorHeader], tensors: Sequence[torch.Tensor]) -> None:
+    """Make sure that what follows the header is what it announces: one byte off would garble the rest of the session."""
+    if len(described) != len(tensors):
+        raise ProtocolError(f"The message describes {len(described)} tensors, {len(tensors)} are to be sent.")
+    for header, tensor in zip(described, tensors, strict=True):
+        length = tensor.numel() * tensor.element_size()
+        if tensor.device.type != "cpu" or length != size_bytes(header):
+            raise ProtocolError(f"The message describes a tensor of {size_bytes(header)} bytes, the one to be sent has "
+                                f"{length} on {tensor.device}.")
+
+
+def _groups(described: Sequence[TensorHeader]) -> Iterator[list[TensorHeader]]:
+    """Split so that a header full of lies makes this side allocate little more than what really comes."""
+    group: list[TensorHeader] = []
+    length = 0
+    for header in described:
+        group.append(header)
+        length += size_bytes(header)
+        if length >= AHEAD_BYTES or len(group) >= AHEAD_TENSORS:
+            yield group
+            group, length = [], 0
+    if group:
+        yield group
+
+
+def _allocate(header: TensorHeader) -> torch.Tensor:
+    try:
+        return empty_from(header)
+    except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:
+        # What PyTorch raises for too much memory, and for sizes that its own integers cannot hold.
+        reason = str(error).partition("\n")[0]
+        raise ProtocolError(f"A tensor of {size_bytes(header)} bytes cannot be allocated: {reason}",
+                            hint="Send less at once, or use a machine with more memory.") from None
+
+
+def _cut_short() -> EOFError:
+    return EOFError("it ended in the middle of a frame")
