@@ -53,7 +53,8 @@ def examine(plugins: Plugins, config: Config, problems: Sequence[DjinnError]) ->
     ]
     checks += [_failed("configuration or plugin", problem) for problem in problems]
     checks += [_attempt(kind, lambda kind=kind: _chosen(plugins, kind)) for kind in DEFAULTS]  # type: ignore[misc]  # default binds the loop variable
-    checks.append(_attempt("device", lambda: _device(plugins)))
+    checks.append(Check("spare device", ok=True, found=_spare_device()))
+    checks.append(_attempt("logical device", lambda: _device(plugins)))
     checks.append(_attempt("executor devices here", lambda: _executor_devices(plugins)))
     if config.server:
         checks.append(_attempt("server", lambda: _server(plugins, config)))
@@ -72,8 +73,7 @@ def _attempt(name: str, look: Callable[[], str]) -> Check:
         return Check(name, ok=True, found=look())
     except DjinnError as error:
         return _failed(name, error)
-    except Exception as error:
-        # A plugin may break its Protocol in any way; a doctor who dies of it helps nobody.
+    except Exception as error:  # noqa: BLE001  # a plugin may fail in any way; a doctor who dies of it helps nobody
         return Check(name, ok=False, found=f"{type(error).__name__}: {error}",
                      remedy="Report this to the plugin's author; DJINN_PLUGINS=-NAME switches the plugin off.")
 
@@ -84,11 +84,17 @@ def _chosen(plugins: Plugins, kind: str) -> str:
 
 
 def _device(plugins: Plugins) -> str:
-    device = plugins.choose("interceptor", DEFAULTS["interceptor"]).install()
-    spare = torch._C._get_privateuse1_backend_name()
-    module = getattr(torch, spare, None)
+    return str(plugins.choose("interceptor", DEFAULTS["interceptor"]).install())
+
+
+def _spare_device() -> str:
+    """Say who has taken the one device that PyTorch lets other packages name."""
+    name = torch._C._get_privateuse1_backend_name()
+    module = getattr(torch, name, None)
+    if module is None:
+        return f"{name!r}, taken by nobody"
     owner = getattr(module, "__name__", "") or type(module).__module__
-    return f"{device} is known to PyTorch; its spare device is {spare!r}, served by {owner}"
+    return f"{name!r}, taken by {owner}"
 
 
 def _executor_devices(plugins: Plugins) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +44,10 @@ def kind_of(plugin: str) -> str:
     return next((part for part in plugin.split("-") if part in KINDS), "")
 
 
+def _freeze_names(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
+
+
 def _freeze(chosen: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(chosen))
 
@@ -52,7 +56,7 @@ def _freeze(chosen: Mapping[str, str]) -> Mapping[str, str]:
 class PluginSelection:
     """Which plugins to leave out, and which objects to use."""
 
-    disabled: frozenset[str] = attrs.field(default=frozenset(), converter=frozenset)
+    disabled: frozenset[str] = attrs.field(default=frozenset(), converter=_freeze_names)
     """Names of plugins (entry points) that are not imported."""
     chosen: Mapping[str, str] = attrs.field(factory=dict, converter=_freeze)
     """For a kind: the name of the object to use."""
@@ -87,7 +91,7 @@ class PluginSelection:
                     f"The setting plugins chooses two objects of the kind {kind}: {chosen[kind]!r} and {name!r}.",
                     hint="Choose one of them.",
                 )
-        return cls(frozenset(disabled), chosen)
+        return cls(disabled, chosen)
 
     def merged(self, later: PluginSelection) -> PluginSelection:
         """Add another selection to this one. Where both choose, the later one wins."""

@@ -86,7 +86,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _program(
-    version: Annotated[  # noqa: ARG001  # its callback does the work
+    version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:

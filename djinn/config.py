@@ -157,11 +157,12 @@ def _structure(cls: type[Config], given: Mapping[str, Any], origins: Mapping[str
     import cattrs
     from cattrs.gen import make_dict_structure_fn, override
 
-    converter = cattrs.Converter(forbid_extra_keys=True)
-    hooks = {setting: override(struct_hook=lambda value, _, rule=rule: rule.read(value))
-             for setting, rule in _RULES.items()}
-    keep = override(struct_hook=lambda value, _: value)
-    structure = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True, selection=keep, **hooks)
+    def by_rule(rule: _Rule) -> Any:
+        return override(struct_hook=lambda value, _: rule.read(value))
+
+    fields: dict[str, Any] = {setting: by_rule(rule) for setting, rule in _RULES.items()}
+    fields["selection"] = override(struct_hook=lambda value, _: value)
+    structure = make_dict_structure_fn(cls, cattrs.Converter(), _cattrs_forbid_extra_keys=True, **fields)
     try:
         return structure(given, cls)
     except cattrs.ClassValidationError as group:
@@ -179,7 +180,7 @@ def _mistakes(group: Any, given: Mapping[str, Any], origins: Mapping[str, str]) 
             unknown = ", ".join(sorted(map(repr, error.extra_fields)))
             told.append(f"There is no setting {unknown}")
             allowed.append(f"Settings are {', '.join(sorted([*_RULES, 'plugins']))}")
-    for error, note in group.group_exceptions()[0]:
+    for _, note in group.group_exceptions()[0]:
         setting = note.name
         origin = origins.get(setting, setting)
         source = f"{setting} (from {origin})" if origin != setting else setting

@@ -165,7 +165,8 @@ class Plugins:
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginValidationError(f"{self._owner(name)} does not fit: {error}.", hint=remedy(name)) from error
+            what = " ".join(str(error).split())
+            raise PluginValidationError(f"{self._owner(name)} does not fit: {what}.", hint=remedy(name)) from error
 
     def _owner(self, name: str) -> str:
         return f"The plugin {name!r} of {self._distributions[name]}"
@@ -358,7 +359,8 @@ class Plugins:
         return usual if present and usual != entry.plugin else ""
 
     def _nothing(self, kind: str, which: str) -> PluginError:
-        known = [f"{entry.name!r} of {entry.plugin}" for entries in self._registered[kind].values() for entry in entries]
+        entries = [entry for entries in self._registered[kind].values() for entry in entries]
+        known = [f"{entry.name!r} of {entry.plugin}" for entry in entries]
         off = f" Switched off are: {', '.join(sorted(self.disabled))}." if self.disabled else ""
         return PluginError(
             f"There is no {kind} {which}".rstrip() + f". Registered are: {', '.join(known) or 'none'}.{off}",

@@ -33,9 +33,9 @@ def _profile(examples: int, **options: Any) -> settings:
 
 
 PROFILES: Mapping[str, settings] = {
-    "dev": _profile(40),
-    "ci": _profile(60, derandomize=True, database=None),
-    "nightly": _profile(1000, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)),
+    "dev": _profile(200),
+    "ci": _profile(200, derandomize=True, database=None),
+    "nightly": _profile(5000, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)),
 }
 """How thoroughly to look, by the value of ``HYPOTHESIS_PROFILE``."""
 

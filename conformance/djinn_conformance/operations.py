@@ -1,10 +1,13 @@
 """Operators that random programs are made of, each with the form of its arguments.
 
-A form is a list of words, ``name=`` before those that are passed by name: ``t`` a tensor, ``T`` a list of tensors,
-``?t`` a tensor or nothing, ``I`` indices (a list of integer tensors, masks or nothing), ``n`` a number, ``f`` a real
-number, ``i`` a small integer, ``d`` a dimension, ``D`` some dimensions, ``S`` a size, ``p`` a permutation of the first
-tensor's dimensions, ``b`` a bool, ``y`` a dtype, ``Y`` a floating-point dtype, ``M`` a memory format, ``V`` a device;
-anything else is itself.
+A form is a list of words, ``name=`` before those that are passed by name: ``t`` a tensor, ``s`` one of the first's size
+and dtype, ``x`` one of real numbers, ``c`` one of complex numbers, ``l`` one of 64-bit integers, ``m`` a mask, ``w``
+one that the first can be multiplied with, ``v`` one that fits the first's last dimension, ``?`` before a word that may
+be nothing, ``T`` a list of like tensors, ``I`` indices (integer tensors, masks or nothing), ``n`` a number, ``f`` a real
+number, ``i`` a small integer, ``k`` an even smaller one that is not negative, ``d`` a dimension, ``D`` some dimensions,
+``S`` a size, ``Z`` the first's own size, ``L`` the size of its last dimension, ``p`` a permutation of its dimensions,
+``b`` a bool, ``y`` a dtype, ``Y`` a floating-point dtype, ``M`` a memory format, ``V`` a device; anything else is
+itself. Where nothing fits a word, any tensor will do: PyTorch then refuses the call, and it is left out.
 """
 
 from __future__ import annotations
@@ -34,150 +37,148 @@ class Operation:
 _POINTWISE = """
     neg: t
     abs: t
-    exp: t
-    sin: t
+    exp: x
+    sin: x
     relu: t
-    sigmoid: t
-    gelu: t
+    sigmoid: x
+    gelu: x
     clone: t
     logical_not: t
     sgn: t
-    add.Tensor: t t alpha=i
-    sub.Tensor: t t
-    mul.Tensor: t t
-    div.Tensor: t t
-    div.Tensor_mode: t t rounding_mode=floor
-    maximum: t t
-    eq.Tensor: t t
+    add.Tensor: t s alpha=i
+    sub.Tensor: x t
+    mul.Tensor: t s
+    div.Tensor: x s
+    div.Tensor_mode: x s rounding_mode=floor
+    maximum: x s
+    eq.Tensor: t s
     lt.Scalar: t n
     add.Scalar: t n
     mul.Scalar: t n
     rsub.Scalar: t n
-    pow.Tensor_Scalar: t i
+    pow.Tensor_Scalar: t k
     clamp: t n None
-    where.self: t t t
-    lerp.Scalar: t t f
-    addcmul: t t t value=n
-    masked_fill.Scalar: t t n
+    where.self: m t t
+    lerp.Scalar: x s f
+    addcmul: t s s value=k
+    masked_fill.Scalar: t m n
     _to_copy: t dtype=Y
     _to_copy: t memory_format=M
-    bitwise_xor.Tensor: t t
-    complex: t t
+    bitwise_xor.Tensor: l l
+    complex: x s
     tril: t i
 """
 _REDUCTIONS = """
     sum: t
     sum.dim_IntList: t D b
-    mean.dim: t D b
-    amax: t D b
+    mean.dim: x D b
+    amax: x D b
     any.dim: t d b
-    argmax: t d b
+    argmax: x d b
     cumsum: t d
-    max.dim: t d b
-    var_mean.correction: t D correction=i keepdim=b
-    topk: t i d
-    sort: t d b
-    _softmax: t d False
-    logsumexp: t D b
-    linalg_vector_norm: t i D b
+    max.dim: x d b
+    var_mean.correction: x D correction=0 keepdim=b
+    topk: x k d
+    sort: x d b
+    _softmax: x d False
+    logsumexp: x D b
+    linalg_vector_norm: x k D b
 """
 _PRODUCTS = """
-    mm: t t
-    bmm: t t
-    matmul: t t
-    addmm: t t t beta=n alpha=n
-    linear: t t
-    linear: t t ?t
-    native_layer_norm: t S ?t ?t f
-    native_layer_norm_backward: t t S t t ?t ?t bbb
-    scaled_dot_product_attention: t t t
-    convolution: t t ?t iS iS iS b iS i
+    mm: x w
+    bmm: x s
+    matmul: x w
+    addmm: x s s beta=k alpha=k
+    linear: x w
+    linear: x w ?v
+    native_layer_norm: x L ?v ?v f
+    native_layer_norm_backward: x s L v v ?v ?v bbb
+    scaled_dot_product_attention: x s s
+    convolution: x s None [1] [1] [1] False [0] 1
     einsum: ij,jk->ik T
 """
 _SHUFFLES = """
     cat: T d
     stack: T d
     flip: t D
-    roll: t S D
+    roll: t [1] [0]
     repeat: t S
     index.Tensor: t I
-    index_select: t d t
-    gather: t d t
-    embedding: t t
-    scatter.value: t d t n
-    constant_pad_nd: t S n
-    one_hot: t i
+    index_select: t d l
+    gather: t d l
+    embedding: x l
+    scatter.value: t d l n
+    constant_pad_nd: t [1,2] n
+    one_hot: l 9
     _foreach_mul.Scalar: T n
     _foreach_add.List: T T
-    tril_indices: i i
+    tril_indices: k k
 """
 _FACTORIES = """
     zeros: S dtype=y device=V
     ones: S device=V
     full: S n dtype=y device=V
-    arange: i dtype=y device=V
-    arange.start_step: n n n device=V
-    eye: i device=V
+    arange: k dtype=y device=V
+    arange.start_step: n n f device=V
+    eye: k device=V
     scalar_tensor: n dtype=y device=V
     zeros_like: t dtype=y
     new_zeros: t S
     new_full: t S n
 """
 _VIEWS = """
-    view: t S
+    view: t Z
     alias: t
     detach: t
     t: t
     transpose.int: t d d
     permute: t p
     select.int: t d i
-    slice.Tensor: t d i None i
+    slice.Tensor: t d i None k
     unsqueeze: t d
     squeeze.dim: t d
     squeeze: t
     expand: t S
     diagonal: t i d d
-    as_strided: t S S i
-    unfold: t d i i
-    view_as_real: t
-    view_as_complex: t
-    _conj: t
+    as_strided: t [2,2] [2,1] k
+    unfold: t d k k
+    view_as_real: c
+    view_as_complex: x
+    _conj: c
     view.dtype: t y
-    split.Tensor: t i d
+    split.Tensor: t k d
     unbind.int: t d
-    split_with_sizes: t S d
-    reshape: t S
-    _reshape_alias: t S S
+    split_with_sizes: t [1,2] d
+    reshape: t Z
     lift_fresh: t
 """
 _IN_PLACE = """
-    add_.Tensor: t t alpha=i
-    sub_.Tensor: t t
-    mul_.Tensor: t t
+    add_.Tensor: t s alpha=i
+    sub_.Tensor: x s
+    mul_.Tensor: t s
     mul_.Scalar: t n
-    addmm_: t t t
+    addmm_: x s s
     neg_: t
-    relu_: t
+    relu_: x
     zero_: t
     fill_.Scalar: t n
     fill_.Tensor: t t
     copy_: t t
     clamp_min_: t n
-    masked_fill_.Scalar: t t n
-    index_put_: t I t
-    index_add_: t d t t
-    scatter_.value: t d t n
+    masked_fill_.Scalar: t m n
+    index_put_: t I s
+    index_add_: t d l s
+    scatter_.value: t d l k
     cumsum_: t d
-    lerp_.Scalar: t t f
-    addcdiv_: t t t value=n
+    lerp_.Scalar: x s f
+    addcdiv_: x s s value=k
     t_: t
     transpose_: t d d
     squeeze_.dim: t d
     unsqueeze_: t d
-    resize_: t S
-    add.out: t t out=t
-    mm.out: t t out=t
-    sum.IntList_out: t D b out=t
+    add.out: t s out=s
+    mm.out: x s out=s
+    sum.IntList_out: x D True out=s
     _foreach_add_.Scalar: T n
     _foreach_mul_.List: T T
     _foreach_zero_: T
@@ -185,27 +186,23 @@ _IN_PLACE = """
 _RANDOM = """
     randn: S device=V
     rand: S dtype=Y device=V
-    randint: i S device=V
-    randperm: i device=V
-    bernoulli: t
-    bernoulli.p: t f
-    normal_: t
-    uniform_: t
-    exponential_: t
+    randint: k S device=V
+    randperm: k device=V
+    bernoulli.p: x f
+    normal_: x
+    uniform_: x
+    exponential_: x
     random_: t
-    native_dropout: t f True
-    multinomial: t i True
-    normal.Tensor_Tensor: t t
-    rand_like: t
-    scaled_dot_product_attention: t t t None 0.5
-    poisson: t
+    native_dropout: x f True
+    rand_like: x
+    scaled_dot_product_attention: x s s None 0.5
 """
 _PLAIN = """
     _local_scalar_dense: t
-    equal: t t
+    equal: t s
     is_nonzero: t
     item: t
-    allclose: t t
+    allclose: x s
 """
 
 

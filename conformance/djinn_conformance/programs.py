@@ -32,7 +32,7 @@ class Ref:
     index: int
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Call:
     """One recorded call; tensors among its arguments are `Ref`."""
 
@@ -42,7 +42,7 @@ class Call:
     results: int
     """How many new results it has."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         shown = [_show(item) for item in self.args] + [f"{name}={_show(item)}" for name, item in self.kwargs.items()]
         return f"{self.operator.name()}({', '.join(shown)})"
 
@@ -55,7 +55,7 @@ def _show(item: Any) -> str:
     return str(item).removeprefix("torch.")
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Recording:
     """Calls in program order on given inputs."""
 
@@ -68,7 +68,7 @@ class Recording:
         """Number of all results."""
         return sum(made.results for made in self.calls)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         inputs = ", ".join(f"i{index}: {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
                            for index, tensor in enumerate(self.inputs))
         lines, produced = [], 0

@@ -27,7 +27,7 @@ def _identity(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 
 def _sentence(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if not value.endswith(".") or ". " in value or not value[0].isupper():
+    if not value.endswith(".") or ". " in value or not value.lstrip("`")[0].isalpha():
         raise ValueError(f"{attribute.name} {value!r} is not one sentence")
 
 
@@ -87,6 +87,10 @@ class KindSpec:
 _converter = cattrs.Converter(forbid_extra_keys=True)
 
 
+def _fault(error: BaseException, _: type[object] | None) -> str:
+    return str(error) if isinstance(error, ValueError) else cattrs.v.format_exception(error, None)
+
+
 def parse_kind(text: str, origin: str) -> KindSpec:
     """Parse the specification of a kind.
 
@@ -102,7 +106,8 @@ def parse_kind(text: str, origin: str) -> KindSpec:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{origin}: {error}") from None
     except cattrs.BaseValidationError as error:
-        raise SpecError(f"{origin}: {'; '.join(cattrs.transform_error(error))}") from None
+        faults = cattrs.transform_error(error, format_exception=_fault)
+        raise SpecError(f"{origin}: {'; '.join(faults)}") from None
 
 
 def _folder() -> Traversable:

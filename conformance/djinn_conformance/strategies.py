@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from hypothesis import strategies as st
 
-from djinn_conformance.operations import OPERATIONS, Operation
+from djinn_conformance.operations import Operation, grouped
 from djinn_conformance.oracle import copied, perform
 from djinn_conformance.programs import Call, Recording, Ref, refs_in
 
 __all__ = ("dense_tensors", "filled", "recordings", "tensors")
 
-_SIZES = ((), (1,), (3,), (4,), (2, 3), (3, 2), (3, 3), (1, 3), (0, 3), (2, 3, 3), (2, 2, 3), (1, 2, 4, 4))
-_DTYPES = (torch.float32, torch.float32, torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16,
-           torch.complex64, torch.int32, torch.float16)
+_SIZES = ((3, 3), (3,), (3, 3), (), (2, 3, 3), (1,), (2, 3), (3, 2), (1, 3), (0, 3), (3, 3), (2, 2, 2, 3))
+_DTYPES = (torch.float32, torch.float32, torch.float32, torch.float32, torch.int64, torch.int64, torch.bool,
+           torch.float64, torch.bfloat16, torch.complex64, torch.int32)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 _CPU = torch.device("cpu")
+_TRIES = 2
+"""How often to draw arguments for an operation that PyTorch refuses to carry out with the first ones."""
 _LARGEST = 512
 """Elements of the largest result that a program goes on with."""
 
@@ -62,6 +65,36 @@ def dense_tensors(draw: st.DrawFn, dtypes: Sequence[torch.dtype]) -> torch.Tenso
     return flat.view([size[dim] for dim in order]).permute([order.index(dim) for dim in range(len(size))])
 
 
+_WORDS: Mapping[str, Callable[[int], st.SearchStrategy[Any]]] = {
+    "n": lambda rank: st.sampled_from([-1, 0, 1, 2, 0.5, -2.0]),
+    "f": lambda rank: st.sampled_from([0.5, 0.25, 0.0, 1.0, 1e-3]),
+    "i": lambda rank: st.integers(-1, 3),
+    "k": lambda rank: st.integers(0, 3),
+    "d": lambda rank: st.integers(-rank, max(rank - 1, 0)),
+    "D": lambda rank: st.lists(st.integers(0, max(rank - 1, 0)), max_size=rank, unique=True),
+    "S": lambda rank: st.sampled_from(_SIZES).map(list),
+    "p": lambda rank: st.permutations(range(rank)),
+    "b": lambda rank: st.booleans(),
+    "y": lambda rank: st.sampled_from(_DTYPES),
+    "Y": lambda rank: st.sampled_from(_FLOATS),
+    "M": lambda rank: st.sampled_from([torch.contiguous_format, torch.preserve_format, torch.channels_last]),
+    "V": lambda rank: st.just(_CPU),
+}
+"""What a word of `djinn_conformance.operations` draws, given the first tensor's number of dimensions."""
+
+_FITS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
+    "t": lambda value, first: True,
+    "s": lambda value, first: value.shape == first.shape and value.dtype == first.dtype,
+    "x": lambda value, first: value.dtype.is_floating_point,
+    "c": lambda value, first: value.dtype.is_complex,
+    "l": lambda value, first: value.dtype is torch.int64,
+    "m": lambda value, first: value.dtype is torch.bool,
+    "w": lambda value, first: value.dim() == 2 and value.dtype == first.dtype and value.shape[-1] == first.shape[-1:].numel(),
+    "v": lambda value, first: value.shape == first.shape[-1:] and value.dtype == first.dtype,
+}
+"""Which tensors fit a word, given the first one of the call."""
+
+
 @attrs.define
 class _Drawer:
     """Draws arguments by the words of `djinn_conformance.operations`, from the values that a program has so far."""
@@ -69,14 +102,15 @@ class _Drawer:
     draw: st.DrawFn
     values: dict[int, Any]
 
-    def tensor(self) -> Ref:
-        """Draw a tensor; recent ones more often, so that programs are deep."""
+    def tensor(self, word: str, first: torch.Tensor | None) -> Ref:
+        """Draw a tensor that fits, if there is one; recent ones more often, so that programs are deep."""
         known = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)]
-        recent = known[-3:]
-        return Ref(self.draw(st.sampled_from(known + recent + recent)))
+        fits = [index for index in known if _FITS[word](self.values[index], self.values[index] if first is None else first)]
+        usable = fits or known
+        return Ref(self.draw(st.sampled_from(usable + usable[-3:])))
 
     def indices(self) -> list[Ref | None]:
-        """Draw what indexes a tensor: integer tensors, masks or nothing."""
+        """Draw what indexes a tensor: an integer tensor or mask, perhaps after nothing."""
         usable = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)
                   and value.dtype in (torch.int64, torch.bool) and value.dim()]
         chosen: list[Ref | None] = [Ref(self.draw(st.sampled_from(usable)))] if usable else []
@@ -84,35 +118,20 @@ class _Drawer:
 
     def word(self, word: str, first: torch.Tensor | None) -> Any:
         """Draw one argument."""
-        draw = self.draw
-        rank = first.dim() if first is not None else 2
-        small = st.integers(-1, 3)
-        simple: dict[str, st.SearchStrategy[Any]] = {
-            "n": st.sampled_from([-1, 0, 1, 2, 0.5, -2.0]),
-            "f": st.sampled_from([0.0, 0.25, 0.5, 1.0, 1e-3]),
-            "i": small,
-            "d": st.integers(-rank, max(rank - 1, 0)),
-            "D": st.lists(st.integers(0, max(rank - 1, 0)), max_size=rank, unique=True),
-            "S": st.one_of(st.sampled_from(_SIZES), st.just(tuple(first.shape) if first is not None else (2,))),
-            "iS": st.lists(st.integers(0, 2), min_size=1, max_size=2),
-            "p": st.permutations(range(rank)),
-            "b": st.booleans(),
-            "y": st.sampled_from(_DTYPES),
-            "Y": st.sampled_from(_FLOATS),
-            "M": st.sampled_from([torch.contiguous_format, torch.preserve_format, torch.channels_last]),
-            "V": st.just(torch.device("cpu")),
-        }
-        if word == "t":
-            return self.tensor()
-        if word == "?t":
-            return self.tensor() if draw(st.booleans()) else None
+        if word.startswith("?"):
+            return self.word(word[1:], first) if self.draw(st.booleans()) else None
+        if word in _FITS:
+            return self.tensor(word, first)
         if word == "T":
-            return [self.tensor() for _ in range(draw(st.integers(1, 3)))]
+            head = self.tensor("t", None)
+            return [head, *(self.tensor("s", self.values[head.index]) for _ in range(self.draw(st.integers(0, 2))))]
         if word == "I":
             return self.indices()
-        if word in simple:
-            drawn = draw(simple[word])
-            return list(drawn) if isinstance(drawn, tuple) else drawn
+        if word in ("Z", "L"):
+            size = list(first.shape) if first is not None else []
+            return size[-1:] if word == "L" else size
+        if word in _WORDS:
+            return self.draw(_WORDS[word](first.dim() if first is not None else 2))
         return _literal(word)
 
     def call(self, operation: Operation) -> Call:
@@ -131,10 +150,11 @@ def _literal(word: str) -> Any:
     constants = {"None": None, "True": True, "False": False, "bbb": [True, False, True]}
     if word in constants:
         return constants[word]
-    try:
-        return float(word)
-    except ValueError:
-        return word
+    if word.startswith("["):
+        return [int(item) for item in word[1:-1].split(",")]
+    if re.fullmatch(r"-?[0-9.]+", word):
+        return float(word) if "." in word else int(word)
+    return word
 
 
 def attempt(made: Call, values: dict[int, Any]) -> Call | None:
@@ -168,17 +188,16 @@ def recordings(
         max_calls: Most calls to try.
         dtypes: Dtypes of the inputs.
     """
-    inputs = tuple(draw(st.lists(tensors(dtypes), min_size=1, max_size=4)))
-    groups = [operations] if operations is not None else list(OPERATIONS.values())
-    groups += [favoured] * len(groups) if favoured else []
+    inputs = tuple(draw(st.lists(tensors(dtypes), min_size=2, max_size=5)))
+    chosen = st.sampled_from(grouped() if operations is None else operations)
+    chosen = chosen | st.sampled_from(favoured) if favoured else chosen
     values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(inputs)}
     drawer = _Drawer(draw, values)
     calls: list[Call] = []
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
-        for _ in range(draw(st.integers(1, max_calls))):
-            group = draw(st.sampled_from(groups))
-            made = attempt(drawer.call(draw(st.sampled_from(group))), values)
+        for operation in draw(st.lists(chosen, min_size=max_calls // 2, max_size=max_calls)):
+            made = next(filter(None, (attempt(drawer.call(operation), values) for _ in range(_TRIES))), None)
             if made is not None:
                 calls.append(made)
     return Recording(inputs, tuple(calls))

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.tensor import pending_errors
+from djinn_interceptor_device import recurrent
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -54,4 +55,5 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
         ),
         keep_whole,
     ),
+    **recurrent.FUNCTIONS,
 }

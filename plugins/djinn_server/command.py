@@ -13,12 +13,13 @@ from typing import Annotated
 
 import typer
 
-from djinn.errors import ConfigurationError, DjinnError
+from djinn.errors import ConfigurationError
 from djinn_server.server import Server
 
 __all__ = ("serve",)
 
 USAGE_ERROR = 2
+"""Exit status of a command line that cannot be carried out."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -46,8 +47,8 @@ def serve(
     """
     try:
         server = _open(host, port, device, token, threads)
-    except DjinnError as error:
-        typer.echo(str(error), err=True)
+    except ConfigurationError as error:
+        typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
     _run(server)
 

@@ -41,7 +41,7 @@ def greet(channel: Channel, executor: Executor, token: str) -> str | None:
         raise ProtocolError(f"A {type(hello).__name__} where a greeting was expected.")
     _check(hello, token)
     session = secrets.token_hex(16)
-    channel.send(sequence, Welcome(PROTOCOL_VERSION, torch.__version__, platform.python_version(), sys.byteorder,
+    channel.send(sequence, Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder,
                                    executor.device, session))
     channel.greeted()
     return session

@@ -124,7 +124,7 @@ class Server:
         except DjinnError as error:
             _log.warning("%s: refused: %s", channel.peer, _printable(error))
             self._refuse(channel, Refusal(error.code, error.summary[:4000], error.hint[:4000]))
-        except Exception:
+        except Exception:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
             self._refuse(channel, Refusal(DjinnError.code, "The session failed inside the server.",
                                           "See the server's log; report it if it happens again."))

@@ -11,8 +11,15 @@ from contextlib import contextmanager
 
 import torch
 
-from djinn.errors import ConfigurationError, DjinnError, ProtocolError, ProtocolVersionError, RefusedError
-from djinn.errors import RemoteTimeoutError, TransportError
+from djinn.errors import (
+    ConfigurationError,
+    DjinnError,
+    ProtocolError,
+    ProtocolVersionError,
+    RefusedError,
+    RemoteTimeoutError,
+    TransportError,
+)
 from djinn.kinds.transport import ConnectOptions
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Failure, Hello, Message, Refusal, Result, Welcome
 from djinn_transport_tcp.address import parse_address
@@ -95,7 +102,8 @@ class TcpConnection:
         """
         self._frames.stream.deadline = deadline
         with self._whole():
-            self._write(Hello(PROTOCOL_VERSION, torch.__version__, platform.python_version(), sys.byteorder, token), ())
+            hello = Hello(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token)
+            self._write(hello, ())
             answer, _ = self._read()
             if not isinstance(answer, Welcome):
                 raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
@@ -141,7 +149,7 @@ class TcpConnection:
         """Wait for an answer to begin. An interrupt here finds both sides between frames, so the connection lives."""
         try:
             self._frames.stream.wait()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the connection ends, and `_lose` gives it back
             raise self._lose(error) from None
 
     def _answer(self) -> tuple[Result, list[torch.Tensor]]:
@@ -169,19 +177,16 @@ class TcpConnection:
     @contextmanager
     def _whole(self) -> Iterator[None]:
         """Close the connection unless everything inside is done: half a frame cannot be continued."""
-        self._check_usable()
+        if self._lost:
+            raise TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is, the connection ends, and `_lose` gives it back
             raise self._lose(error) from None
         except BaseException:
             self._lost = "an exception interrupted a transfer"
             self._frames.stream.close()
             raise
-
-    def _check_usable(self) -> None:
-        if self._lost:
-            raise TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
 
     def _lose(self, error: Exception) -> Exception:
         """Close the connection and say why, in the server's words if it left any."""
@@ -194,7 +199,8 @@ class TcpConnection:
         if isinstance(error, (TransportError, ProtocolVersionError)):
             return error
         if isinstance(error, ProtocolError):
-            return TransportError(f"The exchange with {self.address} failed: {error.summary}", hint=error.hint or _AGAIN)
+            return TransportError(f"The exchange with {self.address} failed: {error.summary}",
+                                  hint=error.hint or _AGAIN)
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(f"The connection to {self.address} is dead: {_reason(error)}.", hint=_AGAIN)
         if isinstance(error, OSError):

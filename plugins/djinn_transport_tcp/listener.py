@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -84,11 +85,9 @@ class TcpListener:
     def close(self) -> None:
         """Stop accepting. Never raises, may be called twice or from another thread."""
         self._closed = True
-        try:
+        # Only some systems know this for a listening socket; `accept` notices by itself within a tick.
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            # Only some systems know this for a listening socket; `accept` notices by itself within a tick.
-            pass
         self._socket.close()
 
 

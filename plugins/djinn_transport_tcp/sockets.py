@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,11 +56,9 @@ def configure(sock: socket.socket, *, user_timeout_s: float | None = None) -> No
     for name, value in wanted.items():
         option = getattr(socket, name, None)
         if option is not None:
-            try:
+            # A system may know the name and not the option; the connection works without, only slower to give up.
+            with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-            except OSError:
-                # A system may know the name and not the option; the connection works without, only slower to give up.
-                continue
 
 
 def is_silent(sock: socket.socket, silence_s: float) -> bool:
@@ -69,10 +69,9 @@ def is_silent(sock: socket.socket, silence_s: float) -> bool:
     Source:
         ``struct tcp_info`` of Linux: ``tcpi_probes`` at 3, ``tcpi_unacked`` at 24, ``tcpi_last_ack_recv`` (ms) at 56.
     """
-    option = getattr(socket, "TCP_INFO", None)
-    if option is None or not os.path.exists("/proc/sys/net/ipv4"):
+    if not sys.platform.startswith("linux"):
         return False
-    info = sock.getsockopt(socket.IPPROTO_TCP, option, 60)
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
     if len(info) < 60:
         return False
     (unacknowledged,) = struct.unpack_from("=I", info, 24)
@@ -131,7 +130,7 @@ class ByteStream:
             OSError: The connection broke.
         """
         pending = _Pending(views)
-        received = 0
+        before = self.bytes_received
         while chunk := pending.next():
             if len(chunk) > 1 and self._scatters:
                 count = self._run(self._socket.recvmsg_into, chunk)[0]
@@ -139,10 +138,9 @@ class ByteStream:
                 count = self._run(self._socket.recv_into, chunk[0])
             if count == 0:
                 break
-            pending.advance(count)
-            received += count
             self.bytes_received += count
-        return received
+            pending.advance(count)
+        return self.bytes_received - before
 
     def send(self, views: Sequence[memoryview]) -> None:
         """Send the views in order.
@@ -157,8 +155,8 @@ class ByteStream:
                 count = self._run(self._socket.sendmsg, chunk)
             else:
                 count = self._run(self._socket.send, _joined(chunk))
-            pending.advance(count)
             self.bytes_sent += count
+            pending.advance(count)
 
     def end_sending(self) -> None:
         """Tell the other side that nothing more will come."""
@@ -169,11 +167,8 @@ class ByteStream:
         self._closed = True
         if os.getpid() == self._owner:
             # A forked child shares the connection: it may let go of its copy, and must not end the parent's.
-            try:
+            with contextlib.suppress(OSError):  # already disconnected, which is what is wanted
                 self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                # Already disconnected, which is what is wanted.
-                pass
         if self._busy.acquire(blocking=False):
             try:
                 self._socket.close()
@@ -184,7 +179,7 @@ class ByteStream:
         """Make a system call as soon as it can do something."""
         if os.getpid() != self._owner:
             raise OSError("it belongs to the process that this one was forked from")
-        began = time.monotonic()
+        waited_s = 0.0
         try:
             with self._busy:
                 if self._closed:
@@ -197,7 +192,8 @@ class ByteStream:
                         # The system's own ETIMEDOUT, or one that a signal handler of the user raises, is no tick.
                         if error.errno is not None or error.args != ("timed out",):
                             raise
-                    self._check_patience(began)
+                    waited_s += self._timeout_s
+                    self._check_patience(waited_s)
         finally:
             if self._closed:
                 # `close` found the socket in use and left it to this thread.
@@ -211,14 +207,12 @@ class ByteStream:
             self._socket.settimeout(tick)
             self._timeout_s = tick
 
-    def _check_patience(self, began: float) -> None:
-        now = time.monotonic()
-        if self.deadline is not None and now >= self.deadline:
+    def _check_patience(self, waited_s: float) -> None:
+        if self.deadline is not None and time.monotonic() >= self.deadline:
             raise TimeoutError("it took too long")
-        waited = now - began
-        if self.stall_timeout_s is not None and waited >= self.stall_timeout_s:
+        if self.stall_timeout_s is not None and waited_s >= self.stall_timeout_s:
             raise TimeoutError(f"nothing moved for {self.stall_timeout_s:g} s")
-        if waited >= self.silence_s and is_silent(self._socket, self.silence_s):
+        if waited_s >= self.silence_s and is_silent(self._socket, self.silence_s):
             raise TimeoutError(f"the other machine has not acknowledged anything for {self.silence_s:g} s")
 
 
@@ -230,6 +224,8 @@ class _Pending:
         self._first = 0
 
     def next(self) -> list[memoryview]:
+        if self._first + 1 >= len(self._views):
+            return [view[:MAX_CALL_BYTES] for view in self._views[self._first:]]
         chunk: list[memoryview] = []
         room = MAX_CALL_BYTES
         for view in self._views[self._first:self._first + MAX_CALL_VIEWS]:

@@ -120,12 +120,12 @@ class FrameStream:
         return tensors
 
     def _fill(self, views: Sequence[memoryview]) -> None:
-        if self.stream.receive(views) < sum(len(view) for view in views):
+        if self.stream.receive(views) < sum(map(len, views)):
             raise _cut_short()
 
 
 def _check_tensors(described: Sequence[TensorHeader], tensors: Sequence[torch.Tensor]) -> None:
-    """Make sure that what follows the header is what it announces: one byte off would garble the rest of the session."""
+    """Make sure that what follows the header is what it announces: one byte off would garble the rest."""
     if len(described) != len(tensors):
         raise ProtocolError(f"The message describes {len(described)} tensors, {len(tensors)} are to be sent.")
     for header, tensor in zip(described, tensors, strict=True):

@@ -1,0 +1,67 @@
+"""Capabilities: what a plugin may or may not have, without which some laws say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+import torch
+
+from djinn.errors import ConfigurationError
+from djinn.kinds import ListenOptions
+from djinn_conformance.assertions import Tolerance
+from djinn_conformance.oracle import has_eager_stream
+from djinn_conformance.specs import Law
+from djinn_conformance.subjects import Subject, torch_device
+
+__all__ = ("listening_address", "missing", "tolerance_of")
+
+
+def declares(subject: Subject, capability: str) -> bool:
+    """Whether the object says of itself that it has a capability."""
+    return capability in getattr(subject.registered.value, "capabilities", ())
+
+
+def listening_address(subject: Subject) -> str:
+    """Return an address that a transport of this machine can listen on."""
+    transport = subject.registered.value
+    return str(getattr(transport, "loopback_address", f"{transport.scheme}://127.0.0.1:0"))
+
+
+def _listens(subject: Subject) -> bool:
+    try:
+        listener = subject.registered.value.listen(listening_address(subject), ListenOptions())
+    except ConfigurationError:
+        return False
+    listener.close()
+    return True
+
+
+def _has_eager_stream(subject: Subject) -> bool:
+    device = torch_device(subject)
+    return torch.device(subject.device).type == device.type and has_eager_stream(device)
+
+
+_FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
+    "executor.eager_stream": _has_eager_stream,
+    "transport.listens": _listens,
+}
+
+
+@lru_cache(maxsize=None)
+def _has(subject: Subject, capability: str) -> bool:
+    found_out = _FOUND_OUT.get(f"{subject.kind}.{capability}")
+    return declares(subject, capability) if found_out is None else found_out(subject)
+
+
+def missing(law: Law, subject: Subject) -> tuple[str, ...]:
+    """List the capabilities that a law requires and a plugin does not have."""
+    return tuple(capability for capability in law.requires if not _has(subject, capability))
+
+
+def tolerance_of(law: Law, subject: Subject) -> Tolerance:
+    """Return the tolerance that a law grants a plugin; empty where values must be equal."""
+    if not law.tolerance or not _has(subject, law.tolerance["relaxed_by"]):
+        return {}
+    return {getattr(torch, name): (float(relative), float(absolute))
+            for name, (relative, absolute) in law.tolerance.items() if name != "relaxed_by"}

@@ -1,0 +1,44 @@
+"""Fixtures of the suites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from djinn.kinds import Executor
+from djinn_conformance.capabilities import missing
+from djinn_conformance.laws import law_of
+from djinn_conformance.specs import law_named
+from djinn_conformance.subjects import Subject
+
+
+@pytest.fixture(scope="session")
+def subject(request: pytest.FixtureRequest) -> Subject:
+    """What the test is about."""
+    found: Subject = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def plugin(subject: Subject) -> Any:
+    """The registered object itself."""
+    return subject.registered.value
+
+
+@pytest.fixture(scope="session")
+def executor(subject: Subject) -> Iterator[Executor]:
+    """An executor, opened on the subject's device."""
+    opened: Executor = subject.registered.value.open(subject.device)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _applicable(request: pytest.FixtureRequest, subject: Subject) -> None:
+    """Leave a law out that says nothing about a plugin without some capability."""
+    law = law_of(request.function)
+    lacking = missing(law_named(law), subject) if law else ()
+    if lacking:
+        pytest.skip(f"{law} requires {', '.join(lacking)}, which {subject} has not")

@@ -1,0 +1,114 @@
+"""Running recorded programs on an executor, and comparing with the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.kinds import CompiledProgram, Executor, RandomState
+from djinn.protocol.messages import Poisoned
+from djinn_conformance.assertions import (
+    Tolerance,
+    expect,
+    expect_equal,
+    expect_same_metadata,
+    expect_same_tensor,
+    expect_same_value,
+    violated,
+)
+from djinn_conformance.oracle import Outcome, Poison
+from djinn_conformance.programs import Piece, Recording
+
+__all__ = ("Run", "compare", "execute", "known_values", "prepare")
+
+FIRST_FAILURE = 1000
+"""Failures reported during a run are numbered from here on; smaller numbers are those of inputs poisoned before."""
+
+
+@attrs.define
+class Run:
+    """What an executor gave.
+
+    Attributes:
+        values: By the recording's index, inputs included.
+        reports: Position and exception of each reported step, in the order of the reports.
+    """
+
+    values: dict[int, Any]
+    reports: list[tuple[int, BaseException]] = attrs.field(factory=list)
+
+
+def prepare(executor: Executor, parts: Iterable[Piece]) -> list[tuple[Piece, CompiledProgram]]:
+    """Compile the programs of a recording."""
+    return [(part, executor.compile(part.program)) for part in parts]
+
+
+def execute(
+    executor: Executor,
+    parts: Sequence[tuple[Piece, CompiledProgram]],
+    inputs: Sequence[torch.Tensor],
+    random: RandomState,
+    poisoned: Mapping[int, int] | None = None,
+) -> Run:
+    """Run compiled programs one after the other, handing values on.
+
+    Args:
+        executor: Where.
+        parts: The programs.
+        inputs: CPU tensors for the recording's inputs.
+        random: The session's random numbers.
+        poisoned: Inputs that are poison instead, by index, with their failure.
+    """
+    run = Run({-1 - index: executor.put(tensor) for index, tensor in enumerate(inputs)})
+    run.values |= {index: Poisoned(failure) for index, failure in (poisoned or {}).items()}
+    for part, compiled in parts:
+        def report(step: int, error: BaseException, part: Piece = part) -> Poisoned:
+            run.reports.append((part.first_step + step, error))
+            return Poisoned(FIRST_FAILURE + part.first_step + step)
+
+        given = [run.values[index] for index in part.inputs]
+        outputs = compiled.run(given, list(part.numbers), random, report)
+        expect_equal(len(outputs), len(part.outputs), "number of kept results", str(part.program))
+        # The run replaces entries that a skipped step would have written; later programs see the poison.
+        run.values.update(zip(part.inputs, given, strict=True))
+        run.values.update(zip(part.outputs, outputs, strict=True))
+    return run
+
+
+def known_values(parts: Iterable[Piece], recording: Recording) -> list[int]:
+    """List what can be seen after a run: all inputs, and the kept results."""
+    return [*(-1 - index for index in range(len(recording.inputs))), *(index for part in parts for index in part.outputs)]
+
+
+def compare(
+    executor: Executor, run: Run, wanted: Outcome, indices: Iterable[int], where: str, tolerance: Tolerance | None = None
+) -> None:
+    """Hold what an executor gave against the oracle.
+
+    Args:
+        executor: Brings values home.
+        run: What it gave.
+        wanted: What the oracle gives.
+        indices: The values to compare.
+        where: Names the plugin and the program, for messages.
+        tolerance: See `djinn_conformance.capabilities.tolerance_of`.
+    """
+    __tracebackhide__ = True
+    for index in indices:
+        name = f"result r{index}" if index >= 0 else f"input i{-1 - index} after the run"
+        got, should = run.values[index], wanted.values[index]
+        if isinstance(should, Poison):
+            allowed = {failure if failure >= 0 else FIRST_FAILURE - 1 - failure for failure in should.failures}
+            expect(isinstance(got, Poisoned) and got.failure in allowed, name, got=got,
+                   wanted=f"poison of failure {sorted(allowed)}", where=where)
+        elif isinstance(got, Poisoned):
+            violated(name, got=f"poison of failure {got.failure}", wanted="a value", where=where)
+        elif isinstance(should, torch.Tensor):
+            expect(isinstance(got, torch.Tensor), f"type of {name}", got=got, wanted="a tensor", where=where)
+            expect_same_metadata(got, should, name, where)
+            expect_same_tensor(executor.get(got), should.cpu().resolve_conj().resolve_neg(), name, where, tolerance)
+        else:
+            expect_same_value(got, should, name, where)

@@ -1,0 +1,149 @@
+"""The pytest plugin: ``--djinn-plugin``, test ids that name plugin and law, and a closing table.
+
+It is loaded in every run of pytest where djinn-torch is installed, so it imports nothing heavy before a suite is
+collected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from djinn_conformance.subjects import Subject
+
+_PACKAGE = Path(__file__).parent
+_SUBJECTS: pytest.StashKey[list[Subject]] = pytest.StashKey()
+_PROPERTY = "djinn_law"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.getgroup("djinn", "conformance of djinn plugins").addoption(
+        "--djinn-plugin",
+        metavar="NAME",
+        help="Test this plugin: the name of its entry point, of an object that it registers, or kind:name. "
+        "Without it, all installed plugins are tested. Use with --pyargs djinn_conformance.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse an unknown plugin before anything is collected."""
+    if config.getoption("--djinn-plugin") is not None:
+        _subjects(config)
+
+
+def _subjects(config: pytest.Config) -> list[Subject]:
+    if _SUBJECTS not in config.stash:
+        try:
+            from djinn_conformance.laws import ProfileError, active_profile
+        except ImportError as error:
+            raise pytest.UsageError(f"The conformance suites need Hypothesis ({error}). "
+                                    "Install it with: pip install 'djinn-torch[test]'") from error
+        from djinn.errors import DjinnError
+        from djinn_conformance.subjects import SelectionError, installed_plugins, select
+
+        try:
+            active_profile()
+            config.stash[_SUBJECTS] = select(config.getoption("--djinn-plugin"), *installed_plugins())
+        except (ProfileError, SelectionError, DjinnError) as error:
+            raise pytest.UsageError(str(error)) from error
+    return config.stash[_SUBJECTS]
+
+
+def _kind_of(path: Path) -> str | None:
+    """Name the kind whose suite a file is."""
+    is_suite = path.parent == _PACKAGE and path.suffix == ".py" and path.name.startswith("test_")
+    return path.stem.removeprefix("test_") if is_suite else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave suites out for which there is nothing to test."""
+    kind = _kind_of(collection_path)
+    if kind is None or kind in {subject.kind for subject in _subjects(config)}:
+        return None
+    return True
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test of a suite for every chosen object of its kind."""
+    kind = _kind_of(Path(metafunc.module.__file__ or ""))
+    if kind is None or "subject" not in metafunc.fixturenames:
+        return
+    from djinn_conformance.laws import law_of
+
+    chosen = [subject for subject in _subjects(metafunc.config) if subject.kind == kind]
+    law = law_of(metafunc.function)
+    metafunc.parametrize("subject", chosen, ids=[f"{subject}-{law}" for subject in chosen], indirect=True,
+                         scope="session")
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Hold tests and laws against each other, and remember which test is which law's."""
+    modules: dict[str, ModuleType] = {}
+    for item in items:
+        kind = _kind_of(item.path)
+        if kind is None or not isinstance(item, pytest.Function):
+            continue
+        from djinn_conformance.laws import law_of
+
+        modules[kind] = item.module
+        subject = item.callspec.params["subject"] if hasattr(item, "callspec") else None
+        item.user_properties.append((_PROPERTY, (str(subject), kind, law_of(item.function) or "")))
+    if modules:
+        _check_correspondence(modules)
+
+
+def _check_correspondence(modules: dict[str, ModuleType]) -> None:
+    from djinn_conformance import specs
+    from djinn_conformance.laws import mismatches, tests_of
+
+    faults = [fault for kind, module in modules.items()
+              for fault in mismatches(specs.kind_spec(kind), tests_of(module))]
+    faults += [f"the kind {kind} has laws and no suite test_{kind}.py" for kind in specs.kinds()
+               if not (_PACKAGE / f"test_{kind}.py").is_file()]
+    if faults:
+        raise pytest.UsageError("Laws and tests do not correspond: " + "; ".join(faults) + ".")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Print the law beside the failure of its test."""
+    report = yield
+    found = dict(item.user_properties).get(_PROPERTY)
+    if found is not None and report.failed and isinstance(found, tuple) and found[2]:
+        from djinn_conformance.specs import law_named
+
+        law = law_named(found[2])
+        report.sections.append(("law", f"{law.id}: {law.statement}\nsource: {law.source}"))
+    return report  # type: ignore[return-value]  # a wrapper gives the hook's result back through the generator
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print which laws each plugin keeps."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    broken: dict[tuple[str, str], list[str]] = {}
+    for outcome in ("passed", "failed", "error", "skipped"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            subject, kind, law = dict(getattr(report, "user_properties", ())).get(_PROPERTY, ("", "", ""))
+            if not subject:
+                continue
+            counts.setdefault((subject, kind), Counter())[outcome] += 1
+            if outcome in ("failed", "error"):
+                broken.setdefault((subject, kind), []).append(law)
+    if not counts:
+        return
+    width = max(len(subject) for subject, _ in counts)
+    terminalreporter.section("djinn conformance")
+    for (subject, kind), count in sorted(counts.items(), key=lambda entry: entry[0][::-1]):
+        kept, lost = count["passed"], count["failed"] + count["error"]
+        line = f"{kind:<12} {subject:<{width}}  {kept:>3} laws kept  {lost:>3} broken"
+        line += f"  {count['skipped']:>3} not applicable" if count["skipped"] else ""
+        names = ", ".join(dict.fromkeys(broken.get((subject, kind), ())))
+        terminalreporter.line(f"{line}  {names}".rstrip(), red=bool(lost), green=not lost)

@@ -1,0 +1,92 @@
+"""What is tested: the objects that plugins registered, found through the plugin manager only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import attrs
+import torch
+
+from djinn.errors import PluginError
+from djinn.plugins import Plugins, PluginSelection, Registered
+from djinn_conformance import specs
+
+__all__ = ("SelectionError", "Subject", "installed_plugins", "select")
+
+
+class SelectionError(ValueError):
+    """``--djinn-plugin`` names nothing that can be tested."""
+
+
+@attrs.frozen(repr=False)
+class Subject:
+    """One registered object, and for an executor one of its devices."""
+
+    registered: Registered
+    device: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Its kind."""
+        return self.registered.kind
+
+    def __repr__(self) -> str:
+        named = f"{self.registered.plugin}:{self.registered.name}"
+        return f"{named}@{self.device}" if self.device else named
+
+
+def installed_plugins() -> tuple[Plugins, list[PluginError]]:
+    """Load all installed plugins that the environment does not switch off, and say which of them are broken."""
+    problems: list[PluginError] = []
+    selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))
+    return Plugins.load(PluginSelection(selection.disabled), problems=problems), problems
+
+
+def select(name: str | None, plugins: Plugins, problems: Iterable[PluginError] = ()) -> list[Subject]:
+    """Choose what to test.
+
+    Args:
+        name: A plugin's entry point, the name of a registered object, or either after ``kind:``; ``None`` for
+            everything.
+        plugins: What is installed.
+        problems: What is wrong with plugins that could not be loaded.
+
+    Raises:
+        SelectionError: Nothing answers to the name, or a plugin that may be meant is broken.
+    """
+    known = [entry for kind in specs.kinds() for entries in plugins.registered(kind).values() for entry in entries]
+    broken = [str(problem) for problem in problems]
+    if name is None:
+        if broken:
+            raise SelectionError("\n".join(broken))
+        chosen = known
+    else:
+        kind, _, last = name.rpartition(":")
+        chosen = [entry for entry in known if last in (entry.name, entry.plugin) and kind in ("", entry.kind)]
+    if not chosen:
+        listed = "\n".join(f"  {entry.kind}:{entry.name}  of {entry.plugin} ({entry.distribution})" for entry in known)
+        faults = "".join(f"\nNot loaded: {problem}" for problem in broken)
+        raise SelectionError(
+            f"--djinn-plugin={name}: no plugin and no registered object is called so.\n"
+            f"There are:\n{listed or '  none'}{faults}\nName one of them as NAME, as kind:NAME, or by its plugin.")
+    return [subject for entry in chosen for subject in _subjects(entry)]
+
+
+def _subjects(entry: Registered) -> list[Subject]:
+    if entry.kind != "executor":
+        return [Subject(entry)]
+    best: dict[str, str] = {}
+    for device in entry.value.devices():
+        best.setdefault(device.partition(":")[0], device)
+    return [Subject(entry, device) for device in best.values()] or [Subject(entry)]
+
+
+def torch_device(subject: Subject) -> torch.device:
+    """Return the device on which eager PyTorch decides what an executor should have done: its own, if it has one."""
+    try:
+        device = torch.device(subject.device)
+        torch.empty((), device=device)
+    except (RuntimeError, NotImplementedError, AssertionError):
+        return torch.device("cpu")
+    return device

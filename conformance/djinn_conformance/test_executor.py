@@ -1,0 +1,281 @@
+"""Laws of executors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperatorError
+from djinn.kinds import Executor, ExecutorFactory
+from djinn.model.program import Program
+from djinn.protocol.tensors import DTYPES, is_dense
+from djinn_conformance.assertions import (
+    bytes_of,
+    expect,
+    expect_equal,
+    expect_raises,
+    expect_same_metadata,
+    expect_same_tensor,
+)
+from djinn_conformance.capabilities import tolerance_of
+from djinn_conformance.execution import compare, execute, known_values, prepare
+from djinn_conformance.laws import law
+from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
+from djinn_conformance.oracle import run_contained, run_eager
+from djinn_conformance.programs import Piece, Recording, Ref, assemble, call, pieces, refs_in, written_refs
+from djinn_conformance.specs import law_named
+from djinn_conformance.strategies import dense_tensors, filled, recordings
+from djinn_conformance.subjects import Subject, torch_device
+
+_ALIASING = VIEWS + IN_PLACE
+_TOO_MANY_DIMENSIONS = torch.zeros((2,) * 9)
+"""Broadcasts with nothing that a random program has, so that writing it in place always raises."""
+
+
+def _whole(recording: Recording) -> list[Piece]:
+    return pieces(recording, [], range(recording.results))
+
+
+def _cut(draw: st.DataObject, recording: Recording, keep: list[int] | None = None) -> list[Piece]:
+    """Cut a recording into programs and choose results to keep."""
+    last = len(recording.calls)
+    cuts = draw.draw(st.lists(st.integers(0, last), max_size=2), label="cuts")
+    if keep is None:
+        keep = draw.draw(st.lists(st.integers(0, max(recording.results - 1, 0)), unique=True), label="kept")
+    return pieces(recording, cuts, keep)
+
+
+@law("executor.equals_eager")
+@given(recording=recordings(grouped() + PLAIN), data=st.data())
+def test_equals_eager(subject: Subject, executor: Executor, recording: Recording, data: st.DataObject) -> None:
+    """Keep all results, or some of them."""
+    parts = [assemble(recording, 0, len(recording.calls), data.draw(
+        st.sampled_from([range(recording.results), range(0, recording.results, 2)]), label="kept"))]
+    run = execute(executor, prepare(executor, parts), recording.inputs, executor.random_state(0))
+    wanted = run_eager(recording, torch_device(subject))
+    where = f"{subject}: {recording}"
+    expect_equal(run.reports, [], "reported steps", where)
+    tolerance = tolerance_of(law_named("executor.equals_eager"), subject)
+    compare(executor, run, wanted, known_values(parts, recording), where, tolerance)
+
+
+@law("executor.order_kept")
+@given(recording=recordings(grouped("pointwise", "factories") + _ALIASING, favoured=_ALIASING, max_calls=20),
+       data=st.data())
+def test_order_kept(subject: Subject, executor: Executor, recording: Recording, data: st.DataObject) -> None:
+    """Cut a program full of aliases into several, which hand aliases on to each other."""
+    parts = _cut(data, recording, list(range(recording.results)))
+    run = execute(executor, prepare(executor, parts), recording.inputs, executor.random_state(0))
+    where = f"{subject}: {recording} cut before {[part.first_step for part in parts]}"
+    tolerance = tolerance_of(law_named("executor.equals_eager"), subject)
+    compare(executor, run, run_eager(recording, torch_device(subject)), known_values(parts, recording), where, tolerance)
+
+
+@law("executor.replay_stable")
+@given(recording=recordings(grouped() + PLAIN), other=st.integers(0, 999), data=st.data())
+def test_replay_stable(
+    subject: Subject, executor: Executor, recording: Recording, other: int, data: st.DataObject
+) -> None:
+    """Run compiled programs again: on the same inputs, on others, and after a run that failed."""
+    parts = _cut(data, recording)
+    compiled, random = prepare(executor, parts), executor.random_state(0)
+    changed = attrs.evolve(recording, inputs=tuple(
+        filled(tensor.shape, tensor.dtype, other + index) for index, tensor in enumerate(recording.inputs)))
+    poisoned = {-1: 7} if recording.inputs else {}
+    tolerance = tolerance_of(law_named("executor.equals_eager"), subject)
+    for number, (variant, poison) in enumerate(
+            [(recording, {}), (recording, {}), (changed, {}), (recording, poisoned), (recording, {})], 1):
+        run = execute(executor, compiled, variant.inputs, random, poison)
+        wanted = run_contained(variant, torch_device(subject), poison)
+        where = f"{subject}: run {number} of {variant}, poisoned {poison}"
+        compare(executor, run, wanted, known_values(parts, recording), where, tolerance)
+
+
+@st.composite
+def sabotaged(draw: st.DrawFn) -> Recording:
+    """Draw a recording in which some calls raise, each with as many results as the call that it replaces."""
+    recording = draw(recordings(grouped() + _ALIASING))
+    bad = Ref(-1 - len(recording.inputs))
+    calls = list(recording.calls)
+    for position in draw(st.sets(st.integers(0, max(len(calls) - 1, 0)), min_size=1, max_size=3)):
+        if position >= len(calls):
+            continue
+        made = calls[position]
+        operands, written = refs_in([made.args, made.kwargs]), written_refs(made)
+        if written and not made.results:
+            calls[position] = call("aten::add_.Tensor", written[0], bad, results=0)
+        elif operands and made.results == 1:
+            calls[position] = call("aten::select.int", operands[0], 0, 1_000_000)
+        elif operands and made.results == 2:
+            calls[position] = call("aten::topk", operands[0], 1_000_000, results=2)
+    assume(calls != list(recording.calls))
+    return Recording((*recording.inputs, _TOO_MANY_DIMENSIONS), tuple(calls))
+
+
+@law("executor.failure_contained")
+@given(recording=sabotaged(), data=st.data())
+def test_failure_contained(subject: Subject, executor: Executor, recording: Recording, data: st.DataObject) -> None:
+    """Run programs in which steps raise, also when they are run again."""
+    parts = _cut(data, recording)
+    compiled, wanted = prepare(executor, parts), run_contained(recording, torch_device(subject))
+    for number in (1, 2):
+        run = execute(executor, compiled, recording.inputs, executor.random_state(0))
+        where = f"{subject}: run {number} of {recording}"
+        expect_equal([step for step, _ in run.reports], list(wanted.raised), "reported steps, in order", where)
+        for step, error in run.reports:
+            expect_equal(type(error).__name__, type(wanted.raised[step]).__name__, f"exception of step {step}", where)
+        compare(executor, run, wanted, known_values(parts, recording), where)
+
+
+@law("executor.poison_propagates")
+@given(recording=recordings(grouped() + _ALIASING, favoured=IN_PLACE), data=st.data())
+def test_poison_propagates(subject: Subject, executor: Executor, recording: Recording, data: st.DataObject) -> None:
+    """Poison some inputs."""
+    chosen = data.draw(st.sets(st.integers(0, len(recording.inputs) - 1), min_size=1), label="poisoned")
+    poisoned = {-1 - index: 10 + index for index in chosen}
+    parts = _cut(data, recording)
+    compiled, wanted = prepare(executor, parts), run_contained(recording, torch_device(subject), poisoned)
+    for number in (1, 2):
+        run = execute(executor, compiled, recording.inputs, executor.random_state(0), poisoned)
+        where = f"{subject}: run {number} of {recording}, poisoned {poisoned}"
+        expect_equal([step for step, _ in run.reports], list(wanted.raised), "reported steps", where)
+        compare(executor, run, wanted, known_values(parts, recording), where)
+
+
+@law("executor.randomness_private")
+@given(recording=recordings(grouped("pointwise", "views") + RANDOM, favoured=RANDOM), seed=st.integers(0, 2**40),
+       data=st.data())
+def test_randomness_private(
+    subject: Subject, executor: Executor, recording: Recording, seed: int, data: st.DataObject
+) -> None:
+    """Draw in several programs, with another session drawing in between, and continue from a saved state."""
+    device = torch_device(subject)
+    parts = _cut(data, recording)
+    compiled, seen = prepare(executor, parts), known_values(parts, recording)
+    mine, other = executor.random_state(seed), executor.random_state(seed + 1)
+    before, wanted = _own_generators(device), run_eager(recording, device, seed)
+    start = mine.get()
+    runs = []
+    for number in (1, 2, 3):
+        if number == 2:
+            mine.seed(seed)
+        elif number == 3:
+            mine.set(start)
+        interleaved = [step for part in compiled for step in (part, part)][: len(compiled)]
+        execute(executor, interleaved, recording.inputs, other)
+        runs.append(execute(executor, compiled, recording.inputs, mine))
+    for number, run in enumerate(runs, 1):
+        compare(executor, run, wanted, seen, f"{subject}: run {number} of {recording} with seed {seed}")
+    expect(all(map(torch.equal, before, _own_generators(device))), "state of the process's own generators",
+           got="another state", wanted="the state before the runs", where=f"{subject}: {recording}")
+
+
+def _own_generators(device: torch.device) -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+@law("executor.put_copies")
+@given(tensor=dense_tensors(tuple(DTYPES.values())))
+def test_put_copies(subject: Subject, executor: Executor, tensor: torch.Tensor) -> None:
+    """Put tensors of every dtype that travels."""
+    kept, where = bytes_of(tensor), f"{subject}: put of {tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
+    value = executor.put(tensor)
+    expect_equal(torch.device(executor.device).type, value.device.type, "type of the device", where)
+    expect_same_metadata(value, tensor, "the value", where)
+    tensor.untyped_storage().fill_(1)
+    expect_equal(bytes_of(executor.get(value)), kept, "bits of the value after the argument changed", where)
+
+
+@law("executor.get_copies")
+@given(recording=recordings(VIEWS, max_calls=4), data=st.data())
+def test_get_copies(subject: Subject, executor: Executor, recording: Recording, data: st.DataObject) -> None:
+    """Bring views home: expanded, strided, conjugated, at an offset."""
+    parts = _whole(recording)
+    run = execute(executor, prepare(executor, parts), recording.inputs, executor.random_state(0))
+    wanted = run_eager(recording, torch.device("cpu"))
+    for index in known_values(parts, recording):
+        value, should = run.values[index], wanted.values[index].resolve_conj().resolve_neg()
+        got, where = executor.get(value), f"{subject}: get of r{index} of {recording}"
+        expect_same_tensor(got, should, "the copy", where)
+        expect(is_dense(tuple(got.size()), got.stride()), "stride of the copy", got=got.stride(), wanted="dense strides",
+               where=where)
+        if is_dense(tuple(should.size()), should.stride()):
+            expect_equal(got.stride(), should.stride(), "stride of the copy", where)
+        expect(got.device.type == "cpu" and not got.is_inference() and not got.requires_grad and not got.is_conj(),
+               "the copy", got=got, wanted="an ordinary CPU tensor", where=where)
+        again = executor.get(value)
+        got.fill_(1)
+        expect_same_tensor(executor.get(value), again, "the value after the copy was written", where)
+
+
+@law("executor.plain_results")
+@given(number=st.sampled_from([3, 0.25, True, float("nan"), 1 + 2j]), seed=st.integers(0, 99))
+def test_plain_results(subject: Subject, executor: Executor, number: Any, seed: int) -> None:
+    """Numbers, bools, absent tensors, and a plain value among tensors."""
+    scalar, matrix = torch.tensor(number), filled((3, 3), torch.float32, seed)
+    recording = Recording((scalar, matrix), (
+        call("aten::_local_scalar_dense", Ref(-1)),
+        call("aten::equal", Ref(-2), Ref(-2)),
+        call("aten::native_layer_norm", Ref(-2), [3], None, None, 1e-5, results=3),
+        call("aten::native_layer_norm_backward", Ref(-2), Ref(-2), [3], Ref(3), Ref(4), None, None,
+             [True, False, False], results=3),
+        call("aten::add.Tensor", Ref(5), Ref(-2)),
+        call("aten::is_nonzero", Ref(-1)),
+    ))
+    parts = _whole(recording)
+    compiled = prepare(executor, parts)
+    for run_number in (1, 2):
+        run = execute(executor, compiled, recording.inputs, executor.random_state(0))
+        where = f"{subject}: run {run_number} of {recording} on {number!r}"
+        expect_equal(run.reports, [], "reported steps", where)
+        compare(executor, run, run_eager(recording, torch_device(subject)), known_values(parts, recording), where)
+
+
+def _altered(change: dict[str, str]) -> Program:
+    """Make a program of a harmless and an altered operator."""
+    recording = Recording((torch.zeros(2),), (call("aten::neg", Ref(-1)), call("aten::add.Tensor", Ref(0), Ref(-1))))
+    [piece] = pieces(recording, [], [1])
+    harmless, altered = piece.program.templates
+    fields = {"operator": altered.operator, "digest": altered.digest} | change
+    other = type(altered)(fields["operator"], fields["digest"], altered.arguments, altered.keywords)
+    return Program((harmless, other), piece.program.steps, piece.program.inputs, piece.program.keep)
+
+
+@law("executor.unknown_operator_named")
+@pytest.mark.parametrize("operator", ["aten::no_such_operator", "aten::add.no_such_overload", "nowhere::add.Tensor",
+                                      "os::system", "aten::__class__", "", "add"])
+def test_unknown_operator_named(subject: Subject, executor: Executor, operator: str) -> None:
+    """Names that lead nowhere, or somewhere they should not."""
+    expect_raises(UnknownOperatorError, lambda: executor.compile(_altered({"operator": operator})),
+                  f"compiling the operator {operator!r}", str(subject), naming=operator)
+
+
+@law("executor.schema_mismatch_named")
+@pytest.mark.parametrize("digest", ["0" * 16, ""])
+def test_schema_mismatch_named(subject: Subject, executor: Executor, digest: str) -> None:
+    """A digest of another release."""
+    expect_raises(SchemaMismatchError, lambda: executor.compile(_altered({"digest": digest})),
+                  "compiling an operator of another schema", str(subject), naming="aten::add.Tensor")
+
+
+@law("executor.devices_real")
+def test_devices_real(subject: Subject, plugin: ExecutorFactory) -> None:
+    """Open every device once, and one that does not exist."""
+    listed = plugin.devices()
+    expect(bool(listed) and len(set(listed)) == len(listed), "devices", got=listed, wanted="one or more, each once",
+           where=str(subject))
+    for device in listed:
+        opened = plugin.open(device)
+        expect_equal(opened.device, device, "device of the executor", str(subject))
+        expect_same_tensor(opened.get(opened.put(torch.arange(3))), torch.arange(3), "a tensor put and got",
+                           f"{subject} on {device}")
+        opened.close()
+    for absent in ("cuda:999", "no such device"):
+        expect_raises(ConfigurationError, lambda device=absent: plugin.open(device),  # type: ignore[misc]  # binds the loop variable
+                      f"opening {absent!r}", str(subject), naming=absent)

@@ -1,0 +1,148 @@
+"""Recurrent layers on executors without PyTorch's fused cells.
+
+For a device of this kind PyTorch takes LSTM and GRU apart into fused cells that only GPUs have. On other executors the
+layers are taken apart by PyTorch's own decompositions instead, which consist of ordinary operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
+
+from djinn import runtime
+
+_without_functions = torch._C.DisableTorchFunctionSubclass
+aten = torch.ops.aten
+
+
+def _has_fused_cells() -> bool:
+    return not runtime.current().link.welcome.device.startswith("cpu")
+
+
+def layers(by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Make the handler of a layer function; packed sequences take the second overload."""
+
+    def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _without_functions():
+            if _has_fused_cells():
+                return function(*args, **kwargs)
+            is_packed = isinstance(args[3], (list, tuple))
+            return _packed_stack(by_data, *args) if is_packed else _stack(by_input, *args)
+
+    return handle
+
+
+def _stack(
+    operator: torch._ops.OpOverload, sequence: torch.Tensor, hx: Any, params: Sequence[torch.Tensor],
+    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> Any:
+    """Compute stacked layers over ``f32[T, N, C]``, or ``f32[N, T, C]`` if the batch comes first."""
+    if batch_first:
+        sequence = sequence.transpose(0, 1)
+
+    def one(data: torch.Tensor, state: Any, weights: Sequence[torch.Tensor]) -> Any:
+        return _decomposed(operator, data, state, weights, has_biases, 1, 0.0, train, bidirectional, False)
+
+    output, *states = _each_layer(one, sequence, hx, params, num_layers, dropout if train else 0.0)
+    return output.transpose(0, 1) if batch_first else output, *states
+
+
+def _packed_stack(
+    operator: torch._ops.OpOverload, data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any,
+    params: Sequence[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool,
+) -> Any:
+    """Compute stacked layers over a packed sequence, ``f32[sum(batch_sizes), C]``."""
+
+    def one(layer_input: torch.Tensor, state: Any, weights: Sequence[torch.Tensor]) -> Any:
+        return _decomposed(operator, layer_input, batch_sizes, state, weights, has_biases, 1, 0.0, train, bidirectional)
+
+    return _each_layer(one, data, hx, params, num_layers, dropout if train else 0.0)
+
+
+def _decomposed(operator: torch._ops.OpOverload, *args: Any) -> Any:
+    from torch._decomp import decomposition_table
+
+    return decomposition_table[operator](*args)
+
+
+def _each_layer(
+    one: Callable[[torch.Tensor, Any, Sequence[torch.Tensor]], Any], data: torch.Tensor, hx: Any,
+    params: Sequence[torch.Tensor], num_layers: int, dropout: float,
+) -> tuple[Any, ...]:
+    """Feed layer by layer, dropout between them. PyTorch's decomposition of the whole stack forgets the dropout."""
+    is_lstm = isinstance(hx, (list, tuple))
+    states = list(hx) if is_lstm else [hx]
+    width, depth = len(params) // num_layers, states[0].shape[0] // num_layers
+    finals: list[list[torch.Tensor]] = [[] for _ in states]
+    for index in range(num_layers):
+        mine = [state[index * depth : (index + 1) * depth] for state in states]
+        data, *new = one(data, mine if is_lstm else mine[0], params[index * width : (index + 1) * width])
+        for final, state in zip(finals, new, strict=True):
+            final.append(state)
+        if dropout and index < num_layers - 1:
+            data = torch.dropout(data, dropout, True)
+    return data, *(torch.cat(final) for final in finals)
+
+
+def lstm_cell(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle ``torch.lstm_cell``.
+
+    Source:
+        ``LSTMCell`` of aten/src/ATen/native/RNN.cpp.
+    """
+    with _without_functions():
+        return function(*args, **kwargs) if _has_fused_cells() else _lstm_cell(*args, **kwargs)
+
+
+def gru_cell(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle ``torch.gru_cell``.
+
+    Source:
+        ``GRUCell`` of aten/src/ATen/native/RNN.cpp.
+    """
+    with _without_functions():
+        return function(*args, **kwargs) if _has_fused_cells() else _gru_cell(*args, **kwargs)
+
+
+def _lstm_cell(
+    input: torch.Tensor,  # noqa: A002  # PyTorch's name; it may be passed by keyword
+    hx: Sequence[torch.Tensor],
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``(hy, cy)``, ``f32[N, H]`` each, from ``f32[N, C]`` and the state ``(hx, cx)``."""
+    gates = F.linear(hx[0], w_hh, b_hh) + F.linear(input, w_ih, b_ih)
+    entry, forget, cell, out = gates.unsafe_chunk(4, 1)
+    cy = forget.sigmoid() * hx[1] + entry.sigmoid() * cell.tanh()
+    return out.sigmoid() * cy.tanh(), cy
+
+
+def _gru_cell(
+    input: torch.Tensor,  # noqa: A002  # PyTorch's name; it may be passed by keyword
+    hx: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute ``hy``, ``f32[N, H]``, from ``f32[N, C]`` and the state ``f32[N, H]``."""
+    from_input = F.linear(input, w_ih, b_ih).unsafe_chunk(3, 1)
+    from_state = F.linear(hx, w_hh, b_hh).unsafe_chunk(3, 1)
+    reset = (from_state[0] + from_input[0]).sigmoid()
+    update = (from_state[1] + from_input[1]).sigmoid()
+    new = (from_input[2] + from_state[2] * reset).tanh()
+    return (hx - new) * update + new
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.lstm: layers(aten.lstm.input, aten.lstm.data),
+    torch.gru: layers(aten.gru.input, aten.gru.data),
+    torch.lstm_cell: lstm_cell,
+    torch.gru_cell: gru_cell,
+}

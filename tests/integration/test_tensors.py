@@ -1,0 +1,287 @@
+"""A lazy tensor behaves as a tensor: printing, saving, copying, views, writes, data-dependent shapes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import djinn
+
+DEVICE = torch.device("remote_accelerator:0")
+
+
+def test_values_come_home_in_every_way() -> None:
+    local = torch.arange(6.0).reshape(2, 3)
+    remote = local.to(DEVICE)
+    assert remote.tolist() == local.tolist()
+    assert remote[1, 2].item() == 5.0
+    assert (remote.numpy() == local.numpy()).all()
+    assert bool((remote > -1).all())
+    assert [row.sum().item() for row in remote] == [3.0, 12.0]
+    assert f"{remote.sum():.2f}" == "15.00"
+    assert int(remote.sum()) == 15
+    assert len(remote) == 2
+    assert 5.0 in remote
+    assert torch.equal(djinn.materialize(remote), local)
+
+
+def test_print_shows_values_device_and_gradient() -> None:
+    x = torch.ones(2, device=DEVICE, requires_grad=True)
+    assert repr(x) == "tensor([1., 1.], device='remote_accelerator:0', requires_grad=True)"
+    assert repr(x * 2) == "tensor([2., 2.], device='remote_accelerator:0', grad_fn=<MulBackward0>)"
+    assert repr(nn.Parameter(torch.zeros(1)).to(DEVICE)).startswith("tensor([0.]")
+    assert "Parameter containing" in repr(nn.Linear(1, 1).to(DEVICE).weight)
+
+
+def test_numpy_refuses_where_eager_refuses() -> None:
+    with pytest.raises(RuntimeError, match="requires grad"):
+        torch.ones(2, device=DEVICE, requires_grad=True).numpy()
+
+
+def test_several_values_cost_one_round_trip() -> None:
+    values = [torch.full((2,), float(i), device=DEVICE) for i in range(5)]
+    djinn.reset_stats()
+    locals_ = djinn.materialize(*values)
+    assert djinn.stats()["round_trips"] == 1
+    assert [value[0].item() for value in locals_] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_metadata_never_travels() -> None:
+    x = torch.randn(3, 4, device=DEVICE)
+    djinn.reset_stats()
+    y = (x @ x.t()).softmax(-1)[:, 1:].unsqueeze(0)
+    assert (y.shape, y.dtype, y.dim(), y.stride(), y.is_contiguous(), y.numel()) == (
+        (1, 3, 2), torch.float32, 3, (9, 3, 1), False, 6)
+    assert djinn.stats()["round_trips"] == 0
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_saved_checkpoint_has_every_weight(tmp_path: Path, weights_only: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    remote = copy.deepcopy(model).to(DEVICE)
+    torch.save(remote.state_dict(), tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=weights_only)
+    assert all(type(value) is torch.Tensor and value.device.type == "cpu" for value in loaded.values())
+    fresh = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    fresh.load_state_dict(loaded)
+    for name, value in model.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], value), name
+    remote.load_state_dict(loaded)
+    assert torch.equal(remote[0].weight.cpu(), model[0].weight)
+
+
+def test_an_optimizer_checkpoint_has_its_state() -> None:
+    model = nn.Linear(2, 2).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2, device=DEVICE)).sum().backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file)["state"][0]
+    assert torch.equal(state["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"].cpu())
+    assert state["exp_avg"].abs().sum() > 0
+
+
+def test_pickle_and_copies() -> None:
+    x = torch.randn(3, device=DEVICE, requires_grad=True)
+    loaded = pickle.loads(pickle.dumps(x))
+    assert torch.equal(loaded, x.detach().cpu())
+    assert loaded.requires_grad
+    model = nn.Linear(2, 2).to(DEVICE)
+    model.weight.label = "kept"
+    twin = copy.deepcopy(model)
+    assert twin.weight.label == "kept"
+    assert isinstance(twin.weight, nn.Parameter)
+    with torch.no_grad():
+        twin.weight.zero_()
+    assert model.weight.abs().sum().item() > 0
+    tied = nn.ModuleList([model, nn.Linear(2, 2)])
+    tied[1].weight = model.weight
+    twins = copy.deepcopy(tied)
+    assert twins[0].weight is twins[1].weight
+
+
+def test_deepcopy_refuses_what_eager_refuses() -> None:
+    x = torch.ones(1, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(x * 2)
+
+
+def _alias_program(device: str) -> torch.Tensor:
+    x = torch.arange(12.0, device=device).reshape(3, 4)
+    view, row, column = x.t(), x[1], x[:, 2]
+    row.add_(100)
+    column.mul_(view[2] + 1)
+    y = x.clone()
+    x[0] = row
+    view.unsqueeze_(0)
+    x.resize_(2, 4)
+    z = torch.empty(0, device=device)
+    torch.add(y, 1, out=z)
+    return torch.cat([x.flatten(), view.flatten(), row, column, z.flatten()])
+
+
+def test_views_and_in_place_writes_alias_as_in_eager() -> None:
+    assert torch.equal(_alias_program("remote_accelerator").cpu(), _alias_program("cpu"))
+
+
+@pytest.mark.parametrize("operation", [
+    torch.nonzero,
+    torch.unique,
+    lambda x: x[x > 1],
+    lambda x: torch.masked_select(x, x > 1),
+    lambda x: torch.where(x > 1)[0],
+    lambda x: torch.repeat_interleave(torch.tensor([1, 2, 3]).to(x.device)),
+    lambda x: torch.bincount(x.long().flatten()),
+], ids=["nonzero", "unique", "boolean_index", "masked_select", "where", "repeat_interleave", "bincount"])
+def test_data_dependent_shapes_bring_only_the_shape_home(operation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.tensor([[0.0, 1.0, 2.0], [3.0, 2.0, 0.0]])
+    remote = x.to(DEVICE)
+    remote.sum().item()
+    result = operation(remote)
+    expected = operation(x)
+    assert isinstance(result, djinn.LazyTensor)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    assert torch.equal(result.cpu(), expected)
+
+
+def test_setting_data_half_and_swapping() -> None:
+    model = nn.Linear(2, 3).to(DEVICE)
+    weight = model.weight.detach().cpu()
+    model.half()
+    assert model.weight.dtype == torch.float16
+    assert torch.equal(model.weight.detach().cpu(), weight.half())
+    model.float()
+    model.weight.data = torch.ones(3, 2, device=DEVICE)
+    assert model.weight.sum().item() == 6.0
+    model.to("cpu")
+    assert type(model.weight.data) is torch.Tensor
+    assert model(torch.ones(1, 2)).shape == (1, 3)
+
+
+def test_there_is_no_memory_to_point_at() -> None:
+    x = torch.ones(2, device=DEVICE)
+    with pytest.raises(NotImplementedError, match="no address"):
+        x.data_ptr()
+    with pytest.raises(NotImplementedError, match="no memory"):
+        torch.from_dlpack(x)
+
+
+def test_tensor_constructors() -> None:
+    assert torch.tensor([[1, 2], [3, 4]], device=DEVICE).tolist() == [[1, 2], [3, 4]]
+    assert torch.as_tensor([1.5], device=DEVICE).tolist() == [1.5]
+    assert torch.tensor(3, device=DEVICE).item() == 3
+    assert torch.arange(2, 8, 2, device=DEVICE).tolist() == [2, 4, 6]
+    assert torch.eye(2, device=DEVICE).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert torch.linspace(0, 1, 3, device=DEVICE).tolist() == [0.0, 0.5, 1.0]
+    assert sorted(torch.randperm(5, device=DEVICE).tolist()) == [0, 1, 2, 3, 4]
+    assert torch.zeros_like(torch.ones(2, device=DEVICE)).tolist() == [0.0, 0.0]
+    with torch.device(DEVICE):
+        assert isinstance(nn.Linear(2, 2).weight, djinn.LazyTensor)
+    with pytest.raises(RuntimeError, match="does not exist"):
+        torch.ones(1, device="remote_accelerator:7")
+
+
+def test_random_numbers_equal_eager() -> None:
+    torch.manual_seed(5)
+    expected = [torch.randn(3), torch.rand(2), torch.nn.functional.dropout(torch.ones(8), 0.5), torch.randperm(6)]
+    after = torch.randn(2)
+    torch.manual_seed(5)
+    remote = [torch.randn(3, device=DEVICE), torch.rand(2, device=DEVICE),
+              torch.nn.functional.dropout(torch.ones(8, device=DEVICE), 0.5), torch.randperm(6, device=DEVICE)]
+    assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(remote, expected, strict=True))
+    state = torch.remote_accelerator.get_rng_state()
+    assert torch.equal(torch.randn(2, device=DEVICE).cpu(), after)
+    torch.remote_accelerator.set_rng_state(state)
+    assert torch.equal(torch.randn(2, device=DEVICE).cpu(), after)
+
+
+def test_dead_random_draws_still_count() -> None:
+    torch.manual_seed(9)
+    torch.randn(3)
+    expected = torch.randn(3)
+    torch.manual_seed(9)
+    torch.randn(3, device=DEVICE)
+    assert torch.equal(torch.randn(3, device=DEVICE).cpu(), expected)
+
+
+def test_handles_return_to_where_they_were() -> None:
+    torch.ones(1, device=DEVICE).item()
+    djinn.synchronize()
+    before = djinn.stats()["live_handles"]
+    x = torch.randn(4, 4, device=DEVICE)
+    for _ in range(50):
+        x = (x @ x).tanh()
+        x.sum().item()
+    del x
+    djinn.synchronize()
+    assert djinn.stats()["live_handles"] == before
+
+
+def test_ordinary_tensors_mix_and_strict_mode_refuses() -> None:
+    x, y = torch.ones(3), torch.full((3,), 2.0, device=DEVICE)
+    assert (x + y).tolist() == [3.0, 3.0, 3.0]
+    x.add_(1)
+    assert (y + x).tolist() == [4.0, 4.0, 4.0]
+    x.copy_(y)
+    assert x.tolist() == [2.0, 2.0, 2.0]
+    assert (y * torch.tensor(3.0)).tolist() == [6.0, 6.0, 6.0]
+    try:
+        djinn.init(strict=True)
+        y = torch.ones(3, device=DEVICE)
+        with pytest.raises(RuntimeError, match="same device"):
+            x + y
+        assert (y * torch.tensor(3.0)).tolist() == [3.0, 3.0, 3.0]
+    finally:
+        djinn.init()
+
+
+def test_a_captured_model_may_stay_local() -> None:
+    model = nn.Linear(4, 2)
+    with djinn.capture(model) as captured:
+        assert djinn.is_capturing()
+        x = torch.ones(3, 4)
+        with torch.no_grad():
+            y = model(x)
+    assert not djinn.is_capturing()
+    assert isinstance(x, djinn.LazyTensor)
+    assert isinstance(y, djinn.LazyTensor)
+    assert [node.operation for node in captured.graph.nodes()] == ["aten::ones", "aten::linear"]
+    torch.testing.assert_close(y.cpu(), model(torch.ones(3, 4)).detach())
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_deep_graphs_need_no_recursion() -> None:
+    try:
+        djinn.init(flush_every=None)
+        x = torch.zeros((), device=DEVICE)
+        for _ in range(20_000):
+            x = x + 1
+        assert djinn.stats()["pending_nodes"] == 20_001
+        assert x.item() == 20_000
+    finally:
+        djinn.init()
+
+
+def test_only_what_is_needed_runs() -> None:
+    try:
+        djinn.init(flush_every=None)
+        a, b = torch.ones(2, device=DEVICE), torch.ones(2, device=DEVICE)
+        view = a[:1]
+        c = b * 3
+        view.add_(5)
+        assert a.tolist() == [6.0, 1.0]
+        assert djinn.stats()["pending_nodes"] == 2
+        del c
+        assert b.tolist() == [1.0, 1.0]
+        assert "nothing is pending" in djinn.explain(a)
+    finally:
+        djinn.init()

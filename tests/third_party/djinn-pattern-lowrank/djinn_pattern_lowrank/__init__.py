@@ -1,0 +1,19 @@
+"""A pattern that finds low-rank products: two matrix products in a row, through a small inner dimension.
+
+Adapters such as LoRA look like this, and so does every factorised weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Pattern
+
+
+@hookimpl
+def djinn_register_patterns(register: Callable[[Pattern], None]) -> None:
+    """Register the pattern ``lowrank``."""
+    from djinn_pattern_lowrank.pattern import LowRankPattern
+
+    register(LowRankPattern())

@@ -1,0 +1,115 @@
+"""The pattern ``lowrank``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import attrs
+
+from djinn.kinds import PatternMatch
+from djinn.model.graph import Graph, GraphNode
+
+_LEFT: Mapping[str, int] = MappingProxyType({
+    "aten::mm.default": 0,
+    "aten::bmm.default": 0,
+    "aten::matmul.default": 0,
+    "aten::linear.default": 0,
+    "aten::addmm.default": 1,
+    "aten::baddbmm.default": 1,
+})
+"""Matrix products, each with the position of its left factor among its inputs."""
+
+_RESHAPING = frozenset({
+    "aten::view.default",
+    "aten::_unsafe_view.default",
+    "aten::reshape.default",
+    "aten::expand.default",
+    "aten::unsqueeze.default",
+})
+"""What stands between the products of a batch; passed through where the last dimension stays."""
+
+
+@attrs.frozen
+class _Uses:
+    """Who makes and who reads each value."""
+
+    producers: Mapping[str, GraphNode]
+    readers: Mapping[str, Sequence[GraphNode]]
+
+    @classmethod
+    def of(cls, nodes: Sequence[GraphNode]) -> _Uses:
+        producers = {value: node for node in nodes for value in node.outputs}
+        readers: dict[str, list[GraphNode]] = {}
+        for node in nodes:
+            for value in dict.fromkeys(node.inputs):
+                readers.setdefault(value, []).append(node)
+        return cls(producers, readers)
+
+    def only_reader(self, node: GraphNode) -> GraphNode | None:
+        """The one node that reads the node's one result, if it does so once."""
+        if len(node.outputs) != 1:
+            return None
+        readers = self.readers.get(node.outputs[0], ())
+        return readers[0] if len(readers) == 1 and readers[0].inputs.count(node.outputs[0]) == 1 else None
+
+    def last_size(self, value: str) -> int | None:
+        """Extent of the value's last dimension, if the graph knows it."""
+        producer = self.producers.get(value)
+        if producer is None:
+            return None
+        return _last(producer.specs[producer.outputs.index(value)])
+
+
+def _last(spec: object) -> int | None:
+    size = getattr(spec, "size", ())
+    return int(size[-1]) if len(size) else None
+
+
+class LowRankPattern:
+    """Finds ``(x @ a) @ b`` where ``x @ a`` is narrower than ``x`` and than the result, and is read by nobody else."""
+
+    name = "lowrank"
+
+    def find(self, graph: Graph) -> Sequence[PatternMatch]:
+        """Find every low-rank product, in program order.
+
+        The confidence is 1 where the graph shows both outer dimensions, and 0.5 where ``x`` comes from outside of the
+        graph, so that only the result's is known.
+        """
+        nodes = graph.topological_sort()
+        uses = _Uses.of(nodes)
+        found = (self._at(node, uses) for node in nodes if node.operation in _LEFT)
+        return [match for match in found if match is not None]
+
+    def _at(self, first: GraphNode, uses: _Uses) -> PatternMatch | None:
+        rank = _last(first.specs[0])
+        chain = _chain(first, rank, uses)
+        if rank is None or chain is None:
+            return None
+        wide = _last(chain[-1].specs[0])
+        entering = uses.last_size(first.inputs[_LEFT[first.operation]])
+        if wide is None or rank >= wide or (entering is not None and rank >= entering):
+            return None
+        return PatternMatch(
+            self.name,
+            tuple(node.id for node in chain),
+            confidence=0.5 if entering is None else 1.0,
+            hints={"rank": rank, "in_features": entering, "out_features": wide},
+        )
+
+
+def _chain(first: GraphNode, rank: int | None, uses: _Uses) -> list[GraphNode] | None:
+    """Follow a product's result, through what only reshapes it, to the product whose left factor it is."""
+    chain = [first]
+    while True:
+        here = chain[-1]
+        follower = uses.only_reader(here)
+        if follower is None or here.outputs[0] in follower.writes:
+            return None
+        chain.append(follower)
+        if follower.operation in _LEFT:
+            left = _LEFT[follower.operation]
+            return chain if left < len(follower.inputs) and follower.inputs[left] == here.outputs[0] else None
+        if follower.operation not in _RESHAPING or _last(follower.specs[0]) != rank:
+            return None

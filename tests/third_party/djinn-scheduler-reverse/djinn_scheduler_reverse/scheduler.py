@@ -1,0 +1,48 @@
+"""The scheduler ``reverse``."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from djinn.errors import ScheduleError
+from djinn.model.graph import Graph
+from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+
+
+class ReverseScheduler:
+    """Of all nodes that could run next, runs the one that was recorded last; everything on the first device."""
+
+    name = "reverse"
+
+    def schedule(self, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
+        """Schedule ``graph`` on ``devices[0]``.
+
+        Raises:
+            ScheduleError: There is no device.
+        """
+        if not devices:
+            raise ScheduleError("There is no device to schedule on.", hint="Connect an executor first.")
+        order = _latest_first(graph)
+        return ExecutionSchedule(order, dict.fromkeys(order, devices[0].id), scheduler=self.name)
+
+
+def _latest_first(graph: Graph) -> tuple[str, ...]:
+    names = [node.id for node in graph.nodes()]
+    position = {name: index for index, name in enumerate(names)}
+    followers: list[list[int]] = [[] for _ in names]
+    missing = [0] * len(names)
+    for edge in graph.edges():
+        followers[position[edge.source]].append(position[edge.target])
+        missing[position[edge.target]] += 1
+    ready = [-index for index, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        index = -heapq.heappop(ready)
+        order.append(names[index])
+        for follower in followers[index]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, -follower)
+    return tuple(order)

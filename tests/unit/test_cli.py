@@ -1,0 +1,162 @@
+"""The program ``djinn``, run as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+Install = Callable[..., Path]
+
+RUN = (sys.executable, "-c", "from djinn.cli import main; main()")
+
+
+def djinn(*arguments: str, path: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in a process of its own, with an optional further folder of distributions."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    if path is not None:
+        kept["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [kept.get("PYTHONPATH")])])
+    return subprocess.run(
+        [*RUN, *arguments], env={**kept, **environ}, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Address of a server in a process of its own."""
+    process = subprocess.Popen([*RUN, "serve"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("djinn serving tcp://127.0.0.1:"), line
+        yield line.split()[-1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_the_version_is_the_distributions() -> None:
+    done = djinn("--version")
+    assert (done.returncode, done.stdout) == (0, "djinn 0.1.0\n")
+
+
+def test_plugins_are_listed_as_plain_columns_when_piped() -> None:
+    done = djinn("plugins")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert {len(line) for line in lines} == {6}
+    assert ["scheduler", "single", "active", "djinn-scheduler-single", "djinn-torch 0.1.0", ""] in lines
+    assert ["command", "serve", "active", "djinn-server", "djinn-torch 0.1.0", ""] in lines
+    assert not any(character in done.stdout for character in "\x1b│┃")
+
+
+def test_a_replacement_shows_in_the_list(install: Install) -> None:
+    folder = install("acme-shapes", """
+        from djinn.hookspecs import hookimpl
+
+        class Shapes:
+            name = "acme"
+            def depends_on_numbers(self, operator):
+                return True
+            def infer(self, operator, args, kwargs):
+                return None
+
+        @hookimpl
+        def djinn_register_shapes(register):
+            register(Shapes())
+    """)
+    done = djinn("plugins", "--json", path=folder, DJINN_PLUGINS="-djinn-shapes-meta")
+    assert done.returncode == 0, done.stderr
+    rows = {(row["kind"], row["plugin"]): row for row in json.loads(done.stdout)["plugins"]}
+    assert rows["shapes", "acme-shapes"]["active"] is True
+    assert rows["shapes", "acme-shapes"]["replaced"] == "djinn-shapes-meta"
+    assert rows["shapes", "djinn-shapes-meta"]["note"] == "switched off"
+
+
+def test_a_broken_plugin_does_not_stop_the_list_but_is_told(install: Install) -> None:
+    folder = install("acme-broken", "import a_module_that_does_not_exist")
+    done = djinn("plugins", path=folder)
+    assert done.returncode == 1
+    assert "\tdjinn-scheduler-single\t" in done.stdout
+    assert "[DJ202]" in done.stderr
+    assert "DJINN_PLUGINS=-acme-broken" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_doctor_finds_nothing_wrong_without_a_gpu_or_a_server() -> None:
+    done = djinn("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {line.split("\t")[1]: line.split("\t") for line in done.stdout.splitlines()}
+    assert found["python"][2].startswith(platform.python_version())
+    assert found["torch"][2] == str(torch.__version__)
+    assert found["logical device"][2] == "remote_accelerator:0"
+    assert found["server"][0] == "ok"
+    assert {line[0] for line in found.values()} == {"ok"}
+
+
+def test_the_doctor_measures_a_server_that_answers(server: str) -> None:
+    done = djinn("doctor", "--json", DJINN_SERVER=server)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"]) == (0, True), report
+    found = next(check["found"] for check in report["checks"] if check["name"] == "server")
+    assert server in found
+    assert f"torch {torch.__version__}" in found
+    milliseconds = float(found.rpartition("round trip ")[2].removesuffix(" ms"))
+    assert 0 < milliseconds < 60_000
+
+
+def test_the_doctor_names_a_server_that_does_not_answer_and_what_to_do() -> None:
+    done = djinn("doctor", "--server", "tcp://127.0.0.1:1")
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if line.startswith("problem\tserver\t"))
+    assert "tcp://127.0.0.1:1" in line
+    assert "djinn serve" in line
+
+
+def test_the_doctor_tells_of_plugins_and_settings_that_are_wrong(install: Install) -> None:
+    folder = install("acme-broken", "import a_module_that_does_not_exist")
+    done = djinn("doctor", "--json", path=folder, DJINN_LOG_LEVEL="LOUD")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"]) == (1, False)
+    told = {check["found"][:7]: check["remedy"] for check in report["checks"] if not check["ok"]}
+    assert set(told) == {"[DJ101]", "[DJ202]"}
+    assert "WARNING" in told["[DJ101]"]
+    assert "DJINN_PLUGINS=-acme-broken" in told["[DJ202]"]
+
+
+COMMAND = """
+    from djinn.errors import TransportError
+    from djinn.hookspecs import hookimpl
+
+    @hookimpl
+    def djinn_register_commands(app):
+        @app.command("fall")
+        def fall():
+            raise TransportError("It fell.", hint="Pick it up.")
+"""
+
+
+def test_an_error_in_a_command_is_one_message_and_status_1(install: Install) -> None:
+    done = djinn("fall", path=install("acme-command", COMMAND))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "djinn: [DJ301] It fell. Pick it up.\n"
+
+
+def test_an_error_in_a_command_keeps_its_traceback_when_debugging(install: Install) -> None:
+    done = djinn("fall", path=install("acme-command", COMMAND), DJINN_DEBUG="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "acme_command.py" in done.stderr
+
+
+def test_a_command_that_does_not_exist_is_status_2_and_tells_of_broken_plugins(install: Install) -> None:
+    done = djinn("demolish", path=install("acme-broken", "import a_module_that_does_not_exist"))
+    assert done.returncode == 2
+    assert "demolish" in done.stderr
+    assert "'acme-broken'" in done.stderr
