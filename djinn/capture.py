@@ -55,9 +55,12 @@ class _RemoteFactories(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("device") is None and func in _device_constructors():
-            kwargs = {**kwargs, "device": runtime.logical_device()}
-        return func(*args, **kwargs)
+        if kwargs.get("device") is not None or func not in _device_constructors():
+            return func(*args, **kwargs)
+        if runtime.device_problem() is None:
+            return func(*args, **{**kwargs, "device": runtime.logical_device()})
+        made = func(*args, **kwargs)
+        return runtime.current().upload(made) if isinstance(made, torch.Tensor) else made
 
 
 @contextlib.contextmanager

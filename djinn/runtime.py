@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ def install(interceptor: Interceptor) -> None:
     try:
         _device = interceptor.install()
     except DeviceNameTakenError as problem:
+        warnings.warn(str(problem), stacklevel=2)
         _device_problem = problem
         _device = torch.device("meta", 0)
     lazy.use_functions(interceptor.functions())

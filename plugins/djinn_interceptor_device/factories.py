@@ -9,6 +9,7 @@ import torch
 
 from djinn import runtime
 from djinn.tensor import LazyTensor
+from djinn_interceptor_device import pinning
 
 _libraries: list[torch.library.Library] = []
 """Registrations last as long as these objects."""
@@ -40,6 +41,7 @@ def register() -> None:
             aten.impl(name, _kernel(operator), "PrivateUse1")
         aten.impl("_to_copy", _to_copy, "PrivateUse1")
         aten.impl("lift_fresh", _lift_fresh, "PrivateUse1")
+        pinning.register(aten)
     _libraries.extend((catch_all, aten))
 
 

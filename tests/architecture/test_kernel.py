@@ -1,0 +1,118 @@
+"""The kernel stays small, names no operator, and every module follows the rules of the house."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KERNEL = sorted((ROOT / "djinn").rglob("*.py"))
+PLUGINS = sorted((ROOT / "plugins").rglob("*.py"))
+CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
+MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
+IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
+
+MAX_KERNEL_LINES = 2500
+MAX_MODULE_LINES = 400
+_NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+            tokenize.ENDMARKER)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def code_lines(source: str) -> int:
+    """Count the lines that hold code: no blank ones, no comments, no docstrings."""
+    described: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            described.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    held: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            held.update(range(token.start[0], token.end[0] + 1))
+    return len(held - described)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, also where only types are checked; ``from a import b`` counts as a and a.b."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)} has a relative import in line {node.lineno}"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_lines_are_counted_as_they_should_be() -> None:
+    source = '"""Doc."""\n\n# comment\nx = (1,  # why\n     2)\n"""What x is."""\n\n\ndef f():\n    """Doc\n\n    more."""\n    return """a\nb"""\n'
+    assert code_lines(source) == 5
+
+
+def test_the_kernel_is_small() -> None:
+    lines = {name_of(path): code_lines(path.read_text()) for path in KERNEL}
+    longest = sorted(lines.items(), key=lambda item: -item[1])[:8]
+    assert sum(lines.values()) <= MAX_KERNEL_LINES, f"{sum(lines.values())} lines, the longest are {longest}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_can_be_read_at_one_sitting(path: Path) -> None:
+    assert code_lines(path.read_text()) <= MAX_MODULE_LINES
+
+
+@pytest.mark.parametrize("path", KERNEL, ids=name_of)
+def test_the_kernel_names_no_operator(path: Path) -> None:
+    source = path.read_text()
+    words = [number for number, line in enumerate(source.splitlines(), 1) if re.search(r"\baten\b", line)]
+    assert not words, f"{name_of(path)} says 'aten' in lines {words}"
+    named = [node.lineno for node in ast.walk(ast.parse(source))
+             if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.ops.")]
+    assert not named, f"{name_of(path)} names an operator in lines {named}"
+
+
+@pytest.mark.parametrize("path", [*PLUGINS, *CONFORMANCE], ids=name_of)
+def test_nobody_outside_of_the_kernel_uses_its_private_modules(path: Path) -> None:
+    private = [name for name in imported(path)
+               if name.startswith("djinn.") and any(part.startswith("_") for part in name.split("."))]
+    assert not private, f"{name_of(path)} imports {private}"
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def declared(requirements: list[str]) -> set[str]:
+        names = {re.split(r"[\[<>=!~ ;]", requirement)[0].lower() for requirement in requirements}
+        return {name.replace("-", "_") for name in names} | ({"attr"} if "attrs" in names else set())
+
+    always = declared(project["dependencies"])
+    extras = {name: declared(requirements) for name, requirements in project["optional-dependencies"].items()}
+    allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["test"]}
+    own = {"djinn"} | {folder.name for root in IMPORT_ROOTS[1:] for folder in root.iterdir()}
+    undeclared = {}
+    for path in MODULES:
+        package = path.relative_to(ROOT).parts[0 if path in KERNEL else 1]
+        found = {name.split(".")[0] for name in imported(path)} - own - sys.stdlib_module_names
+        # NumPy is asked for where PyTorch would ask for it, and PyTorch can do without.
+        missing = found - allowed.get(package, always | extras["numpy"])
+        if missing:
+            undeclared[name_of(path)] = sorted(missing)
+    assert not undeclared
+
+
+def test_who_imports_whom_follows_the_contracts() -> None:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        env={"PYTHONPATH": ":".join(map(str, IMPORT_ROOTS)), "PATH": "", "NO_COLOR": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
