@@ -31,6 +31,7 @@ class Binding:
     """One operator in one session.
 
     Attributes:
+        operator: The operator; being here, it keeps its identity.
         facts: What its schema says.
         operation_class: How it is carried out.
         special: Carries it out itself, if it is not simply recorded.
@@ -38,6 +39,7 @@ class Binding:
         is_random: Whether it draws random numbers.
     """
 
+    operator: torch._ops.OpOverload
     facts: SchemaFacts
     operation_class: OperationClass
     special: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None

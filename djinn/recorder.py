@@ -38,7 +38,7 @@ class Recorder:
         self._session = session
         self._bind = bind
         self._plan = plan
-        self._bindings: dict[Any, Binding] = {}
+        self._bindings: dict[int, Binding] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self.numbers = itertools.count(1)
         self.append = session.tape.nodes.append
@@ -50,20 +50,24 @@ class Recorder:
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out one operation on lazy tensors, or a factory on the logical device."""
-        binding = self._bindings.get(operator)
+        binding = self._bindings.get(id(operator))
         if binding is None:
-            binding = self._bindings[operator] = self._bind(operator)
+            binding = self.binding(operator)
         if binding.special is not None:
             return binding.special(operator, args, kwargs)
         return self.record(binding, operator, args, kwargs)
 
     def binding(self, operator: Any) -> Binding:
-        """Return what is known of an operator."""
-        return self._bindings.get(operator) or self._bindings.setdefault(operator, self._bind(operator))
+        """Return what is known of an operator.
+
+        It is looked up by identity, because an operator's own hash is a function in Python.
+        """
+        found = self._bindings.get(id(operator))
+        return found or self._bindings.setdefault(id(operator), self._bind(operator))
 
     def record(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation whose results have metadata that can be inferred."""
-        key: list[Any] = [operator]
+        key: list[Any] = [binding]
         slots: list[Slot] = []
         numbers: list[Any] = []
         local = _scan(args, key, slots, numbers, binding.erases_floats)

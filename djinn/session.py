@@ -311,6 +311,7 @@ class Session:
         facts = facts_of(operator)
         operation_class = self._classifier.classify(operator)
         return Binding(
+            operator=operator,
             facts=facts,
             operation_class=operation_class,
             special=self._special(operator, operation_class),

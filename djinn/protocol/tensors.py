@@ -90,8 +90,11 @@ def describe(tensor: torch.Tensor) -> Description:
 
 def empty_from(header: TensorHeader) -> torch.Tensor:
     """Allocate the CPU tensor that a checked header describes. Its memory is touched only when it is filled."""
+    dtype = dtype_named(header.dtype)
+    # PyTorch warns whenever memory is allocated as complex32, which is the user's business where it is computed.
+    allocated = torch.int32 if dtype == torch.complex32 else dtype
     with torch.inference_mode(False):
-        return torch.empty_strided(header.size, header.stride, dtype=dtype_named(header.dtype), device="cpu")
+        return torch.empty_strided(header.size, header.stride, dtype=allocated, device="cpu").view(dtype)
 
 
 def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:

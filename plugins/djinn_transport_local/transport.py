@@ -12,11 +12,16 @@ from typing import Any
 
 import torch
 
-from djinn.errors import ConfigurationError, TransportError
+from djinn.errors import ConfigurationError, TransportError, UnknownOperatorError
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import ConnectOptions, Listener, ListenOptions
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Result, Welcome
+from djinn.model.program import Template
+from djinn.model.schema import facts_of, operator_named
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Define, Forget, Result, Run, Welcome
 from djinn.protocol.service import SessionService
+
+MAX_BATCHES = 64
+"""Batches that may wait for the executor; recording goes on until then."""
 
 
 class LocalTransport:
@@ -50,7 +55,9 @@ class LocalConnection:
     """A session on an executor in this process.
 
     The executor's work runs on a thread of its own: there, none of the caller's modes (inference, autocast, function
-    or dispatch modes) are in force. The caller waits, so neither side runs while the other does.
+    or dispatch modes) are in force, and it overlaps with recording. The caller waits for a batch that asks for
+    something; for one with uploads, whose tensors are the caller's; and for one that draws random numbers, because the
+    executor borrows the process's default generator for that, which the caller may be about to use.
     """
 
     def __init__(self, address: str, executor: Executor) -> None:
@@ -63,16 +70,21 @@ class LocalConnection:
         self._service = SessionService(executor)
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
+        self._room = threading.Semaphore(MAX_BATCHES)
+        self._random_programs: set[int] = set()
         self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
         self._thread.start()
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Carry out a batch that wants no answer."""
-        self._carry_out(batch, tensors)
+        done = self._carry_out(batch, tensors)
+        if tensors or self._draws_random(batch):
+            done.result()
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Carry out a batch and return its answer."""
-        return self._carry_out(batch, tensors)
+        self._draws_random(batch)
+        return self._carry_out(batch, tensors).result()
 
     def close(self) -> None:
         """End the session and its thread."""
@@ -85,12 +97,27 @@ class LocalConnection:
         self._service.close()
         self._executor.close()
 
-    def _carry_out(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+    def _carry_out(
+        self, batch: Batch, tensors: Sequence[torch.Tensor]
+    ) -> Future[tuple[Result, list[torch.Tensor]]]:
         if self._closed:
             raise TransportError(f"The session on {self.address} is closed.", hint="Call djinn.init() again.")
         done: Future[tuple[Result, list[torch.Tensor]]] = Future()
+        self._room.acquire()
         self._work.put((lambda: self._service.handle(batch, tensors), done))
-        return done.result()
+        return done
+
+    def _draws_random(self, batch: Batch) -> bool:
+        """Whether a program of the batch may draw random numbers; remembers the programs that it defines."""
+        draws = False
+        for command in batch.commands:
+            if isinstance(command, Define) and any(map(_is_random, command.body.templates)):
+                self._random_programs.add(command.program)
+            elif isinstance(command, Forget):
+                self._random_programs.difference_update(command.programs)
+            elif isinstance(command, Run):
+                draws = draws or command.program in self._random_programs
+        return draws
 
     def _serve(self) -> None:
         while (item := self._work.get()) is not None:
@@ -100,4 +127,12 @@ class LocalConnection:
             except BaseException as error:
                 # Not swallowed: the waiting caller receives it.
                 done.set_exception(error)
+            self._room.release()
             del item, work, done
+
+
+def _is_random(template: Template) -> bool:
+    try:
+        return facts_of(operator_named(template.operator)).is_random
+    except UnknownOperatorError:
+        return False

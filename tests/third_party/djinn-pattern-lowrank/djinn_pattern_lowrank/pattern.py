@@ -11,23 +11,28 @@ from djinn.kinds import PatternMatch
 from djinn.model.graph import Graph, GraphNode
 
 _LEFT: Mapping[str, int] = MappingProxyType({
-    "aten::mm.default": 0,
-    "aten::bmm.default": 0,
-    "aten::matmul.default": 0,
-    "aten::linear.default": 0,
-    "aten::addmm.default": 1,
-    "aten::baddbmm.default": 1,
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::matmul": 0,
+    "aten::linear": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
 })
 """Matrix products, each with the position of its left factor among its inputs."""
 
 _RESHAPING = frozenset({
-    "aten::view.default",
-    "aten::_unsafe_view.default",
-    "aten::reshape.default",
-    "aten::expand.default",
-    "aten::unsqueeze.default",
+    "aten::view",
+    "aten::_unsafe_view",
+    "aten::reshape",
+    "aten::expand",
+    "aten::unsqueeze",
 })
 """What stands between the products of a batch; passed through where the last dimension stays."""
+
+
+def _operator(node: GraphNode) -> str:
+    """Qualified name; a default overload has none of its own in PyTorch's schemas."""
+    return node.operation.removesuffix(".default")
 
 
 @attrs.frozen
@@ -79,7 +84,7 @@ class LowRankPattern:
         """
         nodes = graph.topological_sort()
         uses = _Uses.of(nodes)
-        found = (self._at(node, uses) for node in nodes if node.operation in _LEFT)
+        found = (self._at(node, uses) for node in nodes if _operator(node) in _LEFT)
         return [match for match in found if match is not None]
 
     def _at(self, first: GraphNode, uses: _Uses) -> PatternMatch | None:
@@ -88,7 +93,7 @@ class LowRankPattern:
         if rank is None or chain is None:
             return None
         wide = _last(chain[-1].specs[0])
-        entering = uses.last_size(first.inputs[_LEFT[first.operation]])
+        entering = uses.last_size(first.inputs[_LEFT[_operator(first)]])
         if wide is None or rank >= wide or (entering is not None and rank >= entering):
             return None
         return PatternMatch(
@@ -108,8 +113,8 @@ def _chain(first: GraphNode, rank: int | None, uses: _Uses) -> list[GraphNode] |
         if follower is None or here.outputs[0] in follower.writes:
             return None
         chain.append(follower)
-        if follower.operation in _LEFT:
-            left = _LEFT[follower.operation]
+        if _operator(follower) in _LEFT:
+            left = _LEFT[_operator(follower)]
             return chain if left < len(follower.inputs) and follower.inputs[left] == here.outputs[0] else None
-        if follower.operation not in _RESHAPING or _last(follower.specs[0]) != rank:
+        if _operator(follower) not in _RESHAPING or _last(follower.specs[0]) != rank:
             return None
