@@ -69,6 +69,10 @@ class Mixer:
             self._uploaded[key] = (weakref.ref(tensor, lambda _: uploaded.pop(key, None)), version, made)
         return made
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drop what is cached for an ordinary tensor, and with it the weak reference to it."""
+        self._uploaded.pop(id(tensor), None)
+
     def _lifted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         found = [tensor for tensor in _tensors((args, tuple(kwargs.values()))) if not isinstance(tensor, LazyTensor)]
         lifted = {id(tensor): self.upload(tensor) for tensor in found}

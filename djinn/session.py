@@ -212,10 +212,9 @@ class Session:
         """Carry out an operation that also involves ordinary tensors or another device."""
         return self.mixer.carry_out(operator, args, kwargs)
 
-    def replace(self, target: LazyTensor, new: torch.Tensor) -> None:
+    def replace(self, target: LazyTensor, new: LazyTensor) -> None:
         """Give ``target`` the values and metadata of ``new``, as assigning ``.data`` does."""
-        source = new if isinstance(new, LazyTensor) else self.upload(new)
-        value = source.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
+        value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
         reshape_wrapper(target, value.spec)
         target._value = value
 

@@ -99,9 +99,12 @@ class LazyTensor(torch.Tensor):
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
-        from djinn import runtime
+        if isinstance(new, LazyTensor):
+            from djinn import runtime
 
-        runtime.current().replace(self, new)
+            runtime.current().replace(self, new)
+        else:
+            _move_home(self, new)
 
     def materialize(self) -> torch.Tensor:
         """Bring the data home as an ordinary CPU tensor outside autograd. Waits."""
@@ -233,6 +236,19 @@ def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec) -> None:
     with _without_functions():
         torch.Tensor.data.__set__(tensor, bare)  # type: ignore[attr-defined]  # a descriptor implemented in C
     tensor._value.spec = spec
+
+
+def _move_home(tensor: LazyTensor, new: torch.Tensor) -> None:
+    """Turn a lazy tensor into the ordinary tensor ``new``, for everybody who holds it."""
+    with _without_functions():
+        needs_gradient, gradient = tensor.requires_grad, tensor.grad
+        local = new.detach()
+        made = (torch.nn.Parameter(local, needs_gradient) if getattr(tensor, "_is_param", False)
+                else local.requires_grad_(needs_gradient))
+        tensor.grad = None
+        torch.utils.swap_tensors(tensor, made)
+    if gradient is not None:
+        tensor.grad = gradient.cpu()
 
 
 def _copy_attributes(source: Any, target: Any, memo: dict[int, Any]) -> None:

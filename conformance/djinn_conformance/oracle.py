@@ -34,9 +34,10 @@ class Outcome:
 
 
 def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy an input to a device, dense strides kept."""
-    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
-    return made.copy_(tensor)
+    """Copy an input to a device with all of its storage, so that stride and offset stay."""
+    length = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((length,), (1,), 0).to(device, copy=True)
+    return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def run_eager(recording: Recording, device: torch.device, seed: int | None = None) -> Outcome:

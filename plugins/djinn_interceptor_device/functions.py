@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 from torch.autograd import forward_ad
 
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.tensor import pending_errors
+from djinn.tensor import LazyTensor, pending_errors
 from djinn_interceptor_device import recurrent
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
@@ -46,6 +46,13 @@ def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         raise
 
 
+def has_compatible_shallow_copy_type(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Tell ``Module.to`` that assigning ``.data`` of a lazy parameter moves it, whatever it is given."""
+    return isinstance(args[0], LazyTensor)
+
+
 FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **dict.fromkeys((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad), run_backward),
     **dict.fromkeys(
@@ -56,4 +63,5 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
         keep_whole,
     ),
     **recurrent.FUNCTIONS,
+    torch._has_compatible_shallow_copy_type: has_compatible_shallow_copy_type,
 }

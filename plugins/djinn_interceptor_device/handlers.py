@@ -32,7 +32,25 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     if here:
         return operator(tensor, **kwargs)
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
-    return session.upload(local)
+    return _mark_conversion(session, session.upload(local), tensor)
+
+
+def _mark_conversion(session: Session, made: LazyTensor, source: torch.Tensor) -> LazyTensor:
+    """Let ``Module.to`` keep the identity of a parameter that it moves here.
+
+    Optimizers, tied weights and everybody else who holds the parameter must see it move, as they do with any other
+    accelerator. ``Module._apply`` swaps the two tensors if the new one announces itself as a wrapper subclass; these
+    attributes are looked for, never called, and do not outlive the conversion. PyTorch does not swap a tensor that
+    somebody refers to weakly, as the cache of uploads does.
+    """
+    if isinstance(source, torch.nn.Parameter):
+        session.mixer.forget(source)
+        made.__tensor_flatten__ = made.__tensor_unflatten__ = _not_traceable  # type: ignore[attr-defined]  # see above
+    return made
+
+
+def _not_traceable(*_: Any) -> Any:
+    raise NotImplementedError("A tensor on a remote accelerator does not consist of other tensors.")
 
 
 def _converts(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
@@ -52,8 +70,9 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
         if dense.dtype != spec.dtype or dense.stride() != spec.stride or dense.is_conj() or dense.is_neg():
             dense = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(dense)
         if not spec.storage_offset and session.upload_into(target, dense):
-            return target
-    return _record(session, operator, (target, session.mixer.upload(source), *args[2:]), kwargs)
+            return _mark_conversion(session, target, source)
+    _record(session, operator, (target, session.mixer.upload(source), *args[2:]), kwargs)
+    return _mark_conversion(session, target, source)
 
 
 def lift_fresh(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

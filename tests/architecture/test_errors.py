@@ -58,7 +58,7 @@ def test_the_class_the_spec_and_the_page_agree(name: str) -> None:
 def test_an_error_says_code_what_and_remedy_and_survives_a_process_boundary(name: str) -> None:
     error = CLASSES[name]("It broke.", hint="Mend it.")
     assert str(error) == f"[{error.code}] It broke. Mend it."
-    again = pickle.loads(pickle.dumps(error))  # noqa: TID251  # multiprocessing carries exceptions like this
+    again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.summary, again.hint) == (type(error), "It broke.", "Mend it.")
 
 

@@ -56,7 +56,10 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_lines_are_counted_as_they_should_be() -> None:
-    source = '"""Doc."""\n\n# comment\nx = (1,  # why\n     2)\n"""What x is."""\n\n\ndef f():\n    """Doc\n\n    more."""\n    return """a\nb"""\n'
+    source = (
+        '"""Doc."""\n\n# comment\nx = (1,  # why\n     2)\n"""What x is."""\n\n\n'
+        'def f():\n    """Doc\n\n    more."""\n    return """a\nb"""\n'
+    )
     assert code_lines(source) == 5
 
 

@@ -167,6 +167,33 @@ def test_setting_data_half_and_swapping() -> None:
     assert model(torch.ones(1, 2)).shape == (1, 3)
 
 
+def test_moving_a_module_keeps_identities_both_ways() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)])
+    model[1].weight = model[0].weight
+    weight, values = model[0].weight, model[0].weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with djinn.capture():
+        model[0](torch.ones(1, 2)).sum().item()
+    model.to(DEVICE)
+    assert model[0].weight is weight
+    assert model[1].weight is weight
+    assert isinstance(weight, djinn.LazyTensor)
+    assert isinstance(weight, nn.Parameter)
+    assert not hasattr(weight, "__tensor_flatten__")
+    model[0](torch.ones(1, 2, device=DEVICE)).sum().backward()
+    optimizer.step()
+    assert torch.equal(weight.detach().cpu(), values - 1)
+    model.cpu()
+    assert model[0].weight is weight
+    assert model[1].weight is weight
+    assert type(weight) is nn.Parameter
+    assert weight.requires_grad
+    assert torch.equal(weight.detach(), values - 1)
+    assert torch.equal(weight.grad, torch.ones(2, 2))
+    model.to(DEVICE)
+    assert torch.equal(weight.grad.cpu(), torch.ones(2, 2))
+
+
 def test_there_is_no_memory_to_point_at() -> None:
     x = torch.ones(2, device=DEVICE)
     with pytest.raises(NotImplementedError, match="no address"):

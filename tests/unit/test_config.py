@@ -12,7 +12,7 @@ from djinn.plugins import PluginSelection
 
 def test_nothing_given_gives_the_defaults() -> None:
     assert Config.resolve({}, {}) == Config()
-    assert Config.resolve({}, {variable: "" for variable in ENVIRONMENT}) == Config()
+    assert Config.resolve({}, dict.fromkeys(ENVIRONMENT, "")) == Config()
 
 
 def test_every_environment_variable_arrives() -> None:
@@ -66,7 +66,9 @@ def test_flags_mean_what_people_write(text: str, value: bool) -> None:
     ("request_timeout_s", float("nan"), "above 0, or None"),
     ("request_timeout_s", "soon", "above 0, or None"),
 ])
-def test_a_wrong_value_names_the_setting_the_value_and_what_is_allowed(setting: str, value: object, allowed: str) -> None:
+def test_a_wrong_value_names_the_setting_the_value_and_what_is_allowed(
+    setting: str, value: object, allowed: str
+) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Config.resolve({setting: value}, {})
     assert f"{setting} is {value!r}" in caught.value.summary

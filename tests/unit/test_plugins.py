@@ -185,7 +185,8 @@ def test_an_unknown_hook_names_the_plugin_the_nearest_hook_and_the_remedy(instal
         def djinn_register_scheduler(register):
             pass
     """)
-    with pytest.raises(PluginValidationError, match=r"'acme-typo' of acme-typo 1\.2\.3.*djinn_register_scheduler\.") as caught:
+    named = r"'acme-typo' of acme-typo 1\.2\.3.*djinn_register_scheduler\."
+    with pytest.raises(PluginValidationError, match=named) as caught:
         Plugins.load()
     assert "djinn_register_schedulers?" in caught.value.hint
     assert "DJINN_PLUGINS=-acme-typo" in caught.value.hint

@@ -9,6 +9,7 @@ import attrs
 
 from djinn.kinds import PatternMatch
 from djinn.model.graph import Graph, GraphNode
+from djinn.model.spec import TensorSpec
 
 _LEFT: Mapping[str, int] = MappingProxyType({
     "aten::mm": 0,
@@ -66,9 +67,8 @@ class _Uses:
         return _last(producer.specs[producer.outputs.index(value)])
 
 
-def _last(spec: object) -> int | None:
-    size = getattr(spec, "size", ())
-    return int(size[-1]) if len(size) else None
+def _last(spec: TensorSpec | None) -> int | None:
+    return spec.size[-1] if spec is not None and len(spec.size) else None
 
 
 class LowRankPattern:

@@ -1,0 +1,96 @@
+"""Asking shape inference about recorded calls, and reading what eager says about the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.kinds import Inference, OutputSpec, ShapeInference
+from djinn.model.schema import facts_of
+from djinn_conformance.oracle import copied
+from djinn_conformance.programs import Call, Recording, fill, new_results, refs_in
+
+__all__ = ("Asked", "ask", "asked_calls", "placeholder")
+
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+
+
+def placeholder(tensor: torch.Tensor) -> torch.Tensor:
+    """Make a tensor without data that has a tensor's size, stride, offset and dtype."""
+    length = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = torch.empty(length, dtype=tensor.dtype, device=_META)
+    return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+@attrs.frozen
+class Asked:
+    """One call, what inference said of it before it ran, and what eager did.
+
+    Attributes:
+        call: The call.
+        answer: What inference said; an exception if it raised.
+        wanted: What eager did to metadata; ``None`` where results are not tensors.
+        refused: What eager raised instead.
+    """
+
+    call: Call
+    answer: Inference | Exception | None
+    wanted: Inference | None
+    refused: Exception | None = None
+
+
+def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference | Exception | None:
+    """Ask about a call on values as they are now."""
+    made: dict[int, torch.Tensor] = {}
+
+    def stand_in(ref: Any) -> Any:
+        value = values[ref.index]
+        return made.setdefault(ref.index, placeholder(value)) if isinstance(value, torch.Tensor) else value
+
+    args, kwargs = fill(call.args, stand_in, _META), fill(call.kwargs, stand_in, _META)
+    try:
+        return shapes.infer(call.operator, args, kwargs)
+    except Exception as error:
+        # Whatever a plugin raises is an answer to be judged, not the end of the run.
+        return error
+
+
+def asked_calls(shapes: ShapeInference, recording: Recording) -> Iterator[Asked]:
+    """Ask about every call of a recording, then carry it out."""
+    values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(recording.inputs)}
+    produced = 0
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        for call in recording.calls:
+            answer = ask(shapes, call, values)
+            args = fill(call.args, lambda ref: values[ref.index], _CPU)
+            kwargs = fill(call.kwargs, lambda ref: values[ref.index], _CPU)
+            try:
+                returned = call.operator(*args, **kwargs)
+            except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
+                yield Asked(call, answer, None, error)
+                return
+            tensors = [values[ref.index] for ref in refs_in([call.args, call.kwargs])]
+            yield Asked(call, answer, _observed(call, returned, tensors))
+            for result in new_results(call.operator, returned):
+                values[produced] = result
+                produced += 1
+
+
+def _observed(call: Call, returned: Any, arguments: list[torch.Tensor]) -> Inference | None:
+    kinds = facts_of(call.operator).returns
+    values = () if not kinds else (returned,) if len(kinds) == 1 else returned
+    results: list[OutputSpec | None | tuple[OutputSpec, ...]] = []
+    for value in values:
+        if value is None:
+            results.append(None)
+        elif isinstance(value, torch.Tensor):
+            results.append(OutputSpec.of(value))
+        elif isinstance(value, (list, tuple)) and all(isinstance(member, torch.Tensor) for member in value):
+            results.append(tuple(OutputSpec.of(member) for member in value))
+        else:
+            return None
+    return Inference(tuple(results), tuple(map(OutputSpec.of, arguments)))
