@@ -93,16 +93,19 @@ def get_interception_stats() -> dict[str, int]:
 
 
 def _install() -> None:
-    """Install the interceptor that the environment chooses."""
+    """Install the interceptor that the environment chooses. What is wrong with it is raised when it is first needed."""
     import os
 
-    from djinn.plugins import PluginSelection, Plugins
+    from djinn.plugins import Plugins, PluginSelection
 
-    selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))
-    names: Sequence[str] | None = None if "interceptor" in selection.chosen else ("djinn-interceptor-device",)
-    plugins = Plugins.load(selection, names=names)
-    if plugins.registered("interceptor"):
-        runtime.install(plugins.choose("interceptor", "device"))
+    try:
+        selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))
+        names: Sequence[str] | None = None if "interceptor" in selection.chosen else ("djinn-interceptor-device",)
+        plugins = Plugins.load(selection, names=names)
+        if plugins.registered("interceptor"):
+            runtime.install(plugins.choose("interceptor", "device"))
+    except DjinnError as problem:
+        runtime.install_failed(problem)
 
 
 _install()

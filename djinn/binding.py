@@ -178,7 +178,9 @@ class Planner:
     def _intern(self, spec: OutputSpec, device: torch.device) -> TensorSpec:
         return self._specs.intern(spec.size, spec.stride, spec.storage_offset, spec.dtype, device)
 
-    def _device_of(self, tensors: Sequence[LazyTensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    def _device_of(
+        self, tensors: Sequence[LazyTensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> torch.device:
         named = next((item for item in (*args, *kwargs.values()) if isinstance(item, torch.device)), None)
         if named is None and tensors:
             return tensors[0]._value.spec.device

@@ -134,26 +134,27 @@ class Link:
         """Turn the tape, or the slice that ``wanted`` needs, into commands.
 
         What died is read before the tape: a value that is dead by then has all its uses on the tape, because a use is
-        recorded while the value's tensor is alive.
+        recorded while the value's tensor is alive. A dead value that a node left on the tape still reads is kept until
+        that node goes.
         """
         while self._released:
             self._dead.add(self._released.popleft())
         nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)
         self.nodes_taken += len(nodes)
-        alive = without_dead(nodes, self._dead)
+        busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
+        gone = self._dead - busy
+        alive = without_dead(nodes, gone)
         if alive:
-            commands, ordered, layout = self._programs.commands(alive, self._dead)
+            commands, ordered, layout = self._programs.commands(alive, gone)
             self._commands += commands
             self.nodes_sent += len(alive)
             self.live_handles += len(layout.outputs)
             self._remember_origins(commands, ordered)
-        self._dead -= {slot.number for node in nodes for slot in node.outputs}
-        busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)} if wanted else set()
-        free = tuple(sorted(self._dead - busy))
-        if free:
-            self._dead.difference_update(free)
-            self._commands.append(Free(free))
-            self.live_handles -= len(free)
+        self._dead -= gone
+        held = gone - {slot.number for node in nodes for slot in node.outputs}
+        if held:
+            self._commands.append(Free(tuple(sorted(held))))
+            self.live_handles -= len(held)
 
     def _submit(self) -> None:
         commands, tensors = self._outgoing()
@@ -210,7 +211,7 @@ class Link:
             raise self._exception(known)
 
     def _exception(self, failure: Failure) -> BaseException:
-        origin = (self._origins or {}).get((failure.run, failure.step), "")
+        origin = "" if self._origins is None else self._origins.get((failure.run, failure.step), "")
         return to_exception(failure, origin)
 
     def _remember_origins(self, commands: Sequence[Command], nodes: Sequence[Node]) -> None:

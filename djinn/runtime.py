@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from djinn import tensor as lazy
-from djinn.errors import ConfigurationError, DeviceNameTakenError
+from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError
 from djinn.kinds import ConnectOptions, Interceptor
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _session: Session | None = None
 _process = os.getpid()
 _device: torch.device | None = None
 _device_problem: DeviceNameTakenError | None = None
+_install_problem: DjinnError | None = None
 _seed: int | None = None
 _init_hooks: list[Callable[[], None]] = []
 _init_time_ms = 0.0
@@ -59,8 +60,20 @@ def install(interceptor: Interceptor) -> None:
     lazy.use_functions(interceptor.functions())
 
 
+def install_failed(problem: DjinnError) -> None:
+    """Remember why there is no interceptor, for whoever needs one."""
+    global _install_problem
+    _install_problem = problem
+
+
 def logical_device() -> torch.device:
-    """Return the device of new lazy tensors."""
+    """Return the device of new lazy tensors.
+
+    Raises:
+        PluginError, ConfigurationError: No interceptor could be installed.
+    """
+    if _install_problem is not None:
+        raise _install_problem
     if _device is None:
         raise ConfigurationError("No interceptor is installed.",
                                  hint="Enable the plugin djinn-interceptor-device and import djinn again.")
@@ -113,8 +126,7 @@ def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
     def work() -> None:
         try:
             done.set_result(init(server, **settings))
-        except BaseException as error:
-            # Not swallowed: whoever asks the future receives it.
+        except BaseException as error:  # noqa: BLE001  # not swallowed: whoever asks the future receives it
             done.set_exception(error)
 
     threading.Thread(target=work, name="djinn-init", daemon=True).start()

@@ -50,7 +50,9 @@ class LazyTensor(torch.Tensor):
     _value: Value
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # the stub declares an instance method
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _dispatch(func, args, kwargs or {})
 
     @classmethod
@@ -93,7 +95,7 @@ class LazyTensor(torch.Tensor):
         return len(self._value.spec.size)
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]  # as above
+    def data(self) -> torch.Tensor:
         """The same values outside autograd; assigning replaces values and metadata."""
         return self.detach()
 
@@ -110,7 +112,8 @@ class LazyTensor(torch.Tensor):
         """Bring the data home as an ordinary CPU tensor outside autograd. Waits."""
         from djinn import runtime
 
-        return runtime.current().materialize([self])[0]
+        made: torch.Tensor = runtime.current().materialize([self])[0]
+        return made
 
     def tolist(self) -> Any:
         """Return the data as nested lists."""
@@ -132,7 +135,7 @@ class LazyTensor(torch.Tensor):
         made = self.numpy()
         return made if dtype is None else made.astype(dtype, copy=False)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # untyped there
         local = self.materialize()
         with _without_functions():
             suffixes = [f"device='{self.device}'"]
@@ -198,15 +201,20 @@ class LazyTensor(torch.Tensor):
         return runtime.current().producer_of(self)
 
 
-for _name in ("randn", "rand", "zeros", "ones", "empty", "full", "arange", "eye", "linspace", "randint", "randperm"):
-    def _factory(*args: Any, _made_by: Any = getattr(torch, _name), **kwargs: Any) -> Any:
+def _factory(make: Callable[..., Any]) -> Any:
+    def factory(*args: Any, **kwargs: Any) -> Any:
         from djinn import runtime
 
-        return _made_by(*args, **{"device": runtime.logical_device(), **kwargs})
+        return make(*args, **{"device": runtime.logical_device(), **kwargs})
 
-    _factory.__name__ = _name
-    _factory.__doc__ = f"As ``torch.{_name}``, on the remote accelerator."
-    setattr(LazyTensor, _name, staticmethod(_factory))
+    factory.__name__ = make.__name__
+    factory.__doc__ = f"As ``torch.{make.__name__}``, on the remote accelerator."
+    return staticmethod(factory)
+
+
+for _make in (torch.randn, torch.rand, torch.zeros, torch.ones, torch.empty, torch.full, torch.arange, torch.eye,
+              torch.linspace, torch.randint, torch.randperm):
+    setattr(LazyTensor, _make.__name__, _factory(_make))
 
 
 class LazyTuple(tuple[Any, ...]):

@@ -52,11 +52,12 @@ def active_profile() -> settings:
     return PROFILES[name]
 
 
-def law(identity: str) -> Callable[[Test], Test]:
+def law(identity: str, *, effort: float = 1.0) -> Callable[[Test], Test]:
     """Bind a test to the law that it tests.
 
     Args:
         identity: The law, ``kind.name``. A test written with Hypothesis gets the active profile.
+        effort: Share of the profile's examples that it runs.
 
     Raises:
         SpecError: No specification has that law.
@@ -66,7 +67,8 @@ def law(identity: str) -> Callable[[Test], Test]:
     def bind(test: Test) -> Test:
         if getattr(test, "is_hypothesis_test", False):
             try:
-                test = settings(active_profile())(test)
+                profile = active_profile()
+                test = settings(profile, max_examples=max(1, round(profile.max_examples * effort)))(test)
             except InvalidArgument as error:
                 raise TypeError(f"{identity}: put @law above every decorator of Hypothesis") from error
         setattr(test, _ATTRIBUTE, identity)

@@ -281,7 +281,7 @@ def _altered(change: dict[str, str]) -> Program:
 
 @law("executor.unknown_operator_named")
 @pytest.mark.parametrize("operator", ["aten::no_such_operator", "aten::add.no_such_overload", "nowhere::add.Tensor",
-                                      "os::system", "aten::__class__", "", "add"])
+                                      "os::system", "aten::__class__", "aten::add.int", "", "add"])
 def test_unknown_operator_named(subject: Subject, executor: Executor, operator: str) -> None:
     """Names that lead nowhere, or somewhere they should not."""
     expect_raises(UnknownOperatorError, lambda: executor.compile(_altered({"operator": operator})),

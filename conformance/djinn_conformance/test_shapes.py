@@ -33,15 +33,19 @@ _ANY = recordings(grouped() + RANDOM + PLAIN)
 
 
 def _expect_same(got: OutputSpec | None, wanted: OutputSpec | None, what: str, where: str) -> None:
-    """Compare specs. Strides and offsets of tensors without elements carry no meaning."""
+    """Compare specs. Strides of dimensions that have no second element carry no meaning."""
     if got is None or wanted is None:
         expect_equal(got, wanted, what, where)
         return
     expect_equal(got.dtype, wanted.dtype, f"dtype of {what}", where)
     expect_equal(tuple(got.size), tuple(wanted.size), f"size of {what}", where)
     if wanted.size.numel():
-        expect_equal(tuple(got.stride), tuple(wanted.stride), f"stride of {what}", where)
+        expect_equal(_steps(got), _steps(wanted), f"stride of {what}", where)
         expect_equal(got.storage_offset, wanted.storage_offset, f"storage offset of {what}", where)
+
+
+def _steps(spec: OutputSpec) -> tuple[int | None, ...]:
+    return tuple(step if extent > 1 else None for step, extent in zip(spec.stride, spec.size, strict=True))
 
 
 def _where(subject: Subject, asked: Asked, recording: Recording) -> str:
@@ -125,7 +129,7 @@ def _answers(plugin: ShapeInference, recordings: Sequence[Recording]) -> list[li
              for asked in asked_calls(plugin, recording)] for recording in recordings]
 
 
-@law("shapes.deterministic")
+@law("shapes.deterministic", effort=0.2)
 @given(recordings=st.lists(_ANY, min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_deterministic(
     subject: Subject, plugin: ShapeInference, recordings: list[Recording], seed: int
@@ -163,7 +167,7 @@ def _process_state() -> dict[str, Any]:
     }
 
 
-@law("shapes.process_untouched")
+@law("shapes.process_untouched", effort=0.5)
 @given(recording=_ANY, grad=st.booleans(), inference=st.booleans())
 def test_process_untouched(
     subject: Subject, plugin: ShapeInference, recording: Recording, grad: bool, inference: bool
@@ -176,7 +180,7 @@ def test_process_untouched(
             expect_equal(value, before[name], f"{name} of the process", f"{subject}: {recording}")
 
 
-@law("shapes.threads")
+@law("shapes.threads", effort=0.1)
 @given(recordings=st.lists(_ANY, min_size=4, max_size=4))
 def test_threads(subject: Subject, plugin: ShapeInference, recordings: list[Recording]) -> None:
     """Ask on four threads at once."""

@@ -1,7 +1,10 @@
 """One module per plugin kind: the Protocol that a plugin of that kind satisfies.
 
-The laws that go with each are in ``specs/kinds``; ``pytest --pyargs djinn_conformance --djinn-plugin=NAME`` checks them.
+The laws that go with each are in ``specs/kinds``; this command checks them:
+``pytest --pyargs djinn_conformance --djinn-plugin=NAME``.
 """
+
+from __future__ import annotations
 
 from djinn.kinds.analyzer import Analyzer
 from djinn.kinds.classifier import Classifier, OperationClass

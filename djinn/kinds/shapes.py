@@ -24,7 +24,7 @@ class OutputSpec:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> OutputSpec:
         """Read the metadata of a tensor."""
-        return cls(tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        return cls(tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
 
 
 @attrs.frozen

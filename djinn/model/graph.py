@@ -63,8 +63,9 @@ class Edge:
 class Graph(Protocol):
     """What analyzers, patterns and schedulers read."""
 
-    backend_type: str
-    """Where the graph comes from: ``lazy_dag`` or ``fx``."""
+    @property
+    def backend_type(self) -> str:
+        """Where the graph comes from: ``lazy_dag`` or ``fx``."""
 
     def nodes(self) -> Sequence[GraphNode]:
         """List the nodes in program order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
-from functools import lru_cache
+from functools import cache
 
 import attrs
 import torch
@@ -49,7 +49,7 @@ class SchemaFacts:
     """Whether it consists of other operators for every device."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def facts_of(operator: torch._ops.OpOverload) -> SchemaFacts:
     """Read an overload's schema."""
     schema = operator._schema
@@ -96,6 +96,7 @@ def operator_named(name: str) -> torch._ops.OpOverload:
                                    hint="Install the same release on both sides, or the package that defines it.")
     packet = getattr(getattr(torch.ops, match["namespace"]), match["name"])
     found = getattr(packet, overload or "default", None)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(found.name()):
+        # TorchScript's own words, such as `aten::add.int`, have a schema and never reach a device.
         raise UnknownOperatorError(f"{name[:120]!r} cannot be called as an operator.")
     return found

@@ -72,7 +72,7 @@ class SpecTable:
 
     def of(self, tensor: torch.Tensor, device: torch.device) -> TensorSpec:
         """Return the spec of a strided tensor, as if it were on ``device``."""
-        return self.intern(tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.dtype, device)
+        return self.intern(tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, device)
 
 
 def _key(spec: TensorSpec) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ _OPERATION_ERRORS: tuple[type[BaseException], ...] = (
     LookupError,
     KeyError,
     torch.OutOfMemoryError,
-    torch.linalg.LinAlgError,
+    getattr(torch.linalg, "LinAlgError"),  # noqa: B009  # its stub does not export it
 )
 EXCEPTIONS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in _OPERATION_ERRORS} | {
     name: getattr(errors, name) for name in errors.__all__

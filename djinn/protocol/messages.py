@@ -236,4 +236,5 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         msgspec.DecodeError, RecursionError, ValueError: It is not a message; callers turn this into a
             `djinn.ProtocolError`.
     """
-    return _decoder.decode(data)
+    message: Message = _decoder.decode(data)
+    return message

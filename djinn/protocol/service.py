@@ -103,7 +103,7 @@ class SessionService:
     def _attempt(self, action: Any) -> Any:
         try:
             return action()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # Whatever an executor raises must reach the client as a failure, not end the session of an innocent value.
             return self._fail(error)
 
@@ -125,7 +125,7 @@ class SessionService:
     def _run(self, run: Run) -> None:
         try:
             outputs = self._outputs_of(run)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
         self._values.update(zip(run.outputs, outputs, strict=True))

@@ -85,7 +85,7 @@ def header_of(tensor: torch.Tensor) -> TensorHeader:
 def describe(tensor: torch.Tensor) -> Description:
     """Describe any strided tensor, without data."""
     header = header_of(tensor)
-    return Description(header.dtype, header.size, header.stride, tensor.storage_offset())
+    return Description(header.dtype, header.size, header.stride, int(tensor.storage_offset()))
 
 
 def empty_from(header: TensorHeader) -> torch.Tensor:

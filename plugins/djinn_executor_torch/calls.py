@@ -11,12 +11,10 @@ import torch
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
 from djinn.model.program import (
     Argument,
-    ConstantArgument,
     ListArgument,
     NumberArgument,
     Program,
     Template,
-    TensorArgument,
     TorchArgument,
     count_tensors,
 )
@@ -30,6 +28,7 @@ _MEMORY_FORMATS = {
     "channels_last_3d": torch.channels_last_3d,
     "preserve_format": torch.preserve_format,
 }
+_CONSTANTS: dict[str, dict[str, Any]] = {"layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}
 _REFUSED = frozenset({"aten::from_file", "aten::from_file.out", "aten::save"})
 """They touch the executor's file system."""
 
@@ -104,14 +103,15 @@ def _resolve(argument: Argument, device: torch.device) -> Argument | Resolved:
     A list of constants is resolved item by item, one level deep at a time.
     """
     if isinstance(argument, ListArgument):
-        return ListArgument(tuple(_resolve(item, device) for item in argument.items))  # type: ignore[arg-type]  # Resolved items are as good
+        items: Any = tuple(_resolve(item, device) for item in argument.items)
+        return ListArgument(items)
     if not isinstance(argument, TorchArgument):
         return argument
     if argument.kind == "device":
         return Resolved(device)
     if argument.kind == "dtype":
         return Resolved(dtype_named(argument.name))
-    table: dict[str, Any] = {"layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}.get(argument.kind, {})
+    table = _CONSTANTS.get(argument.kind, {})
     if argument.name not in table:
         raise ProtocolError(f"Unknown constant {argument.kind[:20]} {argument.name[:40]!r}.")
     return Resolved(table[argument.name])
@@ -136,5 +136,3 @@ def results_of(call: Call, returned: Any) -> list[Any]:
             results.append(value)
     return results
 
-
-__all__ = ("Call", "ConstantArgument", "Resolved", "TensorArgument", "bind", "results_of")

@@ -85,7 +85,7 @@ def _call(
         results = results_of(call, call.function(*arguments, **keywords))
         if len(results) != expected:
             raise ProtocolError(f"The step gave {len(results)} results, {expected} were announced.")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # reported as the step's failure
         # Any error of an operation belongs to that operation's results; the independent rest goes on.
         return [report(position, error)] * expected
     return results

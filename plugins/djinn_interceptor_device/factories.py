@@ -30,9 +30,9 @@ DIRECT = (
 
 def register() -> None:
     """Register the kernels. Called once per process."""
-    catch_all = torch.library.Library("_", "IMPL")  # noqa: TOR901  # kept for the life of the process, see _libraries
+    catch_all = torch.library.Library("_", "IMPL")
     catch_all.fallback(_dispatch, "PrivateUse1")
-    aten = torch.library.Library("aten", "IMPL")  # noqa: TOR901  # as above
+    aten = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         # PyTorch warns that a composite gets a kernel of its own, which is the purpose.
         warnings.simplefilter("ignore")

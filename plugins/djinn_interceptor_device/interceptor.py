@@ -37,8 +37,8 @@ class DeviceInterceptor:
             if taken != _UNCLAIMED:
                 raise DeviceNameTakenError(
                     f"PyTorch's one spare device is already {taken!r} in this process.",
-                    hint="djinn.capture() works nevertheless; for the device remote_accelerator, run djinn in a process "
-                    "without the package that took it.",
+                    hint="djinn.capture() works nevertheless; for the device remote_accelerator, run djinn in a "
+                    "process without the package that took it.",
                 )
             _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
             factories.register()

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from djinn.errors import DjinnError, ProtocolError, TransportError
+from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import Channel, Listener
 from djinn.protocol.messages import Batch, Refusal
@@ -119,11 +119,12 @@ class Server:
     def _serve(self, channel: Channel) -> None:
         try:
             self._converse(channel)
-        except TransportError as error:
-            _log.info("%s: %s", channel.peer, error)
         except DjinnError as error:
-            _log.warning("%s: refused: %s", channel.peer, _printable(error))
-            self._refuse(channel, Refusal(error.code, error.summary[:4000], error.hint[:4000]))
+            if isinstance(error, TransportError) and not isinstance(error, RefusedError):
+                _log.info("%s: %s", channel.peer, _printable(error))
+            else:
+                _log.warning("%s: refused: %s", channel.peer, _printable(error))
+                self._refuse(channel, Refusal(error.code, error.summary[:4000], error.hint[:4000]))
         except Exception:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
             self._refuse(channel, Refusal(DjinnError.code, "The session failed inside the server.",

@@ -124,8 +124,7 @@ class LocalConnection:
             work, done = item
             try:
                 done.set_result(work())
-            except BaseException as error:
-                # Not swallowed: the waiting caller receives it.
+            except BaseException as error:  # noqa: BLE001  # not swallowed: the waiting caller receives it
                 done.set_exception(error)
             self._room.release()
             del item, work, done

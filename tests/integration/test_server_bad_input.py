@@ -1,0 +1,406 @@
+"""Bad input to a real server: a typed error or a closed connection, and nothing happens to anybody else."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+import torch
+
+from djinn.errors import RefusedError
+from djinn.kinds.transport import ConnectOptions
+from djinn.model.program import (
+    ConstantArgument,
+    ListArgument,
+    NumberArgument,
+    Program,
+    Step,
+    Template,
+    TensorArgument,
+    TorchArgument,
+)
+from djinn.model.schema import facts_of
+from djinn.protocol import messages
+from djinn.protocol.frames import HEAD, MAGIC, encode_head
+from djinn.protocol.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Define,
+    Failure,
+    Forget,
+    Free,
+    Hello,
+    Poisoned,
+    Refusal,
+    Result,
+    Run,
+    Seed,
+    TensorHeader,
+    Upload,
+    Welcome,
+)
+from djinn.protocol.tensors import header_of
+from djinn_transport_tcp.client import TcpConnection, connect
+from djinn_transport_tcp.sockets import ByteStream
+from djinn_transport_tcp.stream import FrameStream
+
+CORPUS = Path(__file__).parents[2] / "specs" / "wire" / "malformed.json"
+HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
+KEPT = torch.arange(1000.0)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
+
+
+class Raw:
+    """A client that may say anything."""
+
+    def __init__(self, port: int, *, greets: bool = True) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._frames = FrameStream(ByteStream(self.socket))
+        self._frames.stream.stall_timeout_s = 30
+        if greets:
+            self.send(frame(HELLO))
+            answer = self._frames.read()
+            assert answer is not None
+            assert isinstance(answer[1], Welcome)
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            # The server has closed the connection already, which `outcome` tells.
+            return
+
+    def end(self) -> None:
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def outcome(self) -> str:
+        """What the server did: the code of its refusal, ``closed``, or the type of another answer."""
+        try:
+            received = self._frames.read()
+        except ConnectionError:
+            return "closed"
+        if received is None:
+            return "closed"
+        return received[1].code if isinstance(received[1], Refusal) else type(received[1]).__name__
+
+    def close(self) -> None:
+        self._frames.stream.close()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+
+def frame(message: Any, body: bytes = b"", *, sequence: int = 1) -> bytes:
+    header = messages.encode(message)
+    return encode_head(sequence, len(header), len(body)) + header + body
+
+
+def raw(header: bytes, body_bytes: int = 0) -> bytes:
+    return encode_head(1, len(header), body_bytes) + header
+
+
+@pytest.fixture(scope="module")
+def bystander(server: Any) -> Iterator[TcpConnection]:
+    """Somebody with a value, who was there before."""
+    connection = connect(server.address, ConnectOptions())
+    connection.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
+    yield connection
+    connection.close()
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_is_harmed(bystander: TcpConnection, server: Any) -> Iterator[None]:
+    yield
+    assert server.process.poll() is None
+    result, data = bystander.request(Batch(fetch=(1,)), ())
+    assert not result.failures
+    assert torch.equal(data[0], KEPT)
+
+
+def malformed() -> list[Any]:
+    return [pytest.param(bytes.fromhex(case["frame"]), case["error"], id=case["id"])
+            for case in json.loads(CORPUS.read_text())["cases"]]
+
+
+@pytest.mark.parametrize("greets", [True, False])
+@pytest.mark.parametrize(("data", "code"), malformed())
+def test_malformed_frames_are_refused_by_code(server: Any, data: bytes, code: str, greets: bool) -> None:
+    with Raw(server.port, greets=greets) as client:
+        client.send(data)
+        client.end()
+        if len(data) < HEAD.size:
+            assert client.outcome() == "closed"
+        else:
+            assert client.outcome() == code
+            assert client.outcome() == "closed"
+
+
+@pytest.mark.parametrize("greets", [True, False])
+@pytest.mark.parametrize("seed", range(25))
+def test_random_bytes(server: Any, seed: int, greets: bool) -> None:
+    data = random.Random(seed).randbytes(random.Random(seed).choice([1, 31, 32, 33, 1000, 200_000]))
+    with Raw(server.port, greets=greets) as client:
+        client.send(data)
+        client.end()
+        assert client.outcome() == ("closed" if len(data) < HEAD.size else "DJ303")
+
+
+@pytest.mark.parametrize("greets", [True, False])
+@pytest.mark.parametrize("cut", [1, 31, 32, 40, 100])
+def test_truncated_frames(server: Any, cut: int, greets: bool) -> None:
+    data = frame(Batch([Upload(1, header_of(KEPT))]), bytes(4032)) if greets else frame(HELLO)
+    with Raw(server.port, greets=greets) as client:
+        client.send(data[:min(cut, len(data) - 1)])
+        client.end()
+        assert client.outcome() == "closed"
+
+
+GREETINGS = {
+    "batch": (frame(Batch()), "DJ303"),
+    "result": (frame(Result()), "DJ303"),
+    "later-protocol": (frame(Hello(2, "", "", sys.byteorder)), "DJ304"),
+    "later-frames": (HEAD.pack(MAGIC, 7, 0, 1, 10, 0, 0), "DJ304"),
+    "other-byte-order": (frame(Hello(1, "", "", "big" if sys.byteorder == "little" else "little")), "DJ305"),
+    "odd-byte-order": (frame(Hello(1, "", "", "\x1b[31m\n")), "DJ305"),
+    "too-long": (frame(Hello(1, "x" * 4096, "", sys.byteorder)), "DJ303"),
+    "too-long-nonsense": (raw(b"\x00" * 4097), "DJ303"),
+}
+
+
+@pytest.mark.parametrize(("data", "code"), list(GREETINGS.values()), ids=list(GREETINGS))
+def test_greetings_that_are_refused(server: Any, data: bytes, code: str) -> None:
+    with Raw(server.port, greets=False) as client:
+        client.send(data)
+        assert client.outcome() == code
+        assert client.outcome() == "closed"
+    assert "\x1b" not in server.log.read_text()
+
+
+def test_messages_that_are_not_the_clients_to_send(server: Any) -> None:
+    for message in (HELLO, Result(), Refusal("", ""), Welcome(1, "", "", "", "", "")):
+        with Raw(server.port) as client:
+            client.send(frame(message))
+            assert client.outcome() == "DJ303"
+
+
+def test_a_body_that_is_announced_and_does_not_come(server: Any) -> None:
+    header = messages.encode(Batch([Upload(1, TensorHeader("uint8", (2**33,), (1,)))]))
+    with Raw(server.port) as client:
+        client.send(encode_head(1, len(header), 2**33) + header + bytes(1000))
+        client.end()
+        assert client.outcome() == "closed"
+
+
+DIGEST = facts_of(torch.ops.aten.add.Tensor).digest
+ADD = Template("aten::add.Tensor", DIGEST, (TensorArgument(), TensorArgument()))
+
+
+def program(*templates: Template, operands: tuple[int, ...] = (-1, -2), inputs: int = 2, results: int = 1,
+            keep: tuple[int, ...] = (0,)) -> Program:
+    return Program(templates, (Step(0, operands, results),), inputs, keep)
+
+
+def nested(argument: Any, depth: int) -> Any:
+    for _ in range(depth):
+        argument = ListArgument((argument,))
+    return argument
+
+
+def deep_list(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@attrs.frozen
+class BadBatch:
+    """Commands that are well formed and cannot be carried out."""
+
+    id: str
+    commands: list[Any]
+    kind: str
+    fetch: tuple[int, ...] = (9,)
+
+
+UPLOAD = Upload(1, header_of(torch.ones(4)))
+BAD_BATCHES = [
+    BadBatch("unknown-handle", [], "UnknownHandleError", fetch=(2**63,)),
+    BadBatch("unknown-program", [Run(3, (), [], (9,))], "ProtocolError"),
+    BadBatch("forgotten-program", [Define(1, program(ADD)), Forget((1,)), Run(1, (1, 1), [], (9,))], "ProtocolError"),
+    BadBatch("unknown-operator", [Define(1, program(Template("aten::nothing.here", "", ADD.arguments))),
+                                  Run(1, (1, 1), [], (9,))], "UnknownOperatorError"),
+    BadBatch("operator-path", [Define(1, program(Template("os::system.__call__", "", ADD.arguments))),
+                               Run(1, (1, 1), [], (9,))], "UnknownOperatorError"),
+    BadBatch("operator-injection", [Define(1, program(Template("aten::add.Tensor)(\nimport os", "", ADD.arguments))),
+                                    Run(1, (1, 1), [], (9,))], "UnknownOperatorError"),
+    BadBatch("other-schema", [Define(1, program(Template("aten::add.Tensor", "0" * 16, ADD.arguments))),
+                              Run(1, (1, 1), [], (9,))], "SchemaMismatchError"),
+    BadBatch("template-out-of-range", [Define(1, program()), Run(1, (1, 1), [], (9,))], "ProtocolError"),
+    BadBatch("operand-out-of-range", [Define(1, program(ADD, operands=(-1, 5))), Run(1, (1, 1), [], (9,))],
+             "ProtocolError"),
+    BadBatch("operand-of-itself", [Define(1, program(ADD, operands=(-1, 0))), Run(1, (1, 1), [], (9,))],
+             "ProtocolError"),
+    BadBatch("operands-missing", [Define(1, program(ADD, operands=(-1,))), Run(1, (1, 1), [], (9,))],
+             "ProtocolError"),
+    BadBatch("keeps-what-is-not", [Define(1, program(ADD, keep=(3,))), Run(1, (1, 1), [], (9,))], "ProtocolError"),
+    BadBatch("nested-arguments", [Define(1, program(Template("aten::add.Tensor", DIGEST, (nested(TensorArgument(), 300),)),
+                                                    operands=(-1,))), Run(1, (1, 1), [], (9,))], "ProtocolError"),
+    BadBatch("inputs-missing", [Define(1, program(ADD)), Run(1, (1,), [], (9,))], "ProtocolError"),
+    BadBatch("outputs-too-many", [Define(1, program(ADD)), Run(1, (1, 1), [], (9, 10))], "ProtocolError"),
+    BadBatch("nested-numbers", [Define(1, program(ADD)), Run(1, (1, 1), deep_list(400), (9,))], "ProtocolError"),
+    BadBatch("odd-numbers", [Define(1, program(ADD)), Run(1, (1, 1), [{"real": "x"}, None, "text"], (9,))],
+             "ValueError"),
+    BadBatch("odd-constants", [Define(1, program(Template("aten::add.Tensor", DIGEST, (
+        TensorArgument(), TorchArgument("dtype", "__class__"))), operands=(-1,))), Run(1, (1, 1), [], (9,))],
+        "ProtocolError"),
+    BadBatch("numbers-missing", [Define(1, program(Template("aten::add.Tensor", DIGEST, (
+        TensorArgument(), NumberArgument())), operands=(-1,), inputs=1)), Run(1, (1,), [], (9,))],
+        "ProtocolError"),
+    BadBatch("constant-where-tensor", [Define(1, program(Template("aten::add.Tensor", DIGEST, (
+        ConstantArgument("a"), ConstantArgument(None))), operands=(), inputs=0)), Run(1, (), [], (9,))],
+        "RuntimeError"),
+    BadBatch("generator-from-nonsense", [Upload(0, header_of(torch.ones(4)))], "TypeError", fetch=(1,)),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_BATCHES, ids=lambda bad: bad.id)
+def test_what_cannot_be_carried_out_is_a_typed_failure_and_the_session_lives(server: Any, bad: BadBatch) -> None:
+    connection = connect(server.address, ConnectOptions())
+    ones = torch.ones(4)
+    commands = [UPLOAD, *bad.commands]
+    uploads = [ones for command in commands if isinstance(command, Upload)]
+    result, _ = connection.request(Batch(commands, fetch=bad.fetch, describe=bad.fetch), uploads)
+    assert result.failures
+    assert {failure.kind for failure in result.failures} == {bad.kind}, result.failures
+    if bad.fetch != (1,):
+        assert all(isinstance(item, Poisoned) for item in result.items)
+        assert {item.failure for item in result.items} <= {failure.identity for failure in result.failures}
+    again, data = connection.request(Batch([Free(bad.fetch)] if bad.fetch != (1,) else [], fetch=(1,)), ())
+    assert again.failures == ()
+    assert torch.equal(data[0], ones)
+    connection.close()
+
+
+def test_every_number_that_msgpack_has_is_a_handle_or_seed_that_does_no_harm(server: Any) -> None:
+    connection = connect(server.address, ConnectOptions())
+    for seed in (0, -1, 2**63 - 1, -(2**63), 2**64 - 1):
+        result, _ = connection.request(Batch([Seed(seed), Free((2**64 - 1, 0))], fetch=(0,)), ())
+        assert all(isinstance(failure, Failure) for failure in result.failures)
+    connection.close()
+
+
+def test_a_token_is_asked_for(start_server: Any) -> None:
+    guarded = start_server(DJINN_TOKEN="correct horse")
+    for token in ("", "wrong", "correct hors", "correct horse "):
+        with pytest.raises(RefusedError) as caught:
+            connect(guarded.address, ConnectOptions(token=token))
+        assert "DJINN_TOKEN" in caught.value.hint
+        assert "correct" not in str(caught.value)
+    connection = connect(guarded.address, ConnectOptions(token="correct horse"))
+    connection.request(Batch(synchronize=True), ())
+    connection.close()
+    assert "correct horse" not in guarded.log.read_text()
+
+
+@attrs.frozen
+class Footprint:
+    """What a process holds."""
+
+    resident_bytes: int
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def of(cls, process: int) -> Footprint:
+        """Measure, when the process has come to rest."""
+        found, last = cls._now(process), None
+        for _ in range(50):
+            if found == last:
+                return found
+            time.sleep(0.2)
+            found, last = cls._now(process), found
+        return found
+
+    @classmethod
+    def _now(cls, process: int) -> Footprint:
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        return cls(pages * os.sysconf("SC_PAGESIZE"), len(os.listdir(f"/proc/{process}/fd")),
+                   len(os.listdir(f"/proc/{process}/task")))
+
+
+def misbehave(port: int, seed: int) -> None:
+    """Connect and do one of many wrong things."""
+    choice = random.Random(seed)
+    kind = seed % 5
+    with Raw(port, greets=kind > 1) as client:
+        if kind in {0, 2}:
+            client.send(choice.randbytes(choice.randrange(200)))
+            client.end()
+        elif kind in {1, 3}:
+            data = bytes.fromhex(choice.choice(json.loads(CORPUS.read_text())["cases"])["frame"])
+            client.send(data)
+            client.end()
+        else:
+            client.send(frame(Batch([Define(1, program(ADD)), Run(1, (5, 6), [], (9,))], fetch=(9, 8, 7))))
+            assert client.outcome() == "Result"
+            client.send(frame(Batch([Upload(1, TensorHeader("uint8", (2**20,), (1,)))]), bytes(2**20))[:choice.randrange(2**20)])
+        if kind < 4:
+            assert client.outcome() in {"closed", "DJ303", "DJ304"}
+
+
+@linux
+@pytest.mark.timeout(280)
+def test_thousands_of_bad_connections_leave_nothing_behind(start_server: Any) -> None:
+    attacked = start_server(DJINN_LOG_LEVEL="ERROR")
+    first = connect(attacked.address, ConnectOptions())
+    first.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
+    for seed in range(300):
+        misbehave(attacked.port, seed)
+    before = Footprint.of(attacked.process.pid)
+    for seed in range(2000):
+        misbehave(attacked.port, seed)
+    after = Footprint.of(attacked.process.pid)
+    assert torch.equal(first.request(Batch(fetch=(1,)), ())[1][0], KEPT)
+    first.close()
+    assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
+    assert after.resident_bytes < before.resident_bytes * 1.05
+
+
+@linux
+def test_a_session_that_ends_gives_its_memory_back(start_server: Any) -> None:
+    running = start_server()
+    connect(running.address, ConnectOptions()).close()
+    before = Footprint.of(running.process.pid)
+    for _ in range(3):
+        connection = connect(running.address, ConnectOptions())
+        large, small = torch.zeros(2**25), [torch.zeros(2**10) for _ in range(10_000)]
+        connection.request(Batch([Upload(1, header_of(large))], synchronize=True), [large])
+        connection.request(Batch([Upload(2 + index, header_of(tensor)) for index, tensor in enumerate(small)],
+                                 synchronize=True), small)
+        assert Footprint.of(running.process.pid).resident_bytes > before.resident_bytes + 150 * 2**20
+        connection.close()
+        after = Footprint.of(running.process.pid)
+    assert after.resident_bytes < before.resident_bytes * 1.05
+    assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
+
+
+def test_a_header_of_many_small_lies_is_read_only_as_far_as_it_comes(server: Any) -> None:
+    """A map that claims four billion entries inside of an otherwise plausible batch."""
+    header = msgspec.msgpack.encode({"type": "batch"})[:-1] + b"h\xa8commands\xdd\xff\xff\xff\xff"
+    with Raw(server.port) as client:
+        client.send(raw(header))
+        assert client.outcome() == "DJ303"
