@@ -100,14 +100,14 @@ def test_random_tagged(subject: Subject, plugin: Classifier) -> None:
 
 
 _EQUATIONS = ("i->i", "ij->ij", "ij->ji", "ii->i", "ij->i", "ij,jk->ik", "bij->bji")
-_SIZES = ((), (3,), (1, 3), (3, 3), (2, 3, 3), (1, 3, 4, 4))
+_SIZES = ((), (3,), (1, 3), (3, 3), (2, 3, 3), (1, 3, 4, 4), (1, 2, 3, 3, 3))
 
 
 def _guesses(kind: str, size: tuple[int, ...]) -> list[Any]:
     """Give values for an argument of a type, worth trying."""
     tensor = filled(size, torch.float32, 1)
     table: dict[str, list[Any]] = {
-        "Tensor": [tensor],
+        "Tensor": [tensor, torch.zeros(size, dtype=torch.int64)],
         "Optional[Tensor]": [None],
         "List[Tensor]": [[tensor], [tensor, filled(size, torch.float32, 2)]],
         "int": [0, 1, -1],

@@ -1,0 +1,116 @@
+"""Laws of schedulers."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn.errors import ScheduleError
+from djinn.kinds import Scheduler
+from djinn.model.graph import RecordedGraph
+from djinn.model.schedule import DeviceInfo, ExecutionSchedule, check_schedule
+from djinn_conformance.assertions import expect, expect_equal, violated
+from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, graphs, show, snapshot
+from djinn_conformance.laws import law
+from djinn_conformance.subjects import Subject
+
+_MEMORY = st.one_of(st.none(), st.integers(1, 2**40))
+_DEVICES = st.lists(st.sampled_from(["cpu", "cuda:0", "cuda:1", "worker-3"]), min_size=1, max_size=4, unique=True).flatmap(
+    lambda names: st.tuples(*(st.builds(DeviceInfo, st.just(name), _MEMORY) for name in names)))
+_LIMIT_S = 10.0
+
+
+def _expect_rule(schedule: ExecutionSchedule, graph: RecordedGraph, devices: tuple[DeviceInfo, ...], rules: str) -> None:
+    """Apply the kernel's own check, as far as it is about some rules."""
+    try:
+        check_schedule(schedule, graph, devices)
+    except ScheduleError as error:
+        if any(f"rule '{rule}'" in str(error) for rule in rules.split()):
+            violated("schedule", got=str(error), wanted=f"one that keeps the rules {rules}", where=show(graph))
+
+
+@law("scheduler.complete")
+@given(graph=graphs(), devices=_DEVICES)
+def test_complete(subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]) -> None:
+    """Look for nodes that are missing, there twice, or made up."""
+    schedule = plugin.schedule(graph, devices)
+    known = sorted(node.id for node in graph.nodes())
+    where = f"{subject}: {show(graph)}"
+    expect_equal(sorted(schedule.order), known, "ordered nodes", where)
+    expect_equal(sorted(schedule.devices), known, "nodes with a device", where)
+
+
+@law("scheduler.order_valid")
+@given(graph=graphs(), devices=_DEVICES)
+def test_order_valid(subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]) -> None:
+    """Look for edges that point backwards, and for values that cross unlisted."""
+    schedule = plugin.schedule(graph, devices)
+    position = {node: index for index, node in enumerate(schedule.order)}
+    for edge in graph.edges():
+        if edge.source in position and edge.target in position:
+            expect(position[edge.source] < position[edge.target], "order",
+                   got=f"{edge.target} before {edge.source}", wanted=f"the reverse, for {edge.kind} {edge.value!r}",
+                   where=f"{subject}: {show(graph)}")
+    _expect_rule(schedule, graph, devices, "order transfers")
+
+
+@law("scheduler.devices_known")
+@given(graph=graphs(), devices=_DEVICES)
+def test_devices_known(
+    subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
+) -> None:
+    """Offer one device, then several."""
+    for offered in (devices[:1], devices):
+        schedule = plugin.schedule(graph, offered)
+        names, where = {device.id for device in offered}, f"{subject}: {show(graph)}"
+        expect(set(schedule.devices.values()) <= names, "devices", got=set(schedule.devices.values()),
+               wanted=f"some of {sorted(names)}", where=where)
+        for transfer in schedule.transfers:
+            expect({transfer.source, transfer.target} <= names and transfer.source != transfer.target, "transfer",
+                   got=transfer, wanted=f"two different ones of {sorted(names)}", where=where)
+
+
+@law("scheduler.deterministic")
+@given(graph=graphs(), devices=_DEVICES)
+def test_deterministic(
+    subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
+) -> None:
+    """Schedule twice, with another graph in between."""
+    first = plugin.schedule(graph, devices)
+    plugin.schedule(EMPTY, devices)
+    expect_equal(plugin.schedule(graph, devices), first, "second schedule", f"{subject}: {show(graph)}")
+
+
+@law("scheduler.graph_unchanged")
+@given(graph=graphs(), devices=_DEVICES)
+def test_graph_unchanged(
+    subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
+) -> None:
+    """Compare the graph with a copy made before."""
+    before = snapshot(graph)
+    plugin.schedule(graph, devices)
+    expect_unchanged(graph, before, f"{subject}: {show(graph)}")
+
+
+@law("scheduler.empty_graph")
+@given(devices=_DEVICES)
+def test_empty_graph(subject: Subject, plugin: Scheduler, devices: tuple[DeviceInfo, ...]) -> None:
+    """Schedule nothing."""
+    schedule = plugin.schedule(EMPTY, devices)
+    expect_equal((tuple(schedule.order), dict(schedule.devices), tuple(schedule.transfers)), ((), {}, ()),
+                 "order, devices and transfers", f"{subject}: no nodes on {devices}")
+
+
+@law("scheduler.deep_graph")
+def test_deep_graph(subject: Subject, plugin: Scheduler) -> None:
+    """Schedule a long chain."""
+    graph, devices = deep_graph(), (DeviceInfo("cpu"), DeviceInfo("cuda:0"))
+    graph.edges()
+    started = time.monotonic()
+    schedule = plugin.schedule(graph, devices)
+    took_s = time.monotonic() - started
+    expect(took_s < _LIMIT_S, "time", got=f"{took_s:.1f} s", wanted=f"less than {_LIMIT_S} s",
+           where=f"{subject}: a chain of {len(graph)} nodes")
+    expect_equal(len(schedule.order), len(graph), "number of ordered nodes", f"{subject}: a chain of {len(graph)} nodes")

@@ -247,6 +247,9 @@ BAD_BATCHES = [
                                Run(1, (1, 1), [], (9,))], "UnknownOperatorError"),
     BadBatch("operator-injection", [Define(1, program(Template("aten::add.Tensor)(\nimport os", "", ADD.arguments))),
                                     Run(1, (1, 1), [], (9,))], "UnknownOperatorError"),
+    BadBatch("operator-on-files", [Define(1, program(Template(
+        "aten::from_file", facts_of(torch.ops.aten.from_file.default).digest, (ConstantArgument("/etc/passwd"),)),
+        operands=(), inputs=0)), Run(1, (), [], (9,))], "UnknownOperatorError"),
     BadBatch("other-schema", [Define(1, program(Template("aten::add.Tensor", "0" * 16, ADD.arguments))),
                               Run(1, (1, 1), [], (9,))], "SchemaMismatchError"),
     BadBatch("template-out-of-range", [Define(1, program()), Run(1, (1, 1), [], (9,))], "ProtocolError"),
