@@ -14,7 +14,7 @@ from djinn_conformance.oracle import has_eager_stream
 from djinn_conformance.specs import Law
 from djinn_conformance.subjects import Subject, torch_device
 
-__all__ = ("listening_address", "missing", "tolerance_of")
+__all__ = ("listening_address", "listens", "missing", "tolerance_of")
 
 
 def declares(subject: Subject, capability: str) -> bool:
@@ -28,7 +28,8 @@ def listening_address(subject: Subject) -> str:
     return str(getattr(transport, "loopback_address", f"{transport.scheme}://127.0.0.1:0"))
 
 
-def _listens(subject: Subject) -> bool:
+def listens(subject: Subject) -> bool:
+    """Whether a transport has a listening side."""
     try:
         listener = subject.registered.value.listen(listening_address(subject), ListenOptions())
     except ConfigurationError:
@@ -44,7 +45,7 @@ def _has_eager_stream(subject: Subject) -> bool:
 
 _FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "executor.eager_stream": _has_eager_stream,
-    "transport.listens": _listens,
+    "transport.listens": listens,
 }
 
 

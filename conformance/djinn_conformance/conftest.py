@@ -9,6 +9,7 @@ import pytest
 
 from djinn.kinds import Executor
 from djinn_conformance.capabilities import missing
+from djinn_conformance.harness import Place
 from djinn_conformance.laws import law_of
 from djinn_conformance.specs import law_named
 from djinn_conformance.subjects import Subject
@@ -33,6 +34,14 @@ def executor(subject: Subject) -> Iterator[Executor]:
     opened: Executor = subject.registered.value.open(subject.device)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def place(subject: Subject) -> Iterator[Place]:
+    """Somewhere that a transport can connect to."""
+    with Place(subject) as served:
+        yield served
+    assert not served.faults, f"the server's end met {served.faults}"
 
 
 @pytest.fixture(autouse=True)

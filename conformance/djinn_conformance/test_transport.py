@@ -1,0 +1,255 @@
+"""Laws of transports, the server's end of a session included."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn.errors import ConfigurationError, DjinnError, TransportError
+from djinn.kinds import Connection, ConnectOptions, ListenOptions, Transport
+from djinn.protocol.messages import Batch, Define, Description, Free, Poisoned, Result, Run, Upload
+from djinn.protocol.tensors import DTYPES, header_of
+from djinn_conformance.assertions import (
+    bytes_of,
+    expect,
+    expect_equal,
+    expect_raises,
+    expect_same_tensor,
+)
+from djinn_conformance.capabilities import listening_address
+from djinn_conformance.harness import Place, open_executor
+from djinn_conformance.laws import law
+from djinn_conformance.programs import Recording, Ref, call, pieces
+from djinn_conformance.strategies import dense_tensors
+from djinn_conformance.subjects import Subject
+
+_PATIENCE_S = 10.0
+_LARGE = 2**20 + 3
+"""Elements of a tensor that no buffer on the way holds whole."""
+
+
+def _program(operator: str, number: int) -> Define:
+    """Define a program that changes its one input in place by one number."""
+    recording = Recording((torch.zeros(1),), (call(operator, Ref(-1), 1, results=0),))
+    [piece] = pieces(recording, [], [])
+    return Define(number, piece.program)
+
+
+_MULTIPLY, _ADD = _program("aten::mul_.Scalar", 1), _program("aten::add_.Scalar", 2)
+_NEGATE = Define(3, pieces(Recording((torch.zeros(1),), (call("aten::neg", Ref(-1)),)), [], [0])[0].program)
+
+
+def _upload(connection: Connection, tensors: Sequence[torch.Tensor], first: int = 1) -> None:
+    uploads: list[Any] = [Upload(first + index, header_of(tensor)) for index, tensor in enumerate(tensors)]
+    connection.submit(Batch(uploads), tensors)
+
+
+def _fetch(connection: Connection, *handles: int) -> list[torch.Tensor]:
+    result, tensors = connection.request(Batch(fetch=handles), [])
+    expect_equal(len(result.items), len(handles), "number of items", connection.address)
+    expect_equal(len(tensors), len(handles), "number of tensors", connection.address)
+    return tensors
+
+
+@law("transport.batch_order", effort=0.3)
+@given(steps=st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(2, 9), st.booleans()), min_size=1, max_size=30))
+def test_batch_order(subject: Subject, place: Place, steps: list[tuple[int, int, bool]]) -> None:
+    """Multiply and add in turn, each in a batch of its own, some of them with an answer."""
+    wanted = 1
+    with closing(place.connect()) as connection:
+        _upload(connection, [torch.tensor([1])])
+        connection.submit(Batch([_MULTIPLY, _ADD]), [])
+        for program, number, asks in steps:
+            wanted = (wanted * number if program == 1 else wanted + number) % 2**64
+            batch = Batch([Run(program, (1,), [number], ())], synchronize=asks)
+            if asks:
+                connection.request(batch, [])
+            else:
+                connection.submit(batch, [])
+        [got] = _fetch(connection, 1)
+        expect_equal(got.item() % 2**64, wanted, "value after all batches", f"{subject}: {steps}")
+
+
+@law("transport.tensors_exact")
+@given(tensors=st.lists(dense_tensors(tuple(DTYPES.values())), min_size=1, max_size=4))
+def test_tensors_exact(subject: Subject, place: Place, tensors: list[torch.Tensor]) -> None:
+    """Send tensors there and back."""
+    with closing(place.connect()) as connection:
+        _upload(connection, tensors)
+        for sent, got in zip(tensors, _fetch(connection, *range(1, len(tensors) + 1)), strict=True):
+            where = f"{subject}: {sent.dtype} {tuple(sent.shape)} {sent.stride()} among {len(tensors)}"
+            expect_equal((got.dtype, tuple(got.shape)), (sent.dtype, tuple(sent.shape)), "dtype and size", where)
+            if sent.numel():
+                expect_equal(_steps(got), _steps(sent), "stride", where)
+            expect_equal(bytes_of(got), bytes_of(sent), "bits", where)
+
+
+def _steps(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    return tuple(step if extent > 1 else None for step, extent in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+@law("transport.one_reply_per_request", effort=0.3)
+@given(requests=st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(1, 5), max_size=6), st.booleans()),
+                         min_size=1, max_size=8))
+def test_one_reply_per_request(
+    subject: Subject, place: Place, requests: list[tuple[int, list[int], bool]]
+) -> None:
+    """Ask for various values after various batches without an answer; one of the values does not exist."""
+    where = f"{subject}: {requests}"
+    with closing(place.connect()) as connection:
+        _upload(connection, [torch.full((handle,), handle) for handle in range(1, 5)])
+        connection.submit(Batch([_NEGATE]), [])
+        for silent, handles, fails in requests:
+            for _ in range(silent):
+                connection.submit(Batch([Run(3, (4,), [], (9,)), Free((9,))]), [])
+            if fails:
+                connection.submit(Batch([Run(7, (), [], (8,))]), [])
+            result, tensors = connection.request(
+                Batch(fetch=tuple(handles), describe=tuple(handles), synchronize=True), [])
+            _check_reply(result, tensors, handles, fails, where)
+
+
+def _check_reply(result: Result, tensors: list[torch.Tensor], handles: list[int], fails: bool, where: str) -> None:
+    items, rest = result.items, iter(tensors)
+    expect_equal(len(items), 2 * len(handles), "number of items", where)
+    for handle, item, described in zip(handles, items, items[len(handles) :], strict=False):
+        if handle == 5:
+            expect(isinstance(item, Poisoned) and isinstance(described, Poisoned), "items of an unknown value",
+                   got=(item, described), wanted="poison", where=where)
+            continue
+        expect_same_tensor(next(rest), torch.full((handle,), handle), f"value {handle}", where)
+        expect(isinstance(described, Description) and described.size == (handle,), f"description of {handle}",
+               got=described, wanted=f"size ({handle},)", where=where)
+    unknown = 2 * handles.count(5) + int(fails)
+    expect_equal(len(result.failures), unknown, "number of failures in the answer", where)
+
+
+@law("transport.ownership", effort=0.1)
+@given(size=st.sampled_from([1, 1000, _LARGE]), asks=st.booleans())
+def test_ownership(subject: Subject, place: Place, size: int, asks: bool) -> None:
+    """Overwrite what was sent as soon as the call returns, and what came back."""
+    where = f"{subject}: {size} elements"
+    wanted = torch.arange(size, dtype=torch.int32)
+    with closing(place.connect()) as connection:
+        sent = wanted.clone()
+        if asks:
+            connection.request(Batch([Upload(1, header_of(sent))], synchronize=True), [sent])
+        else:
+            _upload(connection, [sent])
+        sent.fill_(-1)
+        [first] = _fetch(connection, 1)
+        expect(torch.equal(first, wanted), "value after its source changed", got=first, wanted="the value as it was sent",
+               where=where)
+        first.fill_(-2)
+        [second] = _fetch(connection, 1)
+        expect(torch.equal(second, wanted), "value after a copy of it changed", got=second,
+               wanted="the value as it was sent", where=where)
+
+
+@law("transport.sessions_separate", effort=0.1)
+@given(seeds=st.lists(st.integers(0, 1000), min_size=2, max_size=4, unique=True))
+def test_sessions_separate(subject: Subject, place: Place, seeds: list[int]) -> None:
+    """Use the same handles and program numbers in several sessions at once, for different things."""
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        results = list(pool.map(lambda seed: _session(place, seed), seeds))
+    for seed, got in zip(seeds, results, strict=True):
+        expect_equal(got, seed + 20 * (seed % 7), f"value of the session of {seed}", f"{subject}: sessions of {seeds}")
+
+
+def _session(place: Place, seed: int) -> int:
+    with closing(place.connect()) as connection:
+        _upload(connection, [torch.tensor([seed])])
+        connection.submit(Batch([_program("aten::add_.Scalar", 1)]), [])
+        for _ in range(20):
+            connection.submit(Batch([Run(1, (1,), [seed % 7], ())]), [])
+        [got] = _fetch(connection, 1)
+        return int(got.item())
+
+
+@law("transport.error_names_address")
+def test_error_names_address(subject: Subject, plugin: Transport) -> None:
+    """Let the other side go away before and during a session."""
+    with Place(subject) as short:
+        connection = short.connect()
+        _upload(connection, [torch.zeros(4)])
+        _fetch(connection, 1)
+    started = time.monotonic()
+    for attempt in ("the first request", "a later request"):
+        expect_raises(TransportError, lambda: connection.request(Batch(fetch=(1,)), []),
+                      f"{attempt} after the other side went away", str(subject), naming=short.address)
+    expect_raises(TransportError, lambda: connection.submit(Batch([Free((1,))]), []), "a later batch", str(subject),
+                  naming=short.address)
+    connection.close()
+    expect_raises(TransportError, lambda: plugin.connect(short.address, ConnectOptions(connect_timeout_s=5.0)),
+                  "connecting where nobody listens any more", str(subject), naming=short.address)
+    took_s = time.monotonic() - started
+    expect(took_s < _PATIENCE_S, "time", got=f"{took_s:.1f} s", wanted=f"less than {_PATIENCE_S} s", where=str(subject))
+
+
+@law("transport.address_checked")
+def test_address_checked(subject: Subject, plugin: Transport) -> None:
+    """Use addresses of another scheme, and text that is none."""
+    options = ConnectOptions(connect_timeout_s=1.0, open_executor=open_executor)
+    for address in (f"not-{plugin.scheme}://127.0.0.1:1", "no address at all"):
+        for name, action in (
+            ("connect", lambda address=address: plugin.connect(address, options)),  # type: ignore[misc]  # binds the loop variable
+            ("listen", lambda address=address: plugin.listen(address, ListenOptions())),  # type: ignore[misc]  # as above
+        ):
+            error = expect_raises(DjinnError, action, f"{name}({address!r})", str(subject), naming=address)
+            expect(isinstance(error, (ConfigurationError, TransportError)), f"error of {name}({address!r})", got=error,
+                   wanted="ConfigurationError or TransportError", where=str(subject))
+
+
+@law("transport.closed_is_final")
+def test_closed_is_final(subject: Subject, place: Place) -> None:
+    """Close twice, then go on."""
+    connection = place.connect()
+    _upload(connection, [torch.zeros(4)])
+    connection.close()
+    connection.close()
+    for name, action in (
+        ("submit", lambda: connection.submit(Batch([Free((1,))]), [])),
+        ("request", lambda: connection.request(Batch(fetch=(1,)), [])),
+    ):
+        expect_raises(TransportError, action, f"{name} after close", str(subject), naming=connection.address)
+    connection.close()
+
+
+@law("transport.listener_closes")
+def test_listener_closes(subject: Subject, plugin: Transport) -> None:
+    """Close a listener while a thread waits for connections."""
+    listener = plugin.listen(listening_address(subject), ListenOptions())
+    accepted: list[object] = []
+    thread = threading.Thread(target=lambda: accepted.append(listener.accept()), daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    listener.close()
+    thread.join(_PATIENCE_S)
+    expect_equal(accepted, [None], "what accept gave once the listener was closed", str(subject))
+    listener.close()
+    expect_equal(listener.accept(), None, "what accept gives afterwards", str(subject))
+
+
+@law("transport.counters_monotonic", effort=0.1)
+@given(sizes=st.lists(st.sampled_from([0, 1, 1000, 100_000]), min_size=1, max_size=6))
+def test_counters_monotonic(subject: Subject, place: Place, sizes: list[int]) -> None:
+    """Read the counters between transfers."""
+    with closing(place.connect()) as connection:
+        travels = place.listens
+        for size in sizes:
+            before = connection.bytes_sent, connection.bytes_received
+            tensor = torch.zeros(size, dtype=torch.uint8)
+            _upload(connection, [tensor])
+            _fetch(connection, 1)
+            grown = connection.bytes_sent - before[0], connection.bytes_received - before[1]
+            least = size if travels else 0
+            expect(min(grown) >= least, "growth of bytes_sent and bytes_received", got=grown,
+                   wanted=f"at least {least} each", where=f"{subject}: {size} bytes there and back, of {sizes}")

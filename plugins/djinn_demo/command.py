@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from djinn.errors import ConfigurationError
+
+PIPED_WIDTH = 120
+"""Columns when nobody looks at a terminal."""
 
 
 def demo(
@@ -37,7 +41,7 @@ def demo(
     from djinn_demo import embedding, language
     from djinn_demo.report import Report
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     djinn.init(server=server)
     state = djinn.get_runtime_state()
     console.print(f"[bold]djinn {djinn.__version__}[/bold]: remote_accelerator:0 is {state.device} at {state.address}, "

@@ -42,7 +42,7 @@ def run(console: Console, report: Report, *, steps: int, tokens: int, seed: int)
         lambda: train_and_generate(console, remote, data, "remote_accelerator:0", steps, tokens, seed),
     )
     written = "".join(letters[token] for token in result.tokens)
-    console.print(f"It writes: {written!r}", markup=False)
+    console.print(f"It writes: {written!r}", markup=False, soft_wrap=True)
     gap = max(abs(mine - theirs) for mine, theirs in zip(result.losses, expected.losses, strict=True))
     console.print(f"loss {result.losses[0]:.3f} -> {result.losses[-1]:.3f}; "
                   + report.check("losses", gap <= (0.0 if report.exact else LOSS_TOLERANCE),

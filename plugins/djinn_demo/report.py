@@ -66,9 +66,10 @@ class Report:
 
     def print(self, console: Console) -> None:
         """Print the closing table."""
-        table = Table(title="What it took", box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2)
-        for heading in ("work", "operations", "programs", "round trips", "sent", "received", "remote", "local"):
-            table.add_column(heading, justify="left" if heading == "work" else "right")
+        table = Table(title="What it took", box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2,
+                      title_justify="left")
+        for heading in ("work", "recorded", "programs", "trips", "sent", "received", "remote", "local"):
+            table.add_column(heading, justify="left" if heading == "work" else "right", no_wrap=True)
         for row in self.rows:
             counters: dict[str, Any] = row.counters
             table.add_row(row.name, f"{counters['operations']:,}", str(counters["programs_sent"]),

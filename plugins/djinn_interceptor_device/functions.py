@@ -12,8 +12,10 @@ from torch.autograd import forward_ad
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.tensor import LazyTensor, pending_errors
 from djinn_interceptor_device import recurrent
+from djinn_interceptor_device.attention import with_gradients
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
+_ATTENTION = F.scaled_dot_product_attention
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
@@ -30,7 +32,7 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     )
     with _without_functions():
         if needs_autograd:
-            return function(*args, **kwargs)
+            return with_gradients(function, args, kwargs) if function is _ATTENTION else function(*args, **kwargs)
         with _below_autograd():
             return function(*args, **kwargs)
 

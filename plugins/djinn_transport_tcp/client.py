@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import torch
 
 from djinn.errors import (
@@ -121,9 +122,12 @@ class TcpConnection:
         with self._whole():
             self._settle()
             self._write(batch, tensors)
+            self._owed = batch.wants_reply
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer; see `djinn.kinds.transport.Connection.request`."""
+        if not batch.wants_reply:
+            batch = msgspec.structs.replace(batch, synchronize=True)
         with self._whole():
             self._settle()
             self._write(batch, tensors)
@@ -140,7 +144,7 @@ class TcpConnection:
         self._frames.stream.close()
 
     def _settle(self) -> None:
-        """Take in the answer to a request whose caller was interrupted: two sides that only send wait for ever."""
+        """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
         if self._owed:
             result, _ = self._answer()
             self._failures += result.failures

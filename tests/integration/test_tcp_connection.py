@@ -154,6 +154,23 @@ def test_a_session(serve: Any, open_connection: Any) -> None:
     assert seen[3] is None
 
 
+def test_a_request_is_always_answered_and_a_submit_never_waited_for(serve: Any, open_connection: Any) -> None:
+    seen: list[Any] = []
+
+    def script(channel: TcpChannel) -> None:
+        greet(channel)
+        seen.append(answer(channel)[1])
+        seen.append(answer(channel, Result((Plain(1),), (Failure(1, "ValueError", "first"),)))[1])
+        seen.append(answer(channel, Result((Plain(2),)))[1])
+
+    connection = open_connection(serve(script))
+    assert connection.request(Batch(), ()) == (Result(), [])
+    connection.submit(Batch(fetch=(1,)), ())
+    expected = Result((Plain(2),), (Failure(1, "ValueError", "first"),))
+    assert connection.request(Batch(fetch=(2,)), ()) == (expected, [])
+    assert seen == [SYNCHRONIZE, Batch(fetch=(1,)), Batch(fetch=(2,))]
+
+
 def test_both_ends_send_at_once_and_notice_a_vanished_peer(serve: Any, open_connection: Any) -> None:
     ends: list[Any] = []
     done = threading.Event()

@@ -1,0 +1,122 @@
+"""The other side of a transport: a server in this process, or an executor for transports that have none."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import sys
+import threading
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from djinn.errors import DjinnError, ProtocolError, TransportError
+from djinn.kinds import Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Welcome
+from djinn.protocol.service import SessionService
+from djinn_conformance.capabilities import listening_address, listens
+from djinn_conformance.subjects import Subject, installed_plugins
+
+__all__ = ("Place", "open_executor")
+
+_PATIENCE_S = 10.0
+
+
+def open_executor() -> Executor:
+    """Open the executor that a session would use, on the CPU if it has one."""
+    factory = installed_plugins()[0].choose("executor", "torch")
+    devices = factory.devices()
+    opened: Executor = factory.open("cpu" if "cpu" in devices else devices[0])
+    return opened
+
+
+class Place:
+    """Somewhere that a transport can connect to.
+
+    Attributes:
+        address: What to connect to.
+        faults: What went wrong in serving threads, apart from clients that left.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._transport: Transport = subject.registered.value
+        self._listener: Listener | None = None
+        self._executor: Executor | None = None
+        self._channels: list[Channel] = []
+        self._threads: list[threading.Thread] = []
+        self.faults: list[BaseException] = []
+        self.address = f"{self._transport.scheme}://"
+        if listens(subject):
+            self._listener = self._transport.listen(listening_address(subject), ListenOptions())
+            self._executor = open_executor()
+            self.address = self._listener.address
+            self._start(self._accept, self._listener)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.vanish()
+
+    @property
+    def listens(self) -> bool:
+        """Whether sessions travel, rather than stay within this process."""
+        return self._listener is not None
+
+    def connect(self) -> Connection:
+        """Open a session."""
+        opener = None if self._listener is not None else open_executor
+        return self._transport.connect(self.address, ConnectOptions(open_executor=opener))
+
+    def vanish(self) -> None:
+        """Close everything on this side and wait for the threads that served."""
+        if self._listener is not None:
+            self._listener.close()
+        for channel in list(self._channels):
+            channel.close()
+        for thread in list(self._threads):
+            thread.join(_PATIENCE_S)
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+    def _start(self, target: object, argument: object) -> None:
+        thread = threading.Thread(target=target, args=(argument,), daemon=True)  # type: ignore[arg-type]  # two signatures
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: Listener) -> None:
+        while (channel := listener.accept()) is not None:
+            self._channels.append(channel)
+            self._start(self._serve, channel)
+
+    def _serve(self, channel: Channel) -> None:
+        try:
+            self._converse(channel)
+        except TransportError:
+            # A client that left, or `vanish`; the client's side is what is tested.
+            pass
+        except DjinnError as error:
+            self.faults.append(error)
+        finally:
+            channel.close()
+
+    def _converse(self, channel: Channel) -> None:
+        received = channel.receive()
+        if received is None or self._executor is None:
+            return
+        sequence, hello, _ = received
+        if not isinstance(hello, Hello):
+            raise ProtocolError(f"The first message is a {type(hello).__name__}.")
+        channel.send(sequence, Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(),
+                                       sys.byteorder, self._executor.device, secrets.token_hex(8)))
+        channel.greeted()
+        service = SessionService(self._executor)
+        while (received := channel.receive()) is not None:
+            sequence, batch, tensors = received
+            if not isinstance(batch, Batch):
+                raise ProtocolError(f"A {type(batch).__name__} instead of a batch.")
+            result, data = service.handle(batch, tensors)
+            if batch.wants_reply:
+                channel.send(sequence, result, data)

@@ -1,0 +1,73 @@
+"""Attention with gradients, by the same kernel that eager takes on the executor's device.
+
+PyTorch chooses among its attention kernels by device, and knows nothing of this one's. With gradients the choice is made
+here, before autograd; it is made for the executor's kind of device, on stand-ins that have the arguments' metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from djinn import runtime
+from djinn.model.spec import TensorSpec
+from djinn.tensor import LazyTensor
+
+_choices: dict[tuple[Any, ...], bool] = {}
+MAX_CHOICES = 4096
+
+
+def with_gradients(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``scaled_dot_product_attention`` so that it takes eager's kernel on a CPU executor."""
+    return _attend(function, *args, **kwargs)
+
+
+def _attend(
+    function: Callable[..., Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
+    if (
+        not all(type(tensor) is LazyTensor for tensor in tensors)
+        or not runtime.current().link.welcome.device.startswith("cpu")
+        or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)  # type: ignore[attr-defined]  # lazy tensors all
+    ):
+        return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        hidden = torch.full((), float("-inf"), dtype=query.dtype, device=query.device)
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), hidden)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+
+def _takes_flash(
+    specs: list[TensorSpec], dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> bool:
+    """Whether eager takes the fused CPU kernel for arguments like these.
+
+    Source:
+        ``select_sdp_backend_cpp`` of aten/src/ATen/native/transformers/sdp_utils_cpp.cpp.
+    """
+    key = (*specs, dropout_p > 0, is_causal, scale, enable_gqa)
+    found = _choices.get(key)
+    if found is None:
+        stand_ins = [torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="cpu").requires_grad_()
+                     for spec in specs[:3]]
+        mask = None if len(specs) == 3 else torch.empty_strided(specs[3].size, specs[3].stride, dtype=specs[3].dtype)
+        choice = torch._fused_sdp_choice(*stand_ins, mask, dropout_p, is_causal, scale=scale,
+                                        enable_gqa=enable_gqa)
+        if len(_choices) >= MAX_CHOICES:
+            _choices.clear()
+        found = _choices[key] = choice == SDPBackend.FLASH_ATTENTION.value
+    return found
+
