@@ -6,7 +6,6 @@ collected.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,12 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).parent
 _SUBJECTS: pytest.StashKey[list[Subject]] = pytest.StashKey()
 _PROPERTY = "djinn_law"
+_IGNORED_WARNINGS = (
+    "ignore:ComplexHalf support is experimental:UserWarning",
+    "ignore:An output with one or more elements was resized:UserWarning",
+    "ignore:.*degrees of freedom is <= 0:UserWarning",
+)
+"""PyTorch's remarks on calls that are there on purpose."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -94,6 +99,8 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         from djinn_conformance.laws import law_of
 
         modules[kind] = item.module
+        for warning in _IGNORED_WARNINGS:
+            item.add_marker(pytest.mark.filterwarnings(warning))
         subject = item.callspec.params["subject"] if hasattr(item, "callspec") else None
         item.user_properties.append((_PROPERTY, (str(subject), kind, law_of(item.function) or "")))
     if modules:
@@ -127,23 +134,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print which laws each plugin keeps."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    broken: dict[tuple[str, str], list[str]] = {}
+    outcomes: dict[tuple[str, str], dict[str, set[str]]] = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, ()):
             subject, kind, law = dict(getattr(report, "user_properties", ())).get(_PROPERTY, ("", "", ""))
-            if not subject:
-                continue
-            counts.setdefault((subject, kind), Counter())[outcome] += 1
-            if outcome in ("failed", "error"):
-                broken.setdefault((subject, kind), []).append(law)
-    if not counts:
+            if subject:
+                outcomes.setdefault((kind, subject), {}).setdefault(law, set()).add(outcome)
+    if not outcomes:
         return
-    width = max(len(subject) for subject, _ in counts)
     terminalreporter.section("djinn conformance")
-    for (subject, kind), count in sorted(counts.items(), key=lambda entry: entry[0][::-1]):
-        kept, lost = count["passed"], count["failed"] + count["error"]
-        line = f"{kind:<12} {subject:<{width}}  {kept:>3} laws kept  {lost:>3} broken"
-        line += f"  {count['skipped']:>3} not applicable" if count["skipped"] else ""
-        names = ", ".join(dict.fromkeys(broken.get((subject, kind), ())))
-        terminalreporter.line(f"{line}  {names}".rstrip(), red=bool(lost), green=not lost)
+    width = max(len(subject) for _, subject in outcomes)
+    for (kind, subject), laws in sorted(outcomes.items()):
+        broken = [law for law, seen in laws.items() if seen & {"failed", "error"}]
+        kept = sum("passed" in seen and law not in broken for law, seen in laws.items())
+        left_out = len(laws) - kept - len(broken)
+        line = f"{kind:<12} {subject:<{width}}  {kept:>3} laws kept  {len(broken):>3} broken"
+        line += f"  {left_out:>3} not applicable" if left_out else ""
+        terminalreporter.line(f"{line}  {', '.join(broken)}".rstrip(), red=bool(broken), green=not broken)

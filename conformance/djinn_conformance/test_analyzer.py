@@ -22,7 +22,7 @@ def _plain(annotations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     return {node: dict(found) for node, found in annotations.items()}
 
 
-@law("analyzer.known_nodes")
+@law("analyzer.known_nodes", effort=0.4)
 @given(graph=graphs())
 def test_known_nodes(subject: Subject, plugin: Analyzer, graph: RecordedGraph) -> None:
     """Look the annotated nodes up."""
@@ -33,7 +33,7 @@ def test_known_nodes(subject: Subject, plugin: Analyzer, graph: RecordedGraph) -
                got=found, wanted="a mapping from names", where=where)
 
 
-@law("analyzer.deterministic")
+@law("analyzer.deterministic", effort=0.4)
 @given(graph=graphs())
 def test_deterministic(subject: Subject, plugin: Analyzer, graph: RecordedGraph) -> None:
     """Annotate twice, with another graph in between."""
@@ -42,7 +42,7 @@ def test_deterministic(subject: Subject, plugin: Analyzer, graph: RecordedGraph)
     expect_equal(_plain(plugin.annotate(graph)), first, "second annotation", f"{subject}: {show(graph)}")
 
 
-@law("analyzer.graph_unchanged")
+@law("analyzer.graph_unchanged", effort=0.4)
 @given(graph=graphs())
 def test_graph_unchanged(subject: Subject, plugin: Analyzer, graph: RecordedGraph) -> None:
     """Compare the graph with a copy made before."""

@@ -23,7 +23,7 @@ def _plain(matches: Sequence[PatternMatch]) -> list[dict[str, Any]]:
     return [attrs.asdict(match) for match in matches]
 
 
-@law("pattern.known_nodes")
+@law("pattern.known_nodes", effort=0.4)
 @given(graph=graphs())
 def test_known_nodes(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
     """Look the matches' nodes up."""
@@ -37,7 +37,7 @@ def test_known_nodes(subject: Subject, plugin: Pattern, graph: RecordedGraph) ->
                wanted="each once, in topological order", where=where)
 
 
-@law("pattern.well_formed")
+@law("pattern.well_formed", effort=0.4)
 @given(graph=graphs())
 def test_well_formed(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
     """Check names, confidences and repetitions."""
@@ -49,7 +49,7 @@ def test_well_formed(subject: Subject, plugin: Pattern, graph: RecordedGraph) ->
     expect_equal(len(set(nodes)), len(nodes), "number of different matches", where)
 
 
-@law("pattern.deterministic")
+@law("pattern.deterministic", effort=0.4)
 @given(graph=graphs())
 def test_deterministic(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
     """Search twice, with another graph in between."""
@@ -58,7 +58,7 @@ def test_deterministic(subject: Subject, plugin: Pattern, graph: RecordedGraph) 
     expect_equal(_plain(plugin.find(graph)), first, "second search", f"{subject}: {show(graph)}")
 
 
-@law("pattern.renumbering")
+@law("pattern.renumbering", effort=0.4)
 @given(graph=graphs())
 def test_renumbering(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
     """Search the same graph under other names."""
@@ -68,7 +68,7 @@ def test_renumbering(subject: Subject, plugin: Pattern, graph: RecordedGraph) ->
     expect_equal(sorted(got), sorted(wanted), "matches under other names", f"{subject}: {show(graph)}")
 
 
-@law("pattern.graph_unchanged")
+@law("pattern.graph_unchanged", effort=0.4)
 @given(graph=graphs())
 def test_graph_unchanged(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
     """Compare the graph with a copy made before."""

@@ -31,7 +31,7 @@ def _expect_rule(schedule: ExecutionSchedule, graph: RecordedGraph, devices: tup
             violated("schedule", got=str(error), wanted=f"one that keeps the rules {rules}", where=show(graph))
 
 
-@law("scheduler.complete")
+@law("scheduler.complete", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_complete(subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]) -> None:
     """Look for nodes that are missing, there twice, or made up."""
@@ -42,7 +42,7 @@ def test_complete(subject: Subject, plugin: Scheduler, graph: RecordedGraph, dev
     expect_equal(sorted(schedule.devices), known, "nodes with a device", where)
 
 
-@law("scheduler.order_valid")
+@law("scheduler.order_valid", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_order_valid(subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]) -> None:
     """Look for edges that point backwards, and for values that cross unlisted."""
@@ -56,7 +56,7 @@ def test_order_valid(subject: Subject, plugin: Scheduler, graph: RecordedGraph, 
     _expect_rule(schedule, graph, devices, "order transfers")
 
 
-@law("scheduler.devices_known")
+@law("scheduler.devices_known", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_devices_known(
     subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
@@ -72,7 +72,7 @@ def test_devices_known(
                    got=transfer, wanted=f"two different ones of {sorted(names)}", where=where)
 
 
-@law("scheduler.deterministic")
+@law("scheduler.deterministic", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_deterministic(
     subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
@@ -83,7 +83,7 @@ def test_deterministic(
     expect_equal(plugin.schedule(graph, devices), first, "second schedule", f"{subject}: {show(graph)}")
 
 
-@law("scheduler.graph_unchanged")
+@law("scheduler.graph_unchanged", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_graph_unchanged(
     subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]

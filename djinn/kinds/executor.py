@@ -37,7 +37,7 @@ class CompiledProgram(Protocol):
 
         Args:
             inputs: One value per program input: a tensor, a plain result, or `Poisoned`. An entry that a skipped step
-                would have written is replaced by the poison.
+                would have written, or one sharing its storage, is replaced by the poison.
             numbers: The lifted numbers in the order of the steps.
             random: The session's random numbers; drawn from in program order.
             report: Called for a step that raises; the run goes on with the steps that do not depend on it.

@@ -54,14 +54,17 @@ def facts_of(operator: torch._ops.OpOverload) -> SchemaFacts:
     """Read an overload's schema."""
     schema = operator._schema
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    by_set = {frozenset(a.alias_info.before_set): a.name for a in schema.arguments if a.alias_info is not None}
+    annotated = [a for a in schema.arguments if a.alias_info is not None]
+    by_set = {frozenset(a.alias_info.before_set): a.name for a in annotated if a.alias_info.before_set}
+    # The annotation of a list of views names no set; it means the one argument that is annotated.
+    by_set[frozenset()] = annotated[0].name if annotated else ""
     has_out = any(a.is_out for a in schema.arguments)
     return SchemaFacts(
         name=operator.name(),
         digest=hashlib.blake2b(str(schema).encode(), digest_size=8).hexdigest(),
         returns=tuple(_kind_of(r) for r in schema.returns),
         written=frozenset(written),
-        aliases=tuple(None if r.alias_info is None else by_set.get(frozenset(r.alias_info.before_set))
+        aliases=tuple(None if r.alias_info is None else by_set.get(frozenset(r.alias_info.before_set)) or None
                       for r in schema.returns),
         argument_names=tuple(a.name for a in schema.arguments),
         is_random=torch.Tag.nondeterministic_seeded in operator.tags
@@ -97,6 +100,6 @@ def operator_named(name: str) -> torch._ops.OpOverload:
     packet = getattr(getattr(torch.ops, match["namespace"]), match["name"])
     found = getattr(packet, overload or "default", None)
     if not isinstance(found, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(found.name()):
-        # TorchScript's own words, such as `aten::add.int`, have a schema and never reach a device.
+        # TorchScript's own words, for integers and lists, have a schema and never reach a device.
         raise UnknownOperatorError(f"{name[:120]!r} cannot be called as an operator.")
     return found

@@ -149,10 +149,19 @@ class SessionService:
             return self._fail(error, operator=operator, run=run.program, step=step)
 
         inputs = [self._value(handle) for handle in run.inputs]
+        before = list(inputs)
         outputs = program.run(inputs, messages.from_wire(run.numbers), self._random, report)
-        self._values.update((handle, value) for handle, value in zip(run.inputs, inputs, strict=True)
-                            if isinstance(value, Poisoned))
+        for given, left in zip(before, inputs, strict=True):
+            if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
+                self._poison_storage(given, left)
         return outputs
+
+    def _poison_storage(self, tensor: torch.Tensor, poison: Poisoned) -> None:
+        """Poison every value that shares a storage which should have been written and was not."""
+        storage = tensor.untyped_storage()._cdata
+        for handle, value in self._values.items():
+            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+                self._values[handle] = poison
 
     def _value(self, handle: int) -> Any:
         try:

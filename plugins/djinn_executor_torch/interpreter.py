@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from djinn.errors import ProtocolError
 from djinn.kinds.executor import Report
 from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
@@ -46,7 +48,7 @@ def interpret(
         poison = next((operand for operand in operands if isinstance(operand, Poisoned)), None)
         if poison is not None:
             for written in call.written_operands:
-                _poison(step.operands[written], poison, known, inputs)
+                poison_storage(operands[written], poison, known, inputs)
             outcome = [poison] * step.results
         else:
             outcome = _call(call, operands, mine, step.results, position, report)
@@ -110,8 +112,14 @@ def _value(argument: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any
     raise TypeError(f"unknown argument form {type(argument).__name__}")
 
 
-def _poison(operand: int, poison: Poisoned, known: dict[int, Any], inputs: list[Any]) -> None:
-    if operand >= 0:
-        known[operand] = poison
-    else:
-        inputs[-1 - operand] = poison
+def poison_storage(written: Any, poison: Poisoned, known: dict[int, Any], inputs: list[Any]) -> None:
+    """Poison a tensor that was not written, and every other that would have seen the write."""
+    if not isinstance(written, torch.Tensor):
+        return
+    storage = written.untyped_storage()._cdata
+    for index, value in known.items():
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+            known[index] = poison
+    for index, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+            inputs[index] = poison

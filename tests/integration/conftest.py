@@ -1,4 +1,4 @@
-"""Servers in processes of their own."""
+"""Servers in processes of their own, and scripted ends of single connections."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import pytest
+from djinn_transport_tcp.client import TcpConnection, connect
+from djinn_transport_tcp.listener import TcpChannel, listen
+
+from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -95,3 +100,63 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     yield start
     for running in started:
         running.stop()
+
+
+WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
+
+
+def greet(channel: TcpChannel) -> None:
+    received = channel.receive()
+    assert received is not None
+    assert isinstance(received[1], Hello)
+    channel.send(received[0], WELCOME)
+    channel.greeted()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Serves one connection with a function of the test's, on a real listener, and returns the address."""
+    ended: list[Callable[[], None]] = []
+
+    def start(script: Callable[[TcpChannel], object], *, greets: bool = True, **options: Any) -> str:
+        listener = listen("tcp://127.0.0.1:0", ListenOptions(**options))
+
+        def run() -> None:
+            channel = listener.accept()
+            if channel is None:
+                return
+            try:
+                if greets:
+                    greet(channel)
+                script(channel)
+            finally:
+                channel.close()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def end() -> None:
+            listener.close()
+            thread.join(10)
+            assert not thread.is_alive()
+
+        ended.append(end)
+        return listener.address
+
+    yield start
+    for end in ended:
+        end()
+
+
+@pytest.fixture
+def open_connection() -> Iterator[Callable[..., TcpConnection]]:
+    """Connects to an address with `ConnectOptions` of the test's, and closes in the end."""
+    made: list[TcpConnection] = []
+
+    def start(address: str, **options: Any) -> TcpConnection:
+        made.append(connect(address, ConnectOptions(**options)))
+        return made[-1]
+
+    yield start
+    for connection in made:
+        connection.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_transport_tcp.client import connect
 
 from djinn.errors import RefusedError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -20,7 +21,6 @@ from djinn.model.program import NumberArgument, Program, Step, Template, TensorA
 from djinn.model.schema import facts_of
 from djinn.protocol.messages import Batch, Define, Run, Upload
 from djinn.protocol.tensors import header_of
-from djinn_transport_tcp.client import connect
 
 SERVE = [sys.executable, "-c", "from djinn.cli import main; main()", "serve"]
 

@@ -310,5 +310,9 @@ def test_only_what_is_needed_runs() -> None:
         del c
         assert b.tolist() == [1.0, 1.0]
         assert "nothing is pending" in djinn.explain(a)
+        first, second = a.split(1)
+        a.mul_(2)
+        torch._foreach_add_([second], 1.0)
+        assert (first.tolist(), second.tolist()) == ([12.0], [3.0])
     finally:
         djinn.init()

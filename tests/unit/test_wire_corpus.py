@@ -132,7 +132,8 @@ PROGRAM = Program(
 def greeting() -> list[Case]:
     return [
         Case("hello", frame(Hello(PROTOCOL_VERSION, "2.13.0+cpu", "3.11.7", "little"))),
-        Case("hello-token", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.13.1", "little", "s\u00e9cret"), sequence=2**64 - 1)),
+        Case("hello-token", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.13.1", "little", "s\u00e9cret"),
+                                  sequence=2**64 - 1)),
         Case("welcome", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cuda:0", "0f" * 16))),
         Case("refusal", frame(Refusal("DJ305", "The token is wrong.", "Set DJINN_TOKEN."), sequence=0)),
     ]
@@ -160,7 +161,8 @@ def results() -> list[Case]:
         Case("empty", frame(Result())),
         Case("tensor", frame(Result((header_of(half),)), (half,))),
         Case("everything", frame(Result(
-            (Plain(None), header_of(half), Plain([1, 2.5, True]), Poisoned(3), Description("float32", (2, 3), (1, 2), 5)),
+            (Plain(None), header_of(half), Plain([1, 2.5, True]), Poisoned(3),
+             Description("float32", (2, 3), (1, 2), 5)),
             (Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4, 2),)), (half,))),
     ]
 
@@ -193,12 +195,17 @@ def malformed() -> list[Case]:
         Case("body-missing", raw(lying)),
         Case("body-too-short", raw(lying, 63, bytes(63))),
         Case("body-unannounced", raw(messages.encode(Batch()), 64, bytes(64))),
-        Case("unknown-dtype", raw(messages.encode(Batch([Upload(1, TensorHeader("object", (1,), (1,)))])), 64, bytes(64))),
-        Case("overlapping", raw(messages.encode(Batch([Upload(1, TensorHeader("uint8", (9,), (0,)))])), 64, bytes(64))),
-        Case("with-gaps", raw(messages.encode(Batch([Upload(1, TensorHeader("uint8", (9,), (2,)))])), 64, bytes(64))),
-        Case("size-overflows", raw(messages.encode(Batch([Upload(1, TensorHeader("uint8", (2**62, 4), (4, 1)))])))),
-        Case("extent-overflows", raw(messages.encode(Batch([Upload(1, TensorHeader("uint8", (2**63, 0), (1, 1)))])))),
+        Case("unknown-dtype", raw(announcing("object", (1,), (1,)), 64, bytes(64))),
+        Case("overlapping", raw(announcing("uint8", (9,), (0,)), 64, bytes(64))),
+        Case("with-gaps", raw(announcing("uint8", (9,), (2,)), 64, bytes(64))),
+        Case("size-overflows", raw(announcing("uint8", (2**62, 4), (4, 1)))),
+        Case("extent-overflows", raw(announcing("uint8", (2**63, 0), (1, 1)))),
     ]
+
+
+def announcing(dtype: str, size: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """A header with one upload."""
+    return messages.encode(Batch([Upload(1, TensorHeader(dtype, size, stride))]))
 
 
 BUILDERS: dict[str, Callable[[], list[Case]]] = {

@@ -1,0 +1,220 @@
+"""What an interceptor does to a process, found out in a process of its own.
+
+``python -m djinn_conformance.local_life NAME`` looks at local PyTorch, imports djinn with the interceptor ``NAME``,
+looks again, and prints what it saw as JSON. The order of imports is the point of it: before the first look, djinn has
+not been imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ("ACTIONS", "LINES", "look", "report_on")
+
+_WATCHED = ("socket.connect", "socket.bind", "socket.listen", "subprocess.Popen", "os.fork", "os.posix_spawn",
+            "os.system")
+
+
+def _values(tensor: torch.Tensor) -> list[Any]:
+    return [str(tensor.device), str(tensor.dtype), list(tensor.shape), tensor.detach().tolist()]
+
+
+def _random() -> list[Any]:
+    torch.manual_seed(3)
+    first = torch.rand(4).tolist()
+    with torch.random.fork_rng():
+        torch.randn(5)
+    state = hashlib.sha256(bytes(torch.get_rng_state().tolist())).hexdigest()
+    return [first, torch.randperm(5).tolist(), torch.nn.functional.dropout(torch.ones(6)).tolist(),
+            torch.initial_seed(), state]
+
+
+def _accelerator() -> list[Any]:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return [str(found), torch.accelerator.is_available(), torch.cuda.is_available()]
+
+
+def _factories() -> list[Any]:
+    made = [torch.zeros(2), torch.tensor([1, 2]), torch.arange(3), torch.eye(2), torch.full((1,), 2.5),
+            torch.as_tensor([1.0]), torch.linspace(0, 1, 3), torch.empty(0), torch.zeros(2).new_ones(1)]
+    return [[type(tensor).__name__, *_values(tensor)] for tensor in made]
+
+
+def _pinned() -> list[Any]:
+    return [torch.ones(2).pin_memory().tolist(), torch.ones(2).is_pinned()]
+
+
+def _loader() -> list[Any]:
+    loader = torch.utils.data.DataLoader(torch.arange(4), batch_size=2, pin_memory=True)
+    return [batch.tolist() for batch in loader]
+
+
+def _autocast() -> list[Any]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return _values(torch.ones(2, 2) @ torch.ones(2, 2))
+
+
+def _gradients() -> list[Any]:
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    return [_values(parameter) for parameter in model.parameters()]
+
+
+def _saved() -> list[Any]:
+    buffer = io.BytesIO()
+    module = torch.nn.Linear(2, 2).to("cpu")
+    torch.save(module.state_dict(), buffer)
+    return [len(buffer.getvalue()) > 0, type(copy.deepcopy(module).weight).__name__]
+
+
+def _devices() -> list[Any]:
+    return [str(torch.get_default_device()), str(torch.get_default_dtype()), str(torch.device("cpu")),
+            torch.is_grad_enabled(), torch.get_num_threads()]
+
+
+ACTIONS: Mapping[str, Callable[[], Any]] = {
+    "default device and dtype": _devices,
+    "available accelerator": _accelerator,
+    "factories": _factories,
+    "random numbers": _random,
+    "pinned memory": _pinned,
+    "DataLoader with pinned memory": _loader,
+    "autocast": _autocast,
+    "gradients and optimizer": _gradients,
+    "saving and copying": _saved,
+}
+"""Local actions; each gives something that JSON can hold."""
+
+
+def look() -> dict[str, Any]:
+    """Carry the local actions out; an exception is an outcome like any other."""
+    seen: dict[str, Any] = {}
+    for name, action in ACTIONS.items():
+        try:
+            seen[name] = action()
+        except Exception as error:
+            # What fails before must fail likewise afterwards.
+            seen[name] = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def _home(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().tolist()
+
+
+def _in_place(device: torch.device) -> Any:
+    base = torch.zeros(3, 2, device=device)
+    view = base.t()[1]
+    view += 2
+    base[0] = 7
+    return [_home(base), _home(view)]
+
+
+def _module(device: torch.device) -> Any:
+    weight = torch.arange(6, dtype=torch.float32).view(2, 3) / 4
+    model = torch.nn.Linear(3, 2)
+    model.load_state_dict({"weight": weight, "bias": torch.ones(2)})
+    model.to(device)
+    x = torch.ones(4, 3, device=device, requires_grad=True)
+    torch.nn.functional.relu(model(x)).sum().backward()
+    return [_home(model.weight), _home(model.weight.grad), _home(x.grad)]  # type: ignore[arg-type]  # backward made them
+
+
+LINES: Mapping[str, Callable[[torch.device], Any]] = {
+    "factories": lambda device: [_home(torch.ones(2, device=device)), _home(torch.arange(4, device=device)),
+                                 _home(torch.tensor([[1, 2]], device=device)), _home(torch.eye(2, device=device))],
+    "copies": lambda device: _home(torch.arange(4).to(device).to(torch.float64)),
+    "arithmetic": lambda device: _home(torch.ones(3, 3, device=device) @ torch.eye(3, device=device) * 2 - 1),
+    "views": lambda device: _home(torch.arange(6, device=device).view(2, 3).t()[1:]),
+    "writes in place": _in_place,
+    "module and gradients": _module,
+    "values": lambda device: [torch.tensor(2.5, device=device).item(), bool(torch.ones((), device=device) > 0),
+                              torch.arange(3, device=device).sum().item()],
+    "data-dependent sizes": lambda device: _home(torch.tensor([0, 1, 2], device=device).nonzero()),
+    "device of results": lambda device: (torch.ones(2, device=device) + 1).device.type == device.type,
+}
+"""Lines of a user's program, for any device."""
+
+
+def _arrivals(device: torch.device) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for name, line in LINES.items():
+        wanted = line(torch.device("cpu"))
+        try:
+            got = line(device)
+        except Exception as error:
+            # Reported with the line's name; the other lines are tried as well.
+            got = f"{type(error).__name__}: {error}"
+        seen[name] = [got, wanted]
+    return seen
+
+
+def _native_threads() -> int:
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 0
+
+
+def report_on(name: str) -> dict[str, Any]:
+    """Install an interceptor in this process and say what changed."""
+    before = look()
+    opened: list[str] = []
+    sys.addaudithook(lambda event, _: opened.append(event) if event in _WATCHED else None)
+    threads, native = threading.active_count(), _native_threads()
+    states = torch.get_rng_state(), random.getstate()
+    os.environ["DJINN_PLUGINS"] = ",".join(filter(None, [os.environ.get("DJINN_PLUGINS", ""), f"interceptor={name}"]))
+
+    from djinn.plugins import Plugins, PluginSelection
+
+    interceptor = Plugins.load(PluginSelection.parse(os.environ["DJINN_PLUGINS"])).choose("interceptor")
+    first, events = interceptor.install(), list(opened)
+    changed = {
+        "threads": threading.active_count() - threads,
+        "native threads": max(0, _native_threads() - native),
+        "state of the generators": not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate(),
+    }
+    once = look()
+    second = interceptor.install()
+    parsed = str(torch.device(str(first)))
+    twice = look()
+
+    import djinn
+
+    djinn.init()
+    return {"before": before, "once": once, "twice": twice, "devices": [str(first), str(second)], "parsed": parsed,
+            "is_device": isinstance(first, torch.device), "opened": events, "changed": changed,
+            "arrivals": _arrivals(first)}
+
+
+def observe(name: str, timeout_s: float = 120.0) -> dict[str, Any]:
+    """Run `report_on` in an interpreter of its own."""
+    path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+    done = subprocess.run(  # noqa: S603  # this interpreter, this module, and the name of a plugin
+        [sys.executable, "-m", "djinn_conformance.local_life", name],
+        env={**os.environ, "PYTHONPATH": path, "DJINN_SERVER": ""}, capture_output=True, text=True, timeout=timeout_s,
+        check=False)
+    if done.returncode:
+        raise AssertionError(f"a process with the interceptor {name!r} ended with {done.returncode}:\n"
+                             f"{done.stderr[-4000:]}")
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
+if __name__ == "__main__":
+    print(json.dumps(report_on(sys.argv[1])))  # noqa: T201  # the answer that `observe` reads

@@ -1,0 +1,32 @@
+"""Addresses of the TCP transport."""
+
+from __future__ import annotations
+
+import pytest
+from djinn_transport_tcp.address import format_address, parse_address
+
+from djinn.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(("address", "host", "port"), [
+    ("tcp://127.0.0.1:7070", "127.0.0.1", 7070),
+    ("tcp://[::1]:1", "::1", 1),
+    ("tcp://[fe80::1%eth0]:65535", "fe80::1%eth0", 65535),
+    ("tcp://gpu.example.org:7070/", "gpu.example.org", 7070),
+])
+def test_addresses(address: str, host: str, port: int) -> None:
+    assert parse_address(address) == (host, port)
+    assert format_address(host, port) == address.rstrip("/")
+
+
+@pytest.mark.parametrize("address", [
+    "", "tcp://", "tcp://host", "tcp://host:", "host:7070", "http://host:7070", "tcp://:7070", "tcp://host:port",
+    "tcp://host:65536", "tcp://host:0", "tcp://host:-1", "tcp://host:7070/path", "tcp://user@host:7070",
+    "tcp://::1:7070", "tcp://[::1:7070", "tcp://[host]:7070", "tcp://[::1]", "tcp://ho st:7070", "tcp://host:7070\n",
+    "tcp://host:٣", "tcp://host:100000", " tcp://host:7070",
+])
+def test_addresses_that_make_no_sense(address: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_address(address)
+    assert repr(address) in str(caught.value)
+    assert "tcp://" in caught.value.hint
