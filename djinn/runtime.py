@@ -156,7 +156,7 @@ def _start(config: Any) -> Session:
         connection.close()
         raise
     _session, _process = session, os.getpid()
-    lazy.use_dispatcher(session.dispatch)
+    lazy.use_dispatcher(session.recorder.dispatch)
     _init_time_ms = (time.perf_counter() - begin) * 1000
     plugins.hook.djinn_session_started(session=session)
     for hook in _init_hooks:

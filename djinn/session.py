@@ -249,7 +249,7 @@ class Session:
         Raises:
             SessionClosedError: It does not.
         """
-        if self.closed or tensor._value._released is not self.recorder.released:
+        if self.closed or tensor._value.released is not self.recorder.released:
             raise SessionClosedError("The tensor belongs to a session that has ended.",
                                      hint="Its value went with that session; compute it again in this one.")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from djinn.model.program import Template
 from djinn.model.spec import TensorSpec
 from djinn.model.value import Slot
@@ -46,7 +48,7 @@ class Signature:
         self.has_effect = bool(writes) or is_random or not results
 
 
-class Node:
+class Node(msgspec.Struct, eq=False, gc=False):
     """One recorded operation.
 
     Attributes:
@@ -57,21 +59,11 @@ class Node:
         origin: The user's line, in debug mode.
     """
 
-    __slots__ = ("inputs", "numbers", "origin", "outputs", "signature")
-
-    def __init__(
-        self,
-        signature: Signature,
-        inputs: Sequence[Slot],
-        outputs: Sequence[Slot],
-        numbers: Sequence[Any],
-        origin: str = "",
-    ) -> None:
-        self.signature = signature
-        self.inputs = inputs
-        self.outputs = outputs
-        self.numbers = numbers
-        self.origin = origin
+    signature: Signature
+    inputs: Sequence[Slot]
+    outputs: Sequence[Slot]
+    numbers: Sequence[Any]
+    origin: str = ""
 
 
 class Tape:

@@ -14,6 +14,9 @@ from djinn.model.value import Value
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_functions = torch._C.DisableTorchFunctionSubclass
+_call_plainly = torch._C._disabled_torch_function_impl
+"""Calls a function with `_without_functions` in force, all in C."""
+_NO_KEYWORDS: dict[str, Any] = {}
 
 
 def _no_session(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,8 +63,7 @@ class LazyTensor(torch.Tensor):
         handler = _functions.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
-        with _without_functions():
-            return func(*args, **(kwargs or {}))
+        return _call_plainly(func, types, args, kwargs or _NO_KEYWORDS)
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]  # a plain attribute there; this one skips __torch_function__

@@ -11,7 +11,7 @@ import torch
 from djinn.kinds import Inference, OutputSpec, ShapeInference
 from djinn.model.schema import facts_of
 from djinn_conformance.oracle import copied
-from djinn_conformance.programs import Call, Recording, fill, new_results, refs_in
+from djinn_conformance.programs import Call, Recording, fill, new_results, refs_in, written_refs
 
 __all__ = ("Asked", "ask", "asked_calls", "placeholder")
 
@@ -43,12 +43,16 @@ class Asked:
 
 
 def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference | Exception | None:
-    """Ask about a call on values as they are now."""
-    made: dict[int, torch.Tensor] = {}
+    """Ask about a call on values as they are now. A call that writes a tensor which it also reads is not asked about:
+    a placeholder cannot be two arguments.
+    """
+    tensors = [values[ref.index] for ref in refs_in([call.args, call.kwargs])]
+    if written_refs(call) and len(set(map(id, tensors))) < len(tensors):
+        return None
 
     def stand_in(ref: Any) -> Any:
         value = values[ref.index]
-        return made.setdefault(ref.index, placeholder(value)) if isinstance(value, torch.Tensor) else value
+        return placeholder(value) if isinstance(value, torch.Tensor) else value
 
     args, kwargs = fill(call.args, stand_in, _META), fill(call.kwargs, stand_in, _META)
     try:

@@ -180,26 +180,23 @@ def report_on(name: str) -> dict[str, Any]:
     states = torch.get_rng_state(), random.getstate()
     os.environ["DJINN_PLUGINS"] = ",".join(filter(None, [os.environ.get("DJINN_PLUGINS", ""), f"interceptor={name}"]))
 
+    import djinn
     from djinn.plugins import Plugins, PluginSelection
 
-    interceptor = Plugins.load(PluginSelection.parse(os.environ["DJINN_PLUGINS"])).choose("interceptor")
-    first, events = interceptor.install(), list(opened)
+    events = list(opened)
     changed = {
         "threads": threading.active_count() - threads,
         "native threads": max(0, _native_threads() - native),
         "state of the generators": not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate(),
     }
     once = look()
-    second = interceptor.install()
-    parsed = str(torch.device(str(first)))
+    interceptor = Plugins.load(PluginSelection.parse(os.environ["DJINN_PLUGINS"])).choose("interceptor")
+    devices = [interceptor.install(), interceptor.install()]
     twice = look()
-
-    import djinn
-
     djinn.init()
-    return {"before": before, "once": once, "twice": twice, "devices": [str(first), str(second)], "parsed": parsed,
-            "is_device": isinstance(first, torch.device), "opened": events, "changed": changed,
-            "arrivals": _arrivals(first)}
+    return {"before": before, "once": once, "twice": twice, "devices": list(map(str, devices)),
+            "parsed": str(torch.device(str(devices[0]))), "is_device": isinstance(devices[0], torch.device),
+            "opened": events, "changed": changed, "arrivals": _arrivals(devices[0])}
 
 
 def observe(name: str, timeout_s: float = 120.0) -> dict[str, Any]:

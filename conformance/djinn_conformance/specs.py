@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import cattrs
 
-__all__ = ("KindSpec", "Law", "SpecError", "kind_spec", "kinds", "law_named", "parse_kind")
+__all__ = ("KindSpec", "Law", "SpecError", "folder", "kind_spec", "kinds", "law_named", "parse_kind")
 
 
 class SpecError(ValueError):
@@ -110,7 +110,7 @@ def parse_kind(text: str, origin: str) -> KindSpec:
         raise SpecError(f"{origin}: {'; '.join(faults)}") from None
 
 
-def _folder() -> Traversable:
+def folder() -> Traversable:
     """Find the specifications: inside the installed package, or beside it in a checkout."""
     packaged = resources.files("djinn_conformance") / "specs" / "kinds"
     if packaged.is_dir():
@@ -123,7 +123,7 @@ def _folder() -> Traversable:
 
 @lru_cache(maxsize=1)
 def _all() -> Mapping[str, KindSpec]:
-    files = sorted((entry for entry in _folder().iterdir() if entry.name.endswith(".toml")), key=lambda e: e.name)
+    files = sorted((entry for entry in folder().iterdir() if entry.name.endswith(".toml")), key=lambda e: e.name)
     loaded = [(entry.name, parse_kind(entry.read_text(encoding="utf-8"), entry.name)) for entry in files]
     for name, spec in loaded:
         if name != f"{spec.kind}.toml":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import os
@@ -96,18 +97,20 @@ def _run(server: Server) -> None:
         signal.signal(number, lambda caught, _: signals.put(caught))
     server.start()
     print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
-    caught = _wait(signals)
-    _log.info("stopping on %s", signal.Signals(caught).name)
+    caught = _wait(server, signals)
+    status = 1 if caught is None else 0
+    _log.info("stopping: %s", "the listener failed" if caught is None else signal.Signals(caught).name)
     if not server.stop():
         # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
         logging.shutdown()
-        os._exit(0)
+        os._exit(status)
+    raise typer.Exit(status)
 
 
-def _wait(signals: queue.SimpleQueue[int]) -> int:
-    while True:
-        try:
-            # The time limit is for Windows, where a signal does not end a wait.
+def _wait(server: Server, signals: queue.SimpleQueue[int]) -> int | None:
+    """Wait for a signal; ``None`` if the server stops to accept without one."""
+    while server.is_accepting:
+        # The time limit is also for Windows, where a signal does not end a wait.
+        with contextlib.suppress(queue.Empty):
             return signals.get(timeout=1.0)
-        except queue.Empty:
-            continue
+    return None

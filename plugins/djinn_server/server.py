@@ -55,6 +55,11 @@ class Server:
         """Number of connections that are being served."""
         return len(self._connections)
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether new connections are accepted; ``False`` before `start`, after `stop`, and if the listener failed."""
+        return self._acceptor.is_alive()
+
     def start(self) -> None:
         """Begin to accept connections."""
         self._acceptor.start()

@@ -110,8 +110,8 @@ class TcpConnection:
                 raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
             if answer.protocol != PROTOCOL_VERSION or answer.byte_order != sys.byteorder:
                 raise ProtocolVersionError(
-                    f"The server at {self.address} speaks protocol {answer.protocol} and is {answer.byte_order}-endian,"
-                    f" this client protocol {PROTOCOL_VERSION} and {sys.byteorder}-endian.",
+                    f"The server speaks protocol {answer.protocol} and is {answer.byte_order}-endian, this client "
+                    f"protocol {PROTOCOL_VERSION} and {sys.byteorder}-endian.",
                     hint="Install the same djinn release on both, on machines of the same byte order.")
             self.welcome = answer
         self._frames.stream.deadline = None
@@ -194,13 +194,16 @@ class TcpConnection:
 
     def _lose(self, error: Exception) -> Exception:
         """Close the connection and say why, in the server's words if it left any."""
+        self._lost = "it broke"
         failure = self._explain(error)
         self._lost = failure.summary.rstrip(".") if isinstance(failure, DjinnError) else repr(failure)
         self._frames.stream.close()
         return failure
 
     def _explain(self, error: Exception) -> Exception:
-        if isinstance(error, (TransportError, ProtocolVersionError)):
+        if isinstance(error, ProtocolVersionError):
+            return ProtocolVersionError(f"{self.address} cannot be used: {error.summary}", hint=error.hint)
+        if isinstance(error, TransportError):
             return error
         if isinstance(error, ProtocolError):
             return TransportError(f"The exchange with {self.address} failed: {error.summary}",
@@ -225,9 +228,10 @@ class TcpConnection:
         return self._refused(received[1]) if received is not None and isinstance(received[1], Refusal) else None
 
     def _refused(self, refusal: Refusal) -> Exception:
-        kind = ProtocolVersionError if refusal.code == ProtocolVersionError.code else RefusedError
-        code = "" if refusal.code == kind.code else f" [{refusal.code}]"
-        return kind(f"The server at {self.address} says:{code} {refusal.summary}", hint=refusal.hint)
+        if refusal.code == ProtocolVersionError.code:
+            return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
+        code = "" if refusal.code == RefusedError.code else f" [{refusal.code}]"
+        return RefusedError(f"The server at {self.address} says:{code} {refusal.summary}", hint=refusal.hint)
 
 
 def _reason(error: OSError) -> str:

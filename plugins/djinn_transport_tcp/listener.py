@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import time
@@ -28,6 +29,8 @@ PAUSE_S = 0.1
 LINGER_S = 0.5
 LINGER_BYTES = 2**24
 """How long, and how far, to go on reading after a refusal: closing with unread bytes would destroy it on its way."""
+
+_UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 _log = logging.getLogger("djinn.transport")
 
@@ -62,16 +65,20 @@ class TcpListener:
         sock.settimeout(TICK_S)
 
     def accept(self) -> TcpChannel | None:
-        """Wait for a connection; ``None`` once the listener is closed."""
+        """Wait for a connection; ``None`` once the listener is closed or the system has taken its socket away."""
         while not self._closed:
             try:
                 sock, peer = self._socket.accept()
             except TimeoutError:
                 continue
             except OSError as error:
-                if not self._closed:
-                    _log.warning("No connection could be accepted on %s: %s", self.address, error)
-                    time.sleep(PAUSE_S)
+                if self._closed:
+                    break
+                if error.errno in _UNUSABLE:
+                    _log.error("%s can no longer be listened on: %s", self.address, error)  # no bug
+                    break
+                _log.warning("no connection could be accepted on %s: %s", self.address, error)
+                time.sleep(PAUSE_S)
                 continue
             try:
                 configure(sock, user_timeout_s=self._options.progress_timeout_s)
@@ -127,10 +134,12 @@ class TcpChannel:
         self._frames.stream.stall_timeout_s = self._options.progress_timeout_s
         try:
             self._frames.write(sequence, message, tensors)
-            if isinstance(message, Refusal):
-                self._linger()
         except OSError as error:
             raise self._broken(error) from None
+        if isinstance(message, Refusal):
+            # Whatever the other side does from here on is its own affair.
+            with contextlib.suppress(OSError):
+                self._linger()
 
     def greeted(self) -> None:
         """Lift the limits that hold before the other side has said who it is."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import attrs
 import pytest
+from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import TcpConnection, connect
-from djinn_transport_tcp.listener import TcpChannel, listen
+from djinn_transport_tcp.listener import TcpChannel, TcpListener, listen
+from djinn_transport_tcp.sockets import ByteStream
+from djinn_transport_tcp.stream import FrameStream
 
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+from djinn.protocol import messages
+from djinn.protocol.frames import encode_head
+from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -102,6 +108,7 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
         running.stop()
 
 
+HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
 WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
 
 
@@ -160,3 +167,84 @@ def open_connection() -> Iterator[Callable[..., TcpConnection]]:
     yield start
     for connection in made:
         connection.close()
+
+
+@attrs.frozen
+class Pair:
+    """A raw client socket and the channel that serves it."""
+
+    client: socket.socket
+    channel: TcpChannel
+    listener: TcpListener
+
+
+@pytest.fixture
+def connect_raw() -> Iterator[Callable[..., Pair]]:
+    """Connects a raw socket to a real listener, greeted unless told otherwise."""
+    made: list[Pair] = []
+
+    def pair(*, greeted: bool = True, **options: Any) -> Pair:
+        listener = listen("tcp://127.0.0.1:0", ListenOptions(**options))
+        client = socket.create_connection(parse_address(listener.address), timeout=10)
+        channel = listener.accept()
+        assert channel is not None
+        if greeted:
+            channel.greeted()
+        made.append(Pair(client, channel, listener))
+        return made[-1]
+
+    yield pair
+    for one in made:
+        one.client.close()
+        one.channel.close()
+        one.listener.close()
+
+
+class RawClient:
+    """A client that may say anything."""
+
+    def __init__(self, port: int, *, greets: bool = True) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self._frames = FrameStream(ByteStream(self.socket))
+        self._frames.stream.stall_timeout_s = 30
+        if greets:
+            header = messages.encode(HELLO)
+            self.send(encode_head(1, len(header), 0) + header)
+            answer = self._frames.read()
+            assert answer is not None
+            assert isinstance(answer[1], Welcome)
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            # The server has closed the connection already, which `outcome` tells.
+            return
+
+    def end(self) -> None:
+        self.socket.shutdown(socket.SHUT_WR)
+
+    def outcome(self) -> str:
+        """What the server did: the code of its refusal, ``closed``, or the type of another answer."""
+        try:
+            received = self._frames.read()
+        except ConnectionError:
+            return "closed"
+        if received is None:
+            return "closed"
+        return received[1].code if isinstance(received[1], Refusal) else type(received[1]).__name__
+
+    def close(self) -> None:
+        self._frames.stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+
+@pytest.fixture
+def raw_client() -> type[RawClient]:
+    """Connects to a port as a client that may say anything: ``raw_client(port, greets=True)``."""
+    return RawClient

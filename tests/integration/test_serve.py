@@ -71,6 +71,7 @@ def test_a_killed_server_is_told_to_a_client_that_waits(start_server: Any) -> No
     with pytest.raises(TransportError, match=server.address):
         connection.request(work, ())
     assert time.monotonic() - killed[0] < 1
+    server.process.wait(10)
     with pytest.raises(TransportError, match=f"Nobody answers at {server.address}"):
         connect(server.address, ConnectOptions())
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import msgspec
 import pytest
 import torch
 from djinn_transport_tcp.client import TcpConnection, connect
-from djinn_transport_tcp.sockets import ByteStream
-from djinn_transport_tcp.stream import FrameStream
 
 from djinn.errors import RefusedError
 from djinn.kinds.transport import ConnectOptions
@@ -57,50 +52,6 @@ from djinn.protocol.tensors import header_of
 CORPUS = Path(__file__).parents[2] / "specs" / "wire" / "malformed.json"
 HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
 KEPT = torch.arange(1000.0)
-linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
-
-
-class Raw:
-    """A client that may say anything."""
-
-    def __init__(self, port: int, *, greets: bool = True) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
-        self._frames = FrameStream(ByteStream(self.socket))
-        self._frames.stream.stall_timeout_s = 30
-        if greets:
-            self.send(frame(HELLO))
-            answer = self._frames.read()
-            assert answer is not None
-            assert isinstance(answer[1], Welcome)
-
-    def send(self, data: bytes) -> None:
-        try:
-            self.socket.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            # The server has closed the connection already, which `outcome` tells.
-            return
-
-    def end(self) -> None:
-        self.socket.shutdown(socket.SHUT_WR)
-
-    def outcome(self) -> str:
-        """What the server did: the code of its refusal, ``closed``, or the type of another answer."""
-        try:
-            received = self._frames.read()
-        except ConnectionError:
-            return "closed"
-        if received is None:
-            return "closed"
-        return received[1].code if isinstance(received[1], Refusal) else type(received[1]).__name__
-
-    def close(self) -> None:
-        self._frames.stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self.close()
 
 
 def frame(message: Any, body: bytes = b"", *, sequence: int = 1) -> bytes:
@@ -137,8 +88,10 @@ def malformed() -> list[Any]:
 
 @pytest.mark.parametrize("greets", [True, False])
 @pytest.mark.parametrize(("data", "code"), malformed())
-def test_malformed_frames_are_refused_by_code(server: Any, data: bytes, code: str, greets: bool) -> None:
-    with Raw(server.port, greets=greets) as client:
+def test_malformed_frames_are_refused_by_code(
+    server: Any, raw_client: Any, data: bytes, code: str, greets: bool,
+) -> None:
+    with raw_client(server.port, greets=greets) as client:
         client.send(data)
         client.end()
         if len(data) < HEAD.size:
@@ -150,9 +103,9 @@ def test_malformed_frames_are_refused_by_code(server: Any, data: bytes, code: st
 
 @pytest.mark.parametrize("greets", [True, False])
 @pytest.mark.parametrize("seed", range(25))
-def test_random_bytes(server: Any, seed: int, greets: bool) -> None:
+def test_random_bytes(server: Any, raw_client: Any, seed: int, greets: bool) -> None:
     data = random.Random(seed).randbytes(random.Random(seed).choice([1, 31, 32, 33, 1000, 200_000]))
-    with Raw(server.port, greets=greets) as client:
+    with raw_client(server.port, greets=greets) as client:
         client.send(data)
         client.end()
         assert client.outcome() == ("closed" if len(data) < HEAD.size else "DJ303")
@@ -160,9 +113,9 @@ def test_random_bytes(server: Any, seed: int, greets: bool) -> None:
 
 @pytest.mark.parametrize("greets", [True, False])
 @pytest.mark.parametrize("cut", [1, 31, 32, 40, 100])
-def test_truncated_frames(server: Any, cut: int, greets: bool) -> None:
+def test_truncated_frames(server: Any, raw_client: Any, cut: int, greets: bool) -> None:
     data = frame(Batch([Upload(1, header_of(KEPT))]), bytes(4032)) if greets else frame(HELLO)
-    with Raw(server.port, greets=greets) as client:
+    with raw_client(server.port, greets=greets) as client:
         client.send(data[:min(cut, len(data) - 1)])
         client.end()
         assert client.outcome() == "closed"
@@ -181,24 +134,24 @@ GREETINGS = {
 
 
 @pytest.mark.parametrize(("data", "code"), list(GREETINGS.values()), ids=list(GREETINGS))
-def test_greetings_that_are_refused(server: Any, data: bytes, code: str) -> None:
-    with Raw(server.port, greets=False) as client:
+def test_greetings_that_are_refused(server: Any, raw_client: Any, data: bytes, code: str) -> None:
+    with raw_client(server.port, greets=False) as client:
         client.send(data)
         assert client.outcome() == code
         assert client.outcome() == "closed"
     assert "\x1b" not in server.log.read_text()
 
 
-def test_messages_that_are_not_the_clients_to_send(server: Any) -> None:
+def test_messages_that_are_not_the_clients_to_send(server: Any, raw_client: Any) -> None:
     for message in (HELLO, Result(), Refusal("", ""), Welcome(1, "", "", "", "", "")):
-        with Raw(server.port) as client:
+        with raw_client(server.port) as client:
             client.send(frame(message))
             assert client.outcome() == "DJ303"
 
 
-def test_a_body_that_is_announced_and_does_not_come(server: Any) -> None:
+def test_a_body_that_is_announced_and_does_not_come(server: Any, raw_client: Any) -> None:
     header = messages.encode(Batch([Upload(1, TensorHeader("uint8", (2**33,), (1,)))]))
-    with Raw(server.port) as client:
+    with raw_client(server.port) as client:
         client.send(encode_head(1, len(header), 2**33) + header + bytes(1000))
         client.end()
         assert client.outcome() == "closed"
@@ -309,93 +262,9 @@ def test_a_token_is_asked_for(start_server: Any) -> None:
     assert "correct horse" not in guarded.log.read_text()
 
 
-@attrs.frozen
-class Footprint:
-    """What a process holds."""
-
-    resident_bytes: int
-    descriptors: int
-    threads: int
-
-    @classmethod
-    def of(cls, process: int) -> Footprint:
-        """Measure, when the process has come to rest."""
-        found, last = cls._now(process), None
-        for _ in range(50):
-            if found == last:
-                return found
-            time.sleep(0.2)
-            found, last = cls._now(process), found
-        return found
-
-    @classmethod
-    def _now(cls, process: int) -> Footprint:
-        proc = Path("/proc") / str(process)
-        pages = int((proc / "statm").read_text().split()[1])
-        return cls(pages * os.sysconf("SC_PAGESIZE"), len(list((proc / "fd").iterdir())),
-                   len(list((proc / "task").iterdir())))
-
-
-def misbehave(port: int, seed: int) -> None:
-    """Connect and do one of many wrong things."""
-    choice = random.Random(seed)
-    kind = seed % 5
-    with Raw(port, greets=kind > 1) as client:
-        if kind in {0, 2}:
-            client.send(choice.randbytes(choice.randrange(200)))
-            client.end()
-        elif kind in {1, 3}:
-            data = bytes.fromhex(choice.choice(json.loads(CORPUS.read_text())["cases"])["frame"])
-            client.send(data)
-            client.end()
-        else:
-            client.send(frame(Batch([define(), Run(1, (5, 6), [], (9,))], fetch=(9, 8, 7))))
-            assert client.outcome() == "Result"
-            whole = frame(Batch([Upload(1, TensorHeader("uint8", (2**20,), (1,)))]), bytes(2**20))
-            client.send(whole[:choice.randrange(len(whole))])
-        if kind < 4:
-            assert client.outcome() in {"closed", "DJ303", "DJ304"}
-
-
-@linux
-@pytest.mark.timeout(280)
-def test_thousands_of_bad_connections_leave_nothing_behind(start_server: Any) -> None:
-    attacked = start_server(DJINN_LOG_LEVEL="ERROR")
-    first = connect(attacked.address, ConnectOptions())
-    first.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
-    for seed in range(300):
-        misbehave(attacked.port, seed)
-    before = Footprint.of(attacked.process.pid)
-    for seed in range(2000):
-        misbehave(attacked.port, seed)
-    after = Footprint.of(attacked.process.pid)
-    assert torch.equal(first.request(Batch(fetch=(1,)), ())[1][0], KEPT)
-    first.close()
-    assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
-    assert after.resident_bytes < before.resident_bytes * 1.05
-
-
-@linux
-def test_a_session_that_ends_gives_its_memory_back(start_server: Any) -> None:
-    running = start_server()
-    connect(running.address, ConnectOptions()).close()
-    before = Footprint.of(running.process.pid)
-    for _ in range(3):
-        connection = connect(running.address, ConnectOptions())
-        large, small = torch.zeros(2**25), [torch.zeros(2**10) for _ in range(10_000)]
-        connection.request(Batch([Upload(1, header_of(large))], synchronize=True), [large])
-        connection.request(Batch([Upload(2 + index, header_of(tensor)) for index, tensor in enumerate(small)],
-                                 synchronize=True), small)
-        assert Footprint.of(running.process.pid).resident_bytes > before.resident_bytes + 150 * 2**20
-        connection.close()
-        after = Footprint.of(running.process.pid)
-    assert after.resident_bytes < before.resident_bytes * 1.05
-    assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
-
-
-def test_a_header_of_many_small_lies_is_read_only_as_far_as_it_comes(server: Any) -> None:
+def test_a_header_of_many_small_lies_is_read_only_as_far_as_it_comes(server: Any, raw_client: Any) -> None:
     """A map that claims four billion entries inside of an otherwise plausible batch."""
     header = msgspec.msgpack.encode({"type": "batch"})[:-1] + b"h\xa8commands\xdd\xff\xff\xff\xff"
-    with Raw(server.port) as client:
+    with raw_client(server.port) as client:
         client.send(raw(header))
         assert client.outcome() == "DJ303"

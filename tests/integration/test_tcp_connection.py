@@ -202,8 +202,9 @@ def test_a_welcome_that_does_not_fit_is_declined(serve: Any, open_connection: An
         channel.receive()
         channel.send(1, reply)
 
-    with pytest.raises(ProtocolVersionError):
-        open_connection(serve(script, greets=False))
+    address = serve(script, greets=False)
+    with pytest.raises(ProtocolVersionError, match=address):
+        open_connection(address)
 
 
 def test_a_server_of_another_version_is_named(open_connection: Any) -> None:

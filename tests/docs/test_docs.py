@@ -1,0 +1,259 @@
+"""The docs are true: what they show runs and prints what they say, what they link to exists, and nothing is left out."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import typer.main
+
+import djinn
+from djinn import kinds
+from djinn.cli import build
+from djinn.config import ENVIRONMENT, Config
+from djinn.plugins import KINDS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+EVERYTHING = "\n".join(page.read_text() for page in PAGES)
+HOW_TOS = {kind: DOCS / "plugins" / f"{kind}.md" for kind in KINDS}
+PROTOCOLS = {"shapes": kinds.ShapeInference, "executor": kinds.ExecutorFactory} | {
+    kind: getattr(kinds, kind.capitalize()) for kind in KINDS if kind not in ("shapes", "executor")}
+ADDRESS = "tcp://127.0.0.1:7777"
+"""Where the documents let the server listen; the tests' own listens on a free port instead."""
+QUICK = ("analyzer", "classifier", "observer", "pattern")
+"""Kinds whose laws are tested here for the example of their page; the suites of the others take too long for that."""
+TIMEOUT_S = 120.0
+END = "<end of block>"
+RUNNER = f"""
+import json, sys
+namespace = {{"__name__": "__main__"}}
+for line, code in json.load(sys.stdin):
+    exec(compile("\\n" * line + code, sys.argv[1], "exec"), namespace)
+    print({END!r}, flush=True)
+"""
+_BLOCK = re.compile(
+    r"(?:^<!-- (?P<marker>[^\n]*?) -->\n|^`(?P<file>[\w./-]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+_LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@attrs.frozen
+class Block:
+    """A piece of a document between fences: its first line, what stands above it, and its text."""
+
+    line: int
+    language: str
+    text: str
+    marker: str
+    file: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [Block(text[: found.start("text")].count("\n"), found["language"], found["text"], found["marker"] or "",
+                  found["file"] or "") for found in _BLOCK.finditer(text)]
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | more
+
+
+def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) -> None:
+    """Run a page's program, block by block in one process, and hold what it prints against what the page says."""
+    blocks = [attrs.evolve(block, text=block.text.replace(ADDRESS, address)) for block in blocks_of(page)]
+    program = [(block.line, block.text) for block in blocks if block.language == "python" and not block.file]
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, str(page.relative_to(ROOT))], input=json.dumps(program), cwd=folder,
+        env=clean_environment(**environment), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "the program warns, and its reader would wonder"
+    printed = dict(zip([line for line, _ in program], done.stdout.split(f"{END}\n"), strict=False))
+    checker, last = doctest.OutputChecker(), 0
+    for block in blocks:
+        if block.marker == "output":
+            got = printed.pop(last)
+            assert checker.check_output(block.text, got, doctest.ELLIPSIS), f"{page.name}:{last + 1} prints\n{got}"
+        elif block.language == "python" and not block.file:
+            last = block.line
+    assert not any(printed.values()), f"{page.name} does not say that it prints {printed}"
+
+
+@pytest.fixture
+def server_address(tmp_path: Path) -> Iterator[str]:
+    code = "from djinn.cli import main; main()"
+    with (tmp_path / "server.log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", code, "serve", "--threads", "1"], env=clean_environment(),
+                                   stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            yield process.stdout.readline().strip().removeprefix("djinn serving ")
+    finally:
+        process.terminate()
+        assert process.wait(TIMEOUT_S) == 0, (tmp_path / "server.log").read_text()
+
+
+def test_the_tutorial_prints_what_it_says(tmp_path: Path, server_address: str) -> None:
+    page = DOCS / "tutorial.md"
+    commands = [block.text for block in blocks_of(page) if block.marker == "server"]
+    assert commands == [f"djinn serve --port {ADDRESS.rpartition(':')[2]}\n"]
+    run(page, tmp_path, server_address)
+
+
+def test_the_differences_from_eager_are_those_that_the_page_names(tmp_path: Path) -> None:
+    run(DOCS / "compatibility.md", tmp_path)
+
+
+def install(page: Path, folder: Path) -> str:
+    """Write the plugin of a how-to page to a folder, installed as pip would, and return its name."""
+    files = {block.file: block.text for block in blocks_of(page) if block.file}
+    project: dict[str, Any] = tomllib.loads(files["pyproject.toml"])["project"]
+    ((name, module),) = project["entry-points"]["djinn"].items()
+    metadata = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    for path, text in {
+        **files,
+        f"{metadata.name}/METADATA": f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n",
+        f"{metadata.name}/entry_points.txt": f"[djinn]\n{name} = {module}\n",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return str(name)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    return folder
+
+
+def paths(site: Path) -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_of_a_kind_does_what_its_page_says(kind: str, tmp_path: Path, site: Path) -> None:
+    page = HOW_TOS[kind]
+    name = install(page, site)
+    assert name.startswith(f"djinn-{kind}-")
+    environment = dict(block.marker.removeprefix("environment: ").split("=", 1) for block in blocks_of(page)
+                       if block.marker.startswith("environment: "))
+    run(page, tmp_path, **environment, **paths(site))
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_the_example_of_a_kind_keeps_its_laws(kind: str, tmp_path: Path, site: Path) -> None:
+    page = HOW_TOS[kind]
+    name = install(page, site)
+    (command,) = re.findall(r"^pytest (.*)$", page.read_text(), re.M)
+    assert command == f"--pyargs djinn_conformance --djinn-plugin={name}"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *command.split()], cwd=empty, capture_output=True, text=True,
+        timeout=TIMEOUT_S, check=False, env=clean_environment(HYPOTHESIS_PROFILE="ci", **paths(site)))
+    assert done.returncode == 0, done.stdout + done.stderr
+    laws = len(tomllib.loads((ROOT / "specs" / "kinds" / f"{kind}.toml").read_text())["laws"])
+    assert re.search(rf"^{kind} +{name}:\S+ +{laws} laws kept +0 broken", done.stdout, re.M), done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_of_a_kind_names_its_hook_members_laws_and_check(kind: str) -> None:
+    text = HOW_TOS[kind].read_text()
+    protocol = PROTOCOLS[kind]
+    members = {name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"}
+    members |= set(inspect.get_annotations(protocol))
+    laws = tomllib.loads((ROOT / "specs" / "kinds" / f"{kind}.toml").read_text())["laws"]
+    wanted = [f"djinn_register_{kind.rstrip('s')}", f"djinn.kinds.{protocol.__name__}", f"specs/kinds/{kind}.toml",
+              *(law["id"] for law in laws)]
+    assert [word for word in wanted if word not in text] == []
+    assert [name for name in sorted(members) if not re.search(rf"`{name}\b", text)] == []
+    named = set(re.findall(rf"`({kind}\.[a-z_]+)`", text))
+    assert named == {law["id"] for law in laws}, "laws that do not exist are named"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for found in _LINK.finditer(re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)):
+        target, _, anchor = found["target"].partition("#")
+        if target.startswith(("http://", "https://")):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        if not path.exists() or not path.is_relative_to(ROOT) or (anchor and anchor not in anchors_of(path)):
+            broken.append(found["target"])
+    assert not broken
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_on_the_map() -> None:
+    index = (DOCS / "index.md").read_text() + (DOCS / "plugins" / "index.md").read_text().replace("](", "](plugins/")
+    linked = {found["target"].partition("#")[0] for found in _LINK.finditer(index)}
+    assert {str(page.relative_to(DOCS)) for page in PAGES} - linked <= {"index.md"}
+
+
+def test_no_page_names_a_place_of_one_machine() -> None:
+    places = re.findall(r"(?<![\w.:/])/(?:home|root|work|tmp|usr|opt|Users)/\S*", EVERYTHING)
+    assert not places
+
+
+def test_every_public_name_is_described() -> None:
+    described = set(re.findall(r"`djinn\.(\w+)", (DOCS / "api.md").read_text()))
+    assert set(djinn.__all__) - described == set()
+    assert {name for name in described if not hasattr(djinn, name)} == set(), "described, and does not exist"
+
+
+def test_every_counter_is_described() -> None:
+    djinn.init()
+    try:
+        counters = set(djinn.stats())
+    finally:
+        djinn.shutdown()
+    _, _, section = (DOCS / "api.md").read_text().partition("## Counters")
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == counters
+
+
+def setting_rows() -> Mapping[str, tuple[str, str]]:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| .* \|$", (DOCS / "configuration.md").read_text(), re.M)
+    return {name: (default.strip("`"), variable.strip("`")) for name, default, variable in rows}
+
+
+def test_every_setting_is_described_with_its_default_and_variable() -> None:
+    variables = {setting: variable for variable, setting in ENVIRONMENT.items()}
+    expected = {}
+    for field in attrs.fields(Config):
+        name = "plugins" if field.name == "selection" else field.name
+        default = "" if isinstance(field.default, attrs.Factory) else field.default
+        expected[name] = ("empty" if default == "" else str(default), variables.get(name, ""))
+    assert setting_rows() == expected
+
+
+def test_every_command_and_option_is_described() -> None:
+    app, problems = build({"DJINN_PLUGINS": ""})
+    assert not problems
+    program = typer.main.get_command(app)
+    text = (DOCS / "configuration.md").read_text()
+    missing = []
+    for name, command in program.commands.items():
+        _, heading, section = text.partition(f"### djinn {name}\n")
+        section = section.partition("\n#")[0]
+        options = [option for parameter in command.params for option in parameter.opts]
+        missing += [f"{name} {option}" for option in ("", *options) if not heading or f"`{option}" not in section]
+    assert not missing
+    assert "`djinn --version`" in text
