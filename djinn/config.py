@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import attrs
 
@@ -40,8 +40,9 @@ class Config:
     """Device of an executor in this process, for example ``cuda:0``; empty for the best there is."""
     selection: PluginSelection = attrs.field(factory=PluginSelection)
     """Which plugins to use; the setting is called ``plugins``."""
-    flush_every: int | None = 64
-    """Pending operations that are sent without anybody waiting; ``None``: never before a value is needed."""
+    flush_every: int | Literal["auto"] | None = "auto"
+    """Pending operations that are sent without anybody waiting. ``auto``: what suits the connection. ``None``: never
+    before a value is needed, and then only what it needs."""
     strict: bool = False
     """Whether an ordinary tensor that meets a lazy one is an error, as with CUDA, instead of being uploaded."""
     debug: bool = False
@@ -119,9 +120,9 @@ def _flag(value: Any) -> bool:
     return True if text in _TRUE else False if text in _FALSE else _refuse()
 
 
-def _count(value: Any) -> int | None:
-    if value is None:
-        return None
+def _count(value: Any) -> int | Literal["auto"] | None:
+    if value is None or value == "auto":
+        return None if value is None else "auto"
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         _refuse()
     return value
@@ -142,7 +143,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "server": _Rule(_address, "an address such as tcp://host:port, or nothing for an executor in this process"),
     "token": _Rule(_text, "text"),
     "device": _Rule(_text, "a device of PyTorch's such as cpu or cuda:0"),
-    "flush_every": _Rule(_count, "a whole number from 1, or None"),
+    "flush_every": _Rule(_count, "a whole number from 1, or None, or 'auto'"),
     "strict": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
     "debug": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
     "log_level": _Rule(_level, f"one of {', '.join(LOG_LEVELS)}"),

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
 
 
 def configure(config: Config) -> None:
-    """Apply the level of the configuration to djinn's loggers, all of them or one component's.
+    """Apply the level of the configuration to djinn's loggers, all of them or those of components.
 
     Handlers are the application's business; without any, Python prints warnings to standard error.
     """
-    name = f"djinn.{config.log_component}" if config.log_component else "djinn"
-    logging.getLogger(name).setLevel(config.log_level)
+    for component in config.log_component.split(","):
+        name = component.strip()
+        logging.getLogger(f"djinn.{name}" if name else "djinn").setLevel(config.log_level)
 
 
 def set_debug_level(component: str = "", level: str = "DEBUG") -> None:

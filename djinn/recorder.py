@@ -45,7 +45,7 @@ class Recorder:
         self.released = session.released.append
         self.is_debugging = session.config.debug
         self.misses = 0
-        self._limit = session.config.flush_every or 0
+        self._limit = session.flush_every
         self._pending = session.tape.nodes
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

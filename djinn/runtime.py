@@ -147,6 +147,7 @@ def _start(config: Any) -> Session:
     connection = plugins.transport_for(scheme).connect(config.server, ConnectOptions(
         token=config.token,
         connect_timeout_s=config.connect_timeout_s,
+        request_timeout_s=config.request_timeout_s,
         open_executor=None if factory is None else lambda: factory.open(config.device),
     ))
     try:

@@ -53,6 +53,8 @@ class Session:
         self.released: deque[int] = deque()
         self.specs = SpecTable()
         self.closed = False
+        wanted = config.flush_every
+        self.flush_every = connection.flush_every if wanted == "auto" else wanted or 0
         self._classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
         self._scheduler: Scheduler = plugins.choose("scheduler", "single")
@@ -115,7 +117,7 @@ class Session:
             return []
         with self.lock:
             self.link.materializations += 1
-            return self.link.fetch(slots, whole=self.config.flush_every is not None)
+            return self.link.fetch(slots, whole=self.flush_every > 0)
 
     def ask(
         self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],

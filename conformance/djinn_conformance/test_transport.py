@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, DjinnError, TransportError
@@ -61,6 +61,7 @@ def _fetch(connection: Connection, *handles: int) -> list[torch.Tensor]:
 
 @law("transport.batch_order", effort=0.3)
 @given(steps=st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(2, 9), st.booleans()), min_size=1, max_size=30))
+@example(steps=[(1, 2, False), (2, 3, False), (1, 4, False), (2, 5, False)])
 def test_batch_order(subject: Subject, place: Place, steps: list[tuple[int, int, bool]]) -> None:
     """Multiply and add in turn, each in a batch of its own, some of them with an answer."""
     wanted = 1

@@ -98,7 +98,7 @@ class ExecutorFactory(Protocol):
         """List the devices that exist here, best first. Opens none."""
 
     def open(self, device: str) -> Executor:
-        """Open a device.
+        """Open a device; the best there is, if ``device`` is empty.
 
         Raises:
             ConfigurationError: There is no such device here.

@@ -45,6 +45,8 @@ class Connection(Protocol):
 
     address: str
     welcome: Welcome
+    flush_every: int
+    """Pending operations that are worth sending before somebody waits: few where the other side works meanwhile."""
 
     @property
     def bytes_sent(self) -> int:

@@ -54,10 +54,9 @@ def facts_of(operator: torch._ops.OpOverload) -> SchemaFacts:
     """Read an overload's schema."""
     schema = operator._schema
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    annotated = [a for a in schema.arguments if a.alias_info is not None]
-    by_set = {frozenset(a.alias_info.before_set): a.name for a in annotated if a.alias_info.before_set}
+    by_set = {frozenset(a.alias_info.before_set): a.name for a in schema.arguments if a.alias_info is not None}
     # The annotation of a list of views names no set; it means the one argument that is annotated.
-    by_set[frozenset()] = annotated[0].name if annotated else ""
+    by_set[frozenset()] = next(iter(by_set.values()), "")
     has_out = any(a.is_out for a in schema.arguments)
     return SchemaFacts(
         name=operator.name(),

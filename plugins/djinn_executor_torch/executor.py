@@ -111,7 +111,7 @@ class TorchExecutorFactory:
         Raises:
             ConfigurationError: PyTorch has no such device here.
         """
-        wanted = "cuda:0" if device == "cuda" else device or "cpu"
+        wanted = "cuda:0" if device == "cuda" else device or self.devices()[0]
         if wanted not in self.devices():
             raise ConfigurationError(f"There is no device {device!r} here.",
                                      hint=f"Available: {', '.join(self.devices())}.")

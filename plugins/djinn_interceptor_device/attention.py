@@ -1,8 +1,8 @@
 """Attention with gradients, by the same kernel that eager takes on the executor's device.
 
-PyTorch chooses among its attention kernels by device, and knows nothing of this one's. With gradients the choice is made
-here, before autograd; it is made for the executor's kind of device, on stand-ins that have the arguments' metadata.
-"""
+PyTorch chooses among its attention kernels by device, and knows nothing of this one's. With gradients the choice is
+PyTorch chooses among its attention kernels by device, and knows nothing of this one's. With gradients the choice is
+made here, before autograd, for the kind of device that the executor has, on stand-ins with the arguments' metadata.
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _attend(
     if (
         not all(type(tensor) is LazyTensor for tensor in tensors)
         or not runtime.current().link.welcome.device.startswith("cpu")
-        or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)  # type: ignore[attr-defined]  # lazy tensors all
+        or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)
     ):
         return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -58,16 +58,17 @@ def _takes_flash(
     Source:
         ``select_sdp_backend_cpp`` of aten/src/ATen/native/transformers/sdp_utils_cpp.cpp.
     """
-    key = (*specs, dropout_p > 0, is_causal, scale, enable_gqa)
-    found = _choices.get(key)
+    arguments = (*specs, dropout_p > 0, is_causal, scale, enable_gqa)
+    found = _choices.get(arguments)
     if found is None:
         stand_ins = [torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="cpu").requires_grad_()
                      for spec in specs[:3]]
+        query, key, value = stand_ins
         mask = None if len(specs) == 3 else torch.empty_strided(specs[3].size, specs[3].stride, dtype=specs[3].dtype)
-        choice = torch._fused_sdp_choice(*stand_ins, mask, dropout_p, is_causal, scale=scale,
+        choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale,
                                         enable_gqa=enable_gqa)
         if len(_choices) >= MAX_CHOICES:
             _choices.clear()
-        found = _choices[key] = choice == SDPBackend.FLASH_ATTENTION.value
+        found = _choices[arguments] = choice == SDPBackend.FLASH_ATTENTION.value
     return found
 

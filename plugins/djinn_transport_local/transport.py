@@ -22,6 +22,8 @@ from djinn.protocol.service import SessionService
 
 MAX_BATCHES = 64
 """Batches that may wait for the executor; recording goes on until then."""
+FLUSH_EVERY = 1024
+"""Executor and recording share one interpreter, which runs one of them at a time: short batches only cost."""
 
 
 class LocalTransport:
@@ -64,6 +66,7 @@ class LocalConnection:
         self.address = address
         self.welcome = Welcome(PROTOCOL_VERSION, torch.__version__, sys.version.split()[0], sys.byteorder,
                                executor.device, secrets.token_hex(8))
+        self.flush_every = FLUSH_EVERY
         self.bytes_sent = 0
         self.bytes_received = 0
         self._executor = executor

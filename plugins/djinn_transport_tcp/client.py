@@ -58,6 +58,10 @@ def connect(address: str, options: ConnectOptions) -> TcpConnection:
     return connection
 
 
+FLUSH_EVERY = 64
+"""Operations per streamed batch; execution of a batch overlaps with the recording of the next."""
+
+
 class TcpConnection:
     """The client's end of a session; see `djinn.kinds.transport.Connection`.
 
@@ -68,11 +72,13 @@ class TcpConnection:
     Attributes:
         address: Where it leads.
         welcome: What the server said of itself.
+        flush_every: Pending operations worth sending early: the server works while the client records.
     """
 
     def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
         self.address = address
         self.welcome = Welcome(PROTOCOL_VERSION, "", "", "", "", "")
+        self.flush_every = FLUSH_EVERY
         self._frames = frames
         self._request_timeout_s = request_timeout_s
         self._sequence = 0

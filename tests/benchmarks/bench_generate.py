@@ -29,7 +29,8 @@ def test_generate(
     prompt = PROMPT.to("remote_accelerator:0")
     with mode():
         assert torch.equal(remote.generate(prompt, **OPTIONS).cpu(), model.generate(PROMPT, **OPTIONS))
-        comparison = compare(lambda: model.generate(PROMPT, **OPTIONS), lambda: remote.generate(prompt, **OPTIONS).cpu())
+        comparison = compare(lambda: model.generate(PROMPT, **OPTIONS),
+                             lambda: remote.generate(prompt, **OPTIONS).cpu())
         djinn.reset_stats()
         benchmark.pedantic(lambda: remote.generate(prompt, **OPTIONS).cpu(), rounds=3)
         stats = djinn.stats()

@@ -60,8 +60,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def server_address() -> Iterator[str]:
     """A server in another process, with one thread."""
-    process = subprocess.Popen([sys.executable, "-c", "from djinn.cli import main; main()", "serve", "--threads", "1"], stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, text=True)
+    program = "from djinn.cli import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", program, "serve", "--threads", "1"],
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     yield process.stdout.readline().split()[-1]
     process.terminate()

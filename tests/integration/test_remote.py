@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,7 +141,7 @@ def test_threads_share_a_session(session) -> None:
 def test_processes_share_a_server(session) -> None:
     script = (
         "import sys, torch, djinn\n"
-        f"sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_remote import _work\n"
         "torch.manual_seed(int(sys.argv[1]))\n"
         "expected = torch.randn(4)\n"

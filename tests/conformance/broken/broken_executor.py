@@ -19,7 +19,7 @@ from djinn.protocol.messages import Poisoned
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
 
 _VALUES = {"executor.equals_eager", "executor.order_kept", "executor.replay_stable", "executor.failure_contained",
-           "executor.poison_propagates"}
+           "executor.poison_propagates", "executor.randomness_private"}
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "lost-writes": ("executor.order_kept", _VALUES),
     "wrong-strides": ("executor.equals_eager", _VALUES),
@@ -32,7 +32,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "poison-reported": ("executor.poison_propagates", {"executor.failure_contained"}),
     "shared-generator": ("executor.randomness_private", set()),
     "forgetful-generator": ("executor.randomness_private", set()),
-    "put-reorders": ("executor.put_copies", _VALUES | {"executor.get_copies", "executor.randomness_private"}),
+    "put-reorders": ("executor.put_copies", _VALUES | {"executor.get_copies"}),
     "get-shares": ("executor.get_copies", {"executor.put_copies"}),
     "plain-as-tensor": ("executor.plain_results", _VALUES),
     "absent-left-out": ("executor.plain_results", _VALUES),
