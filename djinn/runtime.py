@@ -64,6 +64,7 @@ def install_failed(problem: DjinnError) -> None:
     """Remember why there is no interceptor, for whoever needs one."""
     global _install_problem
     _install_problem = problem
+    warnings.warn(f"remote_accelerator is no device here: {problem}", stacklevel=3)
 
 
 def logical_device() -> torch.device:

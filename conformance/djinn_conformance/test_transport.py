@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
@@ -158,21 +158,39 @@ def test_ownership(subject: Subject, place: Place, size: int, asks: bool) -> Non
 @law("transport.sessions_separate", effort=0.1)
 @given(seeds=st.lists(st.integers(0, 1000), min_size=2, max_size=4, unique=True))
 def test_sessions_separate(subject: Subject, place: Place, seeds: list[int]) -> None:
-    """Use the same handles and program numbers in several sessions at once, for different things."""
-    with ThreadPoolExecutor(len(seeds)) as pool:
-        results = list(pool.map(lambda seed: _session(place, seed), seeds))
-    for seed, got in zip(seeds, results, strict=True):
-        expect_equal(got, seed + 20 * (seed % 7), f"value of the session of {seed}", f"{subject}: sessions of {seeds}")
+    """Use the same handles and program numbers in several sessions for different things: in turn, then at once."""
+    with ExitStack() as stack:
+        sessions = [_Session(stack.enter_context(closing(place.connect())), seed) for seed in seeds]
+        for _ in range(3):
+            for session in sessions:
+                session.step()
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            list(pool.map(_Session.run, sessions))
+        for seed, session in zip(seeds, sessions, strict=True):
+            [got] = _fetch(session.connection, 1)
+            expect_equal(got.item(), seed + 20 * (seed % 7 + 1), f"value of the session of {seed}",
+                         f"{subject}: sessions of {seeds}")
 
 
-def _session(place: Place, seed: int) -> int:
-    with closing(place.connect()) as connection:
+class _Session:
+    """A session that adds a number of its own twenty times to a value of its own."""
+
+    def __init__(self, connection: Connection, seed: int) -> None:
+        self.connection = connection
+        self._amount = seed % 7 + 1
+        self._left = 20
         _upload(connection, [torch.tensor([seed])])
         connection.submit(Batch([_program("aten::add_.Scalar", 1)]), [])
-        for _ in range(20):
-            connection.submit(Batch([Run(1, (1,), [seed % 7], ())]), [])
-        [got] = _fetch(connection, 1)
-        return int(got.item())
+
+    def step(self) -> None:
+        """Add once."""
+        self._left -= 1
+        self.connection.submit(Batch([Run(1, (1,), [self._amount], ())]), [])
+
+    def run(self) -> None:
+        """Add for the rest of the times."""
+        while self._left:
+            self.step()
 
 
 @law("transport.error_names_address")

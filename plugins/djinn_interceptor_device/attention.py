@@ -1,8 +1,8 @@
 """Attention with gradients, by the same kernel that eager takes on the executor's device.
 
 PyTorch chooses among its attention kernels by device, and knows nothing of this one's. With gradients the choice is
-PyTorch chooses among its attention kernels by device, and knows nothing of this one's. With gradients the choice is
 made here, before autograd, for the kind of device that the executor has, on stand-ins with the arguments' metadata.
+"""
 
 from __future__ import annotations
 

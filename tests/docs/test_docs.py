@@ -33,7 +33,7 @@ PROTOCOLS = {"shapes": kinds.ShapeInference, "executor": kinds.ExecutorFactory} 
     kind: getattr(kinds, kind.capitalize()) for kind in KINDS if kind not in ("shapes", "executor")}
 ADDRESS = "tcp://127.0.0.1:7777"
 """Where the documents let the server listen; the tests' own listens on a free port instead."""
-QUICK = ("analyzer", "classifier", "observer", "pattern")
+QUICK = ("analyzer", "classifier", "observer")
 """Kinds whose laws are tested here for the example of their page; the suites of the others take too long for that."""
 TIMEOUT_S = 120.0
 END = "<end of block>"
