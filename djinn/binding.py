@@ -71,6 +71,14 @@ class Plan:
     written: tuple[tuple[str, int] | None, ...]
     changes: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
 
+    def told(self, results: tuple[TensorSpec | None, ...]) -> Plan:
+        """Return the plan for the next such call, now that the executor has told the metadata of the results."""
+        asked = self.signature
+        signature = Signature(asked.template, asked.template_number, results, asked.aliases, asked.writes,
+                              asked.is_random)
+        is_single = self.kinds == (ReturnKind.TENSOR,) and results[0] is not None
+        return attrs.evolve(self, signature=signature, asks=False, single=results[0] if is_single else None)
+
     def returned(self, made: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Arrange new results and written arguments as the operator returns them."""
         rest = iter(made)

@@ -82,11 +82,17 @@ class Recorder:
             self.misses += 1
             plan = self._plan(binding, operator, args, kwargs)
             if plan.asks:
-                return self._session.ask(plan, operator, args, kwargs, slots, numbers)
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            self._plans[hashable] = plan
+                result, told = self._session.ask(plan, operator, args, kwargs, slots, numbers)
+                if told is not None:
+                    self._remember(hashable, told)
+                return result
+            self._remember(hashable, plan)
         return self._append(plan, args, kwargs, slots, numbers)
+
+    def _remember(self, key: tuple[Any, ...], plan: Plan) -> None:
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
 
     def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Slot], list[Any]]:
         """List the operands and numbers of a call in which everything is lazy."""

@@ -122,8 +122,12 @@ class Session:
     def ask(
         self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
         numbers: Sequence[Any],
-    ) -> Any:
+    ) -> tuple[Any, Plan | None]:
         """Run an operation at once and bring home the metadata of its results only.
+
+        Returns:
+            What the operation returns; and the plan for the next call with this metadata, unless the result depends on
+            data.
 
         Raises:
             Exception: What the operation raises.
@@ -138,12 +142,14 @@ class Session:
             except BaseException:
                 self.released.extend(slot.number for slot in outputs)
                 raise
-        results: list[LazyTensor | None] = []
-        for slot, item in zip(outputs, items, strict=False):
-            results.append(self._described(slot, item))
-        if facts_of(operator).changes_metadata:
+        results = [self._described(slot, item) for slot, item in zip(outputs, items, strict=False)]
+        changes_metadata = facts_of(operator).changes_metadata
+        if changes_metadata:
             self._update_written(args, kwargs, signature.writes, items[len(outputs):])
-        return plan.returned(results, args, kwargs)
+        returned = plan.returned(results, args, kwargs)
+        if changes_metadata or self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT:
+            return returned, None
+        return returned, plan.told(tuple(None if r is None else r._value.spec for r in results))
 
     def _described(self, slot: Slot, item: Any) -> LazyTensor | None:
         if not isinstance(item, Description):

@@ -14,7 +14,7 @@ from djinn_conformance.oracle import has_eager_stream
 from djinn_conformance.specs import Law
 from djinn_conformance.subjects import Subject, torch_device
 
-__all__ = ("listening_address", "listens", "missing", "tolerance_of")
+__all__ = ("FOUND_OUT", "listening_address", "listens", "missing", "tolerance_of")
 
 
 def declares(subject: Subject, capability: str) -> bool:
@@ -43,7 +43,7 @@ def _has_eager_stream(subject: Subject) -> bool:
     return torch.device(subject.device).type == device.type and has_eager_stream(device)
 
 
-_FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
+FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "executor.eager_stream": _has_eager_stream,
     "transport.listens": listens,
 }
@@ -51,7 +51,7 @@ _FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
 
 @lru_cache(maxsize=None)
 def _has(subject: Subject, capability: str) -> bool:
-    found_out = _FOUND_OUT.get(f"{subject.kind}.{capability}")
+    found_out = FOUND_OUT.get(f"{subject.kind}.{capability}")
     return declares(subject, capability) if found_out is None else found_out(subject)
 
 

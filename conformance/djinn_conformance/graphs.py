@@ -19,7 +19,7 @@ from djinn.model.schema import facts_of
 from djinn.model.spec import SpecTable
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.operations import IN_PLACE, RANDOM, VIEWS, grouped
-from djinn_conformance.oracle import run_eager
+from djinn_conformance.oracle import run_eager, seeded
 from djinn_conformance.programs import Recording
 from djinn_conformance.strategies import filled, recordings
 
@@ -116,6 +116,12 @@ def _convolutions() -> None:
     functional.adaptive_avg_pool2d(functional.max_pool2d(x, 2), 1).flatten(1)
 
 
+def _adapter() -> None:
+    x, wide = torch.tanh(filled((4, 48), torch.float32, 1)), filled((48, 48), torch.float32, 2)
+    narrow, back = filled((4, 48), torch.float32, 3), filled((48, 4), torch.float32, 4)
+    functional.linear(x, wide) + functional.linear(functional.linear(x, narrow), back)  # noqa: B018  # as above
+
+
 def _training_step() -> None:
     table, weight = filled((10, 8), torch.float32, 1), filled((10, 8), torch.float32, 2)
     hidden = functional.dropout(functional.embedding(torch.tensor([[1, 2, 3]]), table), 0.5)
@@ -126,8 +132,8 @@ def _training_step() -> None:
 @lru_cache(maxsize=1)
 def blocks() -> tuple[RecordedGraph, ...]:
     """Trace the common blocks."""
-    with torch.random.fork_rng():
-        return tuple(map(_traced, (_attention, _decode_step, _mlp, _convolutions, _training_step)))
+    with seeded(torch.device("cpu"), 0):
+        return tuple(map(_traced, (_attention, _decode_step, _mlp, _convolutions, _adapter, _training_step)))
 
 
 def _graph_of(recording: Recording) -> RecordedGraph:

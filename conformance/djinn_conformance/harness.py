@@ -20,7 +20,7 @@ from djinn_conformance.subjects import Subject, installed_plugins
 
 __all__ = ("Place", "open_executor")
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 2.0
 
 
 def open_executor() -> Executor:

@@ -10,7 +10,7 @@ import torch
 
 from djinn.kinds import Inference, OutputSpec, ShapeInference
 from djinn.model.schema import facts_of
-from djinn_conformance.oracle import copied
+from djinn_conformance.oracle import copied, seeded
 from djinn_conformance.programs import Call, Recording, fill, new_results, refs_in, written_refs
 
 __all__ = ("Asked", "ask", "asked_calls", "placeholder")
@@ -66,8 +66,7 @@ def asked_calls(shapes: ShapeInference, recording: Recording) -> Iterator[Asked]
     """Ask about every call of a recording, then carry it out."""
     values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(recording.inputs)}
     produced = 0
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
+    with torch.no_grad(), seeded(_CPU, 0):
         for call in recording.calls:
             answer = ask(shapes, call, values)
             args = fill(call.args, lambda ref: values[ref.index], _CPU)

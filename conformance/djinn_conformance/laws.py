@@ -12,7 +12,7 @@ from hypothesis.errors import InvalidArgument
 
 from djinn_conformance.specs import KindSpec, law_named
 
-__all__ = ("PROFILES", "ProfileError", "active_profile", "law", "law_of", "mismatches", "tests_of")
+__all__ = ("PROFILES", "ProfileError", "active_profile", "law", "law_of", "laws_by_test", "mismatches")
 
 Test = TypeVar("Test", bound=Callable[..., None])
 _ATTRIBUTE = "djinn_law"
@@ -84,7 +84,7 @@ def law_of(test: object) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def tests_of(module: ModuleType) -> dict[str, str | None]:
+def laws_by_test(module: ModuleType) -> dict[str, str | None]:
     """Map the tests of a module to their laws."""
     return {name: law_of(value) for name, value in vars(module).items() if name.startswith("test_")}
 

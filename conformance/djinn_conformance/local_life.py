@@ -190,6 +190,7 @@ def report_on(name: str) -> dict[str, Any]:
         "state of the generators": not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate(),
     }
     once = look()
+    changed["session running"] = djinn.is_initialized()
     interceptor = Plugins.load(PluginSelection.parse(os.environ["DJINN_PLUGINS"])).choose("interceptor")
     devices = [interceptor.install(), interceptor.install()]
     twice = look()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -10,7 +11,7 @@ import torch
 
 from djinn_conformance.programs import Call, Recording, Ref, fill, new_results, refs_in, written_refs
 
-__all__ = ("Outcome", "Poison", "has_eager_stream", "run_contained", "run_eager")
+__all__ = ("Outcome", "Poison", "copied", "has_eager_stream", "perform", "run_contained", "run_eager", "seeded")
 
 
 @attrs.frozen
@@ -40,6 +41,25 @@ def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed the generators of the CPU and of a device, and give them back as they were.
+
+    ``torch.manual_seed`` and ``fork_rng`` would reach every device's generator, the remote ones included.
+    """
+    states = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        if states[1] is not None:
+            torch.cuda.set_rng_state(states[1], device)
+
+
 def run_eager(recording: Recording, device: torch.device, seed: int | None = None) -> Outcome:
     """Run every call; none of them may raise.
 
@@ -48,9 +68,7 @@ def run_eager(recording: Recording, device: torch.device, seed: int | None = Non
         device: Where.
         seed: Seeds the process's generators first; they are as before afterwards.
     """
-    with torch.no_grad(), torch.random.fork_rng(enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with torch.no_grad(), nullcontext() if seed is None else seeded(device, seed):
         values: dict[int, Any] = {-1 - index: copied(tensor, device) for index, tensor in enumerate(recording.inputs)}
         produced = 0
         for made in recording.calls:

@@ -109,10 +109,10 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 def _check_correspondence(modules: dict[str, ModuleType]) -> None:
     from djinn_conformance import specs
-    from djinn_conformance.laws import mismatches, tests_of
+    from djinn_conformance.laws import mismatches, laws_by_test
 
     faults = [fault for kind, module in modules.items()
-              for fault in mismatches(specs.kind_spec(kind), tests_of(module))]
+              for fault in mismatches(specs.kind_spec(kind), laws_by_test(module))]
     faults += [f"the kind {kind} has laws and no suite test_{kind}.py" for kind in specs.kinds()
                if not (_PACKAGE / f"test_{kind}.py").is_file()]
     if faults:

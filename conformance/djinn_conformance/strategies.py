@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from djinn_conformance.operations import Operation, grouped
-from djinn_conformance.oracle import copied, perform
+from djinn_conformance.oracle import copied, perform, seeded
 from djinn_conformance.programs import Call, Recording, Ref, refs_in
 
 __all__ = ("dense_tensors", "filled", "recordings", "tensors")
@@ -194,8 +194,7 @@ def recordings(
     values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(inputs)}
     drawer = _Drawer(draw, values)
     calls: list[Call] = []
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
+    with torch.no_grad(), seeded(_CPU, 0):
         for operation in draw(st.lists(chosen, min_size=max_calls // 2, max_size=max_calls)):
             made = next(filter(None, (attempt(drawer.call(operation), values) for _ in range(_TRIES))), None)
             if made is not None:

@@ -46,6 +46,7 @@ def test_opens_nothing(subject: Subject, seen: dict[str, Any]) -> None:
     """Look at threads, processes and sockets."""
     expect_equal(seen["opened"], [], "sockets and processes opened by installation", str(subject))
     expect_equal([seen["changed"]["threads"], seen["changed"]["native threads"]], [0, 0], "threads started", str(subject))
+    expect_equal(seen["changed"]["session running"], False, "session started by local actions", str(subject))
 
 
 @law("interceptor.device_real")

@@ -251,7 +251,7 @@ def test_listener_closes(subject: Subject, plugin: Transport) -> None:
     thread.start()
     time.sleep(0.1)
     listener.close()
-    thread.join(_PATIENCE_S)
+    thread.join(_PATIENCE_S / 2)
     expect_equal(accepted, [None], "what accept gave once the listener was closed", str(subject))
     listener.close()
     expect_equal(listener.accept(), None, "what accept gives afterwards", str(subject))

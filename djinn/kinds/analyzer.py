@@ -18,5 +18,5 @@ class Analyzer(Protocol):
         """Return metadata per node identifier. Never in the hot path, never changes the graph.
 
         Laws:
-            analyzer.deterministic, analyzer.graph_unchanged, analyzer.known_nodes
+            analyzer.known_nodes, analyzer.deterministic, analyzer.graph_unchanged, analyzer.deep_graph
         """

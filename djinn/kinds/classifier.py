@@ -33,15 +33,23 @@ class Classifier(Protocol):
         """Say how the operator is carried out.
 
         Laws:
-            classifier.total, classifier.deterministic, classifier.triggers_by_schema
+            classifier.total, classifier.deterministic, classifier.triggers_by_schema,
+            classifier.data_dependent_tagged, classifier.tuples_by_schema
         """
 
     def is_random(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it may draw from the random generator, which orders it among all that do."""
+        """Whether it may draw from the random generator, which orders it among all that do.
+
+        Laws:
+            classifier.random_tagged
+        """
 
     def keep_whole(self, operator: torch._ops.OpOverload) -> bool:
         """Whether a composite operator is recorded as it is; if not, it is recorded as what it consists of.
 
         Only an operator that never returns one of its arguments, or a view of one, may be kept whole unless its schema
         says so.
+
+        Laws:
+            classifier.whole_is_new
         """

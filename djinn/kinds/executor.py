@@ -48,7 +48,8 @@ class CompiledProgram(Protocol):
             have written, carry that poison on.
 
         Laws:
-            executor.equals_eager, executor.order_kept, executor.failure_contained, executor.randomness_private
+            executor.equals_eager, executor.order_kept, executor.replay_stable, executor.failure_contained,
+            executor.poison_propagates, executor.randomness_private, executor.plain_results
 
         Concurrency:
             Called from any thread; an executor serialises runs on its device itself.
@@ -69,6 +70,9 @@ class Executor(Protocol):
 
         Raises:
             UnknownOperatorError, SchemaMismatchError: An operator cannot be run here; names it.
+
+        Laws:
+            executor.unknown_operator_named, executor.schema_mismatch_named
         """
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -76,10 +80,17 @@ class Executor(Protocol):
 
         Ownership:
             The argument is the caller's and may change as soon as this returns.
+
+        Laws:
+            executor.put_copies
         """
 
     def get(self, value: torch.Tensor) -> torch.Tensor:
-        """Copy a value to a new dense CPU tensor that is no inference tensor, strides kept where they are dense."""
+        """Copy a value to a new dense CPU tensor that is no inference tensor, strides kept where they are dense.
+
+        Laws:
+            executor.get_copies
+        """
 
     def random_state(self, seed: int) -> RandomState:
         """Make a session's own stream of random numbers."""
@@ -102,4 +113,7 @@ class ExecutorFactory(Protocol):
 
         Raises:
             ConfigurationError: There is no such device here.
+
+        Laws:
+            executor.devices_real
         """

@@ -32,11 +32,15 @@ class Interceptor(Protocol):
             DeviceNameTakenError: Another package has taken PyTorch's spare device.
 
         Laws:
-            interceptor.local_unchanged, interceptor.idempotent
+            interceptor.local_unchanged, interceptor.idempotent, interceptor.opens_nothing, interceptor.device_real
         """
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
-        """Operators that are carried out in a special way, such as copies between devices."""
+        """Operators that are carried out in a special way, such as copies between devices.
+
+        Laws:
+            interceptor.operations_arrive
+        """
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
         """Functions of PyTorch's Python interface that are carried out in a special way."""

@@ -34,5 +34,6 @@ class Pattern(Protocol):
         """Find every occurrence.
 
         Laws:
-            pattern.deterministic, pattern.known_nodes, pattern.renumbering, pattern.graph_unchanged
+            pattern.known_nodes, pattern.well_formed, pattern.deterministic, pattern.renumbering,
+            pattern.graph_unchanged, pattern.deep_graph
         """

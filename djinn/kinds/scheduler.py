@@ -22,5 +22,6 @@ class Scheduler(Protocol):
             A schedule that `djinn.model.schedule.check_schedule` accepts.
 
         Laws:
-            scheduler.complete, scheduler.order_valid, scheduler.deterministic, scheduler.graph_unchanged
+            scheduler.complete, scheduler.order_valid, scheduler.devices_known, scheduler.deterministic,
+            scheduler.graph_unchanged, scheduler.empty_graph, scheduler.deep_graph
         """

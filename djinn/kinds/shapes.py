@@ -52,6 +52,9 @@ class ShapeInference(Protocol):
         """Whether a floating-point argument's value can change the result's metadata.
 
         Most operators answer no: their result is cached once for all learning rates.
+
+        Laws:
+            shapes.numbers_declared
         """
 
     def infer(
@@ -69,7 +72,8 @@ class ShapeInference(Protocol):
             eager raises if the call is wrong. An answer is never a guess.
 
         Laws:
-            shapes.equals_eager, shapes.deterministic, shapes.no_guess
+            shapes.equals_eager, shapes.arguments_reported, shapes.no_guess, shapes.wrong_calls_unanswered,
+            shapes.deterministic, shapes.process_untouched, shapes.threads
 
         Concurrency:
             Called from any thread, outside autograd and every mode.

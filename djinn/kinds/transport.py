@@ -41,6 +41,10 @@ class Connection(Protocol):
 
     Concurrency:
         Used by one thread at a time; the session sees to that.
+
+    Laws:
+        transport.batch_order, transport.tensors_exact, transport.one_reply_per_request, transport.ownership,
+        transport.sessions_separate, transport.closed_is_final, transport.counters_monotonic
     """
 
     address: str
@@ -105,7 +109,11 @@ class Channel(Protocol):
 
 
 class Listener(Protocol):
-    """Accepts connections."""
+    """Accepts connections.
+
+    Laws:
+        transport.listener_closes
+    """
 
     address: str
     """Address that clients connect to."""
@@ -132,6 +140,9 @@ class Transport(Protocol):
             TransportError: Nobody answers there.
             RefusedError, ProtocolVersionError: Somebody does, and says no.
             ConfigurationError: The address makes no sense.
+
+        Laws:
+            transport.error_names_address, transport.address_checked
         """
 
     def listen(self, address: str, options: ListenOptions) -> Listener:

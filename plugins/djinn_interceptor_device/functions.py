@@ -38,9 +38,13 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a backward pass; raise what a device guard took over on the way (see `backend.DeviceGuard`)."""
+    """Run a backward pass in the caller's thread; raise what a device guard took over (see `backend.DeviceGuard`).
+
+    Autograd has one thread per device that existed when the first backward pass of the process began. This device may
+    be younger than that, and its operations are only recorded: a thread of its own would win nothing.
+    """
     try:
-        with _without_functions():
+        with _without_functions(), torch.autograd.set_multithreading_enabled(False):
             return function(*args, **kwargs)
     except SystemError:
         if pending_errors:

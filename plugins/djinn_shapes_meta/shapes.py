@@ -9,6 +9,7 @@ import torch
 
 from djinn.kinds import Inference, OutputSpec
 from djinn.model.schema import ReturnKind, facts_of
+from djinn_shapes_meta.rules import is_believable
 
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
                      "aten::logspace", "aten::histc", "aten::histogram")
@@ -34,6 +35,8 @@ class MetaShapes:
     ) -> Inference | None:
         """Infer what ``operator(*args, **kwargs)`` returns, or ``None``."""
         facts = facts_of(operator)
+        if not is_believable(facts.name, _tensors((args, dict(kwargs)))):
+            return None
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
                 returned = operator(*args, **kwargs)

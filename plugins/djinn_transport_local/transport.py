@@ -38,6 +38,9 @@ class LocalTransport:
         Raises:
             ConfigurationError: No executor was given, or the address is not this transport's.
         """
+        if address and not address.startswith(f"{self.scheme}://"):
+            raise ConfigurationError(f"The local transport does not lead to {address!r}.",
+                                     hint="Leave the address out, or write local://.")
         if options.open_executor is None:
             raise ConfigurationError("The local transport needs an executor in this process.",
                                      hint="Enable an executor plugin, or connect to a server.")

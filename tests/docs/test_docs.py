@@ -1,4 +1,4 @@
-"""The docs are true: what they show runs and prints what they say, what they link to exists, and nothing is left out."""
+"""The docs are true: what they show runs and prints what they say, links lead somewhere, nothing is left out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ for line, code in json.load(sys.stdin):
     print({END!r}, flush=True)
 """
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<marker>[^\n]*?) -->\n|^`(?P<file>[\w./-]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+    r"(?ms)(?:^<!-- (?P<marker>[^\n]*?) -->\n|^`(?P<file>[\w./-]+)`:\n\n)?"
+    r"^```(?P<language>\w+)\n(?P<text>.*?)^```$")
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 
@@ -70,21 +71,29 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | more
 
 
-def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) -> None:
-    """Run a page's program, block by block in one process, and hold what it prints against what the page says."""
-    blocks = [attrs.evolve(block, text=block.text.replace(ADDRESS, address)) for block in blocks_of(page)]
-    program = [(block.line, block.text) for block in blocks if block.language == "python" and not block.file]
+def execute(page: Path, folder: Path, address: str = ADDRESS, **environment: str) -> dict[int, str]:
+    """Run a page's program, block by block in one process; for each block's line, return what it prints."""
+    program = [(block.line, block.text.replace(ADDRESS, address)) for block in blocks_of(page)
+               if block.language == "python" and not block.file]
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, str(page.relative_to(ROOT))], input=json.dumps(program), cwd=folder,
         env=clean_environment(**environment), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr, "the program warns, and its reader would wonder"
-    printed = dict(zip([line for line, _ in program], done.stdout.split(f"{END}\n"), strict=False))
+    assert not done.stderr, f"the program warns, and its reader would wonder:\n{done.stderr}"
+    *printed, rest = done.stdout.split(f"{END}\n")
+    assert not rest
+    return dict(zip([line for line, _ in program], printed, strict=True))
+
+
+def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) -> None:
+    """Run a page's program and hold what it prints against what the page says."""
+    printed = execute(page, folder, address, **environment)
     checker, last = doctest.OutputChecker(), 0
-    for block in blocks:
+    for block in blocks_of(page):
         if block.marker == "output":
             got = printed.pop(last)
-            assert checker.check_output(block.text, got, doctest.ELLIPSIS), f"{page.name}:{last + 1} prints\n{got}"
+            said = block.text.replace(ADDRESS, address)
+            assert checker.check_output(said, got, doctest.ELLIPSIS), f"{page.name}:{last + 1} prints\n{got}"
         elif block.language == "python" and not block.file:
             last = block.line
     assert not any(printed.values()), f"{page.name} does not say that it prints {printed}"
@@ -110,6 +119,11 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path, server_address: str) -
     commands = [block.text for block in blocks_of(page) if block.marker == "server"]
     assert commands == [f"djinn serve --port {ADDRESS.rpartition(':')[2]}\n"]
     run(page, tmp_path, server_address)
+
+
+def test_the_readme_runs(tmp_path: Path, server_address: str) -> None:
+    (printed,) = execute(ROOT / "README.md", tmp_path, server_address).values()
+    assert float(printed) > 0
 
 
 def test_the_differences_from_eager_are_those_that_the_page_names(tmp_path: Path) -> None:
@@ -157,7 +171,7 @@ def test_the_example_of_a_kind_does_what_its_page_says(kind: str, tmp_path: Path
 def test_the_example_of_a_kind_keeps_its_laws(kind: str, tmp_path: Path, site: Path) -> None:
     page = HOW_TOS[kind]
     name = install(page, site)
-    (command,) = re.findall(r"^pytest (.*)$", page.read_text(), re.M)
+    (command,) = re.findall(r"(?m)^pytest (.*)$", page.read_text())
     assert command == f"--pyargs djinn_conformance --djinn-plugin={name}"
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -166,7 +180,7 @@ def test_the_example_of_a_kind_keeps_its_laws(kind: str, tmp_path: Path, site: P
         timeout=TIMEOUT_S, check=False, env=clean_environment(HYPOTHESIS_PROFILE="ci", **paths(site)))
     assert done.returncode == 0, done.stdout + done.stderr
     laws = len(tomllib.loads((ROOT / "specs" / "kinds" / f"{kind}.toml").read_text())["laws"])
-    assert re.search(rf"^{kind} +{name}:\S+ +{laws} laws kept +0 broken", done.stdout, re.M), done.stdout
+    assert re.search(rf"(?m)^{kind} +{name}:\S+ +{laws} laws kept +0 broken", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -187,7 +201,7 @@ def test_the_page_of_a_kind_names_its_hook_members_laws_and_check(kind: str) -> 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = []
-    for found in _LINK.finditer(re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)):
+    for found in _LINK.finditer(re.sub(r"(?ms)^```.*?^```$", "", page.read_text())):
         target, _, anchor = found["target"].partition("#")
         if target.startswith(("http://", "https://")):
             continue
@@ -198,7 +212,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text())
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
@@ -226,11 +240,11 @@ def test_every_counter_is_described() -> None:
     finally:
         djinn.shutdown()
     _, _, section = (DOCS / "api.md").read_text().partition("## Counters")
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == counters
+    assert set(re.findall(r"(?m)^\| `(\w+)` \|", section)) == counters
 
 
 def setting_rows() -> Mapping[str, tuple[str, str]]:
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \| .* \|$", (DOCS / "configuration.md").read_text(), re.M)
+    rows = re.findall(r"(?m)^\| `(\w+)` \| (.*?) \| (.*?) \| .* \|$", (DOCS / "configuration.md").read_text())
     return {name: (default.strip("`"), variable.strip("`")) for name, default, variable in rows}
 
 
@@ -247,13 +261,14 @@ def test_every_setting_is_described_with_its_default_and_variable() -> None:
 def test_every_command_and_option_is_described() -> None:
     app, problems = build({"DJINN_PLUGINS": ""})
     assert not problems
-    program = typer.main.get_command(app)
+    program = typer.main.get_group(app)
     text = (DOCS / "configuration.md").read_text()
     missing = []
     for name, command in program.commands.items():
         _, heading, section = text.partition(f"### djinn {name}\n")
         section = section.partition("\n#")[0]
+        missing += [] if heading else [name]
         options = [option for parameter in command.params for option in parameter.opts]
-        missing += [f"{name} {option}" for option in ("", *options) if not heading or f"`{option}" not in section]
+        missing += [f"{name} {option}" for option in options if f"`{option}`" not in section]
     assert not missing
     assert "`djinn --version`" in text

@@ -44,6 +44,7 @@ class _Connection:
         self.address = address
         self.welcome = Welcome(PROTOCOL_VERSION, torch.__version__, "", "little", executor.device, "1")
         self.bytes_sent = self.bytes_received = 0
+        self.flush_every = 64
         self._flaw = flaw
         self._executor = executor
         self._lock = threading.Lock()
@@ -155,7 +156,7 @@ class _OverTcp:
         def accept() -> Channel | None:
             accepted = listener.accept()
             if accepted is None:
-                gate.wait(60)
+                gate.wait(8)
             return accepted
 
         return _Proxy(listener, accept=accept)  # type: ignore[return-value]  # forwards the rest

@@ -1,0 +1,96 @@
+"""The specifications: they load, they say what they must, and the code names the same laws."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import djinn.hookspecs
+import djinn.kinds
+from djinn.plugins import KINDS
+from djinn_conformance import specs
+from djinn_conformance.capabilities import FOUND_OUT
+
+_LAWS = re.compile(r"^ *Laws:\n((?: +[a-z_., ]+\n)+)", re.MULTILINE)
+_GOOD = """
+kind = "shapes"
+protocol = "djinn.kinds.shapes.ShapeInference"
+summary = "Infers."
+[capabilities]
+quick = "Declared."
+[[laws]]
+id = "shapes.something"
+statement = "Something holds."
+source = "somewhere"
+requires = ["quick"]
+"""
+
+
+def _named_in(module: Any) -> set[str]:
+    return {name for block in _LAWS.findall(inspect.getsource(module)) for name in re.findall(r"[a-z]+\.[a-z_]+", block)}
+
+
+def test_every_kind_has_laws() -> None:
+    assert sorted(specs.kinds()) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("kind", specs.kinds())
+def test_docstrings_and_specifications_name_the_same_laws(kind: str) -> None:
+    spec = specs.kind_spec(kind)
+    module = importlib.import_module(f"djinn.kinds.{kind}")
+    assert _named_in(module) == {law.id for law in spec.laws}
+    name, _, protocol = spec.protocol.rpartition(".")
+    assert name == module.__name__
+    assert getattr(module, protocol) is getattr(djinn.kinds, protocol)
+
+
+def test_hooks_name_files_of_laws_that_exist() -> None:
+    named = re.findall(r"specs/kinds/(\w+)\.toml", inspect.getsource(djinn.hookspecs))
+    assert sorted(named) == sorted(specs.kinds())
+
+
+@pytest.mark.parametrize("kind", specs.kinds())
+def test_sources_of_this_repository_exist(kind: str) -> None:
+    root = Path(djinn.hookspecs.__file__).parents[1]
+    for law in specs.kind_spec(kind).laws:
+        for path in re.findall(r"\bdjinn/[\w/]+\.py\b", law.source):
+            assert (root / path).is_file(), f"{law.id} comes from {path}, which does not exist"
+
+
+def test_capabilities_that_are_found_out_are_described() -> None:
+    described = {f"{kind}.{name}" for kind in specs.kinds() for name in specs.kind_spec(kind).capabilities}
+    assert set(FOUND_OUT) <= described
+
+
+def test_a_good_specification_is_read() -> None:
+    spec = specs.parse_kind(_GOOD, "here")
+    assert [law.requires for law in spec.laws] == [("quick",)]
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("statement", "statment", "statment"),
+    ('"shapes.something"', '"executor.something"', "executor.something is no law of shapes"),
+    ('"shapes.something"', '"something"', "kind.name_of_law"),
+    ("Something holds.", "Something holds", "not one sentence"),
+    ("Something holds.", "Something holds. And more.", "not one sentence"),
+    ('"somewhere"', '" "', "source is empty"),
+    ('["quick"]', '["slow"]', "slow"),
+    ('["quick"]', '"quick', "here:"),
+    ("[[laws]]", '[[laws]]\nid = "shapes.something"\nstatement = "A."\nsource = "b"\n[[laws]]', "twice"),
+])
+def test_a_bad_specification_is_refused_with_its_fault(old: str, new: str, said: str) -> None:
+    with pytest.raises(specs.SpecError, match=re.escape(said)) as caught:
+        specs.parse_kind(_GOOD.replace(old, new, 1), "here")
+    assert str(caught.value).startswith("here: ")
+
+
+def test_an_unknown_law_and_kind_are_named() -> None:
+    with pytest.raises(specs.SpecError, match="no_such_law"):
+        specs.law_named("shapes.no_such_law")
+    with pytest.raises(specs.SpecError, match="weather"):
+        specs.law_named("weather.fine")
