@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
@@ -25,7 +26,8 @@ log = logging.getLogger("djinn.runtime")
 
 _lock = threading.RLock()
 _session: Session | None = None
-_process = os.getpid()
+_process: int | None = None
+"""The process that started the session; ``None`` before the first."""
 _device: torch.device | None = None
 _device_problem: DeviceNameTakenError | None = None
 _install_problem: DjinnError | None = None
@@ -157,6 +159,8 @@ def _start(config: Any) -> Session:
     except BaseException:
         connection.close()
         raise
+    if _process is None:
+        atexit.register(shutdown)
     _session, _process = session, os.getpid()
     lazy.use_dispatcher(session.recorder.dispatch)
     _init_time_ms = (time.perf_counter() - begin) * 1000

@@ -69,13 +69,23 @@ def execute(
             run.reports.append((part.first_step + step, error))
             return Poisoned(FIRST_FAILURE + part.first_step + step)
 
-        given = [run.values[index] for index in part.inputs]
+        before = [run.values[index] for index in part.inputs]
+        given = list(before)
         outputs = compiled.run(given, list(part.numbers), random, report)
         expect_equal(len(outputs), len(part.outputs), "number of kept results", str(part.program))
-        # The run replaces entries that a skipped step would have written; later programs see the poison.
-        run.values.update(zip(part.inputs, given, strict=True))
         run.values.update(zip(part.outputs, outputs, strict=True))
+        for value, left in zip(before, given, strict=True):
+            if isinstance(left, Poisoned) and isinstance(value, torch.Tensor):
+                _poison_sharing(run.values, value, left)
     return run
+
+
+def _poison_sharing(values: dict[int, Any], unwritten: torch.Tensor, poison: Poisoned) -> None:
+    """Do what the owner of the values does when a run leaves poison where a write was skipped."""
+    storage = unwritten.untyped_storage()._cdata
+    for index, value in values.items():
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+            values[index] = poison
 
 
 def known_values(parts: Iterable[Piece], recording: Recording) -> list[int]:

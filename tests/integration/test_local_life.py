@@ -83,6 +83,13 @@ assert torch.device("remote_accelerator:0").index == 0
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
+def test_import_is_quick() -> None:
+    script = "import time, torch; begin = time.perf_counter(); import djinn; print(time.perf_counter() - begin)"
+    took_s = [float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True,
+                                   timeout=120).stdout) for _ in range(4)]
+    assert min(took_s) <= 0.150, took_s
+
+
 def test_another_package_took_the_device() -> None:
     script = """
 import torch, warnings
