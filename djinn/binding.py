@@ -22,6 +22,7 @@ from djinn.model.program import (
 )
 from djinn.model.schema import ReturnKind, SchemaFacts
 from djinn.model.spec import SpecTable, TensorSpec
+from djinn.protocol.tensors import DTYPE_NAMES
 from djinn.tape import Signature
 from djinn.tensor import LazyTensor, reshape_wrapper
 
@@ -227,6 +228,11 @@ def _form(item: Any) -> Argument:
         return ListArgument(tuple(_form(member) for member in item))
     if isinstance(item, torch.device):
         return TorchArgument("device", "")
+    if isinstance(item, torch.dtype) and item not in DTYPE_NAMES or isinstance(item, torch.layout) and (
+        item is not torch.strided
+    ):
+        raise UnsupportedTensorError(f"Tensors of {item} have no remote form.",
+                                     hint="Convert it to a dense tensor of an ordinary dtype first.")
     for kind, name in ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format")):
         if isinstance(item, kind):
             return TorchArgument(name, str(item).removeprefix("torch."))

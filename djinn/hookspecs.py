@@ -63,7 +63,7 @@ def djinn_register_interceptors(register: RegisterInterceptor) -> None:
     """Register what makes PyTorch hand its operations to a session.
 
     Called:
-        Phase *register*: on ``import djinn`` for the plugins named ``*-interceptor-*``, and again whenever a session
+        Phase *register*: on ``import djinn`` for the interceptor that is chosen, and again whenever a session
         is composed. All implementations run; order is irrelevant.
 
     Args:

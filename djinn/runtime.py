@@ -146,16 +146,15 @@ def _start(config: Any) -> Session:
     configure(config)
     plugins = Plugins.load(config.selection)
     scheme = config.server.partition("://")[0] if config.server else "local"
-    factory = plugins.choose("executor", "torch") if scheme == "local" else None
     connection = plugins.transport_for(scheme).connect(config.server, ConnectOptions(
         token=config.token,
         connect_timeout_s=config.connect_timeout_s,
         request_timeout_s=config.request_timeout_s,
-        open_executor=None if factory is None else lambda: factory.open(config.device),
+        open_executor=lambda: plugins.choose("executor", "torch").open(config.device),
     ))
     try:
         session = Session(config, plugins, connection, logical_device())
-        session.seed(torch.initial_seed() if _seed is None else _seed)
+        session.seed(next_seed())
     except BaseException:
         connection.close()
         raise
@@ -164,9 +163,13 @@ def _start(config: Any) -> Session:
     _session, _process = session, os.getpid()
     lazy.use_dispatcher(session.recorder.dispatch)
     _init_time_ms = (time.perf_counter() - begin) * 1000
-    plugins.hook.djinn_session_started(session=session)
-    for hook in _init_hooks:
-        hook()
+    try:
+        plugins.hook.djinn_session_started(session=session)
+        for hook in _init_hooks:
+            hook()
+    except BaseException:
+        shutdown()
+        raise
     return session
 
 
@@ -229,6 +232,11 @@ def get_runtime_state() -> RuntimeState:
 def get_initialization_time_ms() -> float:
     """Return how long the last start took, in milliseconds."""
     return _init_time_ms
+
+
+def next_seed() -> int:
+    """Return the seed that a session would start with now."""
+    return torch.initial_seed() if _seed is None else _seed
 
 
 def seed_all(seed: int) -> None:

@@ -312,7 +312,12 @@ class Session:
             self.closed = True
             self.tape.nodes.clear()
             self.link.close()
-        self.plugins.hook.djinn_session_closed(stats=stats)
+        for observer in self.plugins.all("observer"):
+            observer.observe(stats)
+        try:
+            self.plugins.hook.djinn_session_closed(stats=stats)
+        except Exception:
+            log.exception("a plugin's hook djinn_session_closed failed")
 
     def _bind(self, operator: Any) -> Binding:
         facts = facts_of(operator)

@@ -98,8 +98,9 @@ class LazyTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same values outside autograd; assigning replaces values and metadata."""
-        return self.detach()
+        """The same values outside autograd, writes into which are not counted; assigning replaces everything."""
+        with _without_functions(), torch._C._AutoDispatchBelowADInplaceOrView():
+            return self.detach()
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:

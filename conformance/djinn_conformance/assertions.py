@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -95,8 +96,12 @@ def expect_same_value(got: Any, wanted: Any, what: str, where: str) -> None:
     """Check a plain result: its type and value; NaN equals NaN."""
     __tracebackhide__ = True
     expect_equal(type(got).__name__, type(wanted).__name__, f"type of {what}", where)
-    if got != wanted and not (got != got and wanted != wanted):
+    if got != wanted and not (_is_nan(got) and _is_nan(wanted)):
         violated(what, got=describe(got), wanted=describe(wanted), where=where)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def expect_raises(kind: type[Error], action: Callable[[], Any], what: str, where: str, *, naming: str = "") -> Error:

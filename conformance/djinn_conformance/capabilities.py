@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -49,7 +49,7 @@ FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _has(subject: Subject, capability: str) -> bool:
     found_out = FOUND_OUT.get(f"{subject.kind}.{capability}")
     return declares(subject, capability) if found_out is None else found_out(subject)

@@ -90,11 +90,17 @@ def _poison_sharing(values: dict[int, Any], unwritten: torch.Tensor, poison: Poi
 
 def known_values(parts: Iterable[Piece], recording: Recording) -> list[int]:
     """List what can be seen after a run: all inputs, and the kept results."""
-    return [*(-1 - index for index in range(len(recording.inputs))), *(index for part in parts for index in part.outputs)]
+    inputs = [-1 - index for index in range(len(recording.inputs))]
+    return inputs + [index for part in parts for index in part.outputs]
 
 
 def compare(
-    executor: Executor, run: Run, wanted: Outcome, indices: Iterable[int], where: str, tolerance: Tolerance | None = None
+    executor: Executor,
+    run: Run,
+    wanted: Outcome,
+    indices: Iterable[int],
+    where: str,
+    tolerance: Tolerance | None = None,
 ) -> None:
     """Hold what an executor gave against the oracle.
 

@@ -35,7 +35,7 @@ class _GraphMode(TorchDispatchMode):
     """Writes the operations of a piece of eager PyTorch down as a graph."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
         self.nodes: list[GraphNode] = []
         self.storages: dict[str, str] = {}
         self._specs = SpecTable()
@@ -97,7 +97,8 @@ def _decode_step() -> None:
     weights = [filled((8, 8), torch.float32, seed) for seed in range(4)]
     q, k, v = (functional.linear(x, weight).view(1, 1, 2, 4).transpose(1, 2) for weight in weights[:3])
     keys, values = torch.cat([past_keys, k], dim=2), torch.cat([past_keys, v], dim=2)
-    functional.linear(functional.scaled_dot_product_attention(q, keys, values).transpose(1, 2).reshape(1, 1, 8), weights[3])
+    attended = functional.scaled_dot_product_attention(q, keys, values)
+    functional.linear(attended.transpose(1, 2).reshape(1, 1, 8), weights[3])
     past_keys[:, :, 4:5].copy_(k)
 
 
@@ -105,7 +106,7 @@ def _mlp() -> None:
     x = functional.layer_norm(filled((2, 8), torch.float32, 1), [8])
     up = functional.gelu(functional.linear(x, filled((16, 8), torch.float32, 2), filled((16,), torch.float32, 3)))
     gate = functional.silu(functional.linear(x, filled((16, 8), torch.float32, 4)))
-    x + functional.linear(up * gate, filled((8, 16), torch.float32, 5))  # noqa: B018  # the sum is recorded
+    x + functional.linear(up * gate, filled((8, 16), torch.float32, 5))  # the sum is recorded
 
 
 def _convolutions() -> None:
@@ -119,7 +120,7 @@ def _convolutions() -> None:
 def _adapter() -> None:
     x, wide = torch.tanh(filled((4, 48), torch.float32, 1)), filled((48, 48), torch.float32, 2)
     narrow, back = filled((4, 48), torch.float32, 3), filled((48, 4), torch.float32, 4)
-    functional.linear(x, wide) + functional.linear(functional.linear(x, narrow), back)  # noqa: B018  # as above
+    functional.linear(x, wide) + functional.linear(functional.linear(x, narrow), back)  # as above
 
 
 def _training_step() -> None:

@@ -43,8 +43,9 @@ class Asked:
 
 
 def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference | Exception | None:
-    """Ask about a call on values as they are now. A call that writes a tensor which it also reads is not asked about:
-    a placeholder cannot be two arguments.
+    """Ask about a call on values as they are now.
+
+    A call that writes a tensor which it also reads is not asked about: a placeholder cannot be two arguments.
     """
     tensors = [values[ref.index] for ref in refs_in([call.args, call.kwargs])]
     if written_refs(call) and len(set(map(id, tensors))) < len(tensors):
@@ -57,8 +58,7 @@ def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference
     args, kwargs = fill(call.args, stand_in, _META), fill(call.kwargs, stand_in, _META)
     try:
         return shapes.infer(call.operator, args, kwargs)
-    except Exception as error:
-        # Whatever a plugin raises is an answer to be judged, not the end of the run.
+    except Exception as error:  # noqa: BLE001  # whatever a plugin raises is an answer to be judged
         return error
 
 

@@ -58,8 +58,9 @@ def _pinned() -> list[Any]:
 
 
 def _loader() -> list[Any]:
-    loader = torch.utils.data.DataLoader(torch.arange(4), batch_size=2, pin_memory=True)
-    return [batch.tolist() for batch in loader]
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    loader = torch.utils.data.DataLoader(data, batch_size=2, pin_memory=True)
+    return [batch.tolist() for [batch] in loader]
 
 
 def _autocast() -> list[Any]:
@@ -109,14 +110,15 @@ def look() -> dict[str, Any]:
     for name, action in ACTIONS.items():
         try:
             seen[name] = action()
-        except Exception as error:
-            # What fails before must fail likewise afterwards.
+        except Exception as error:  # noqa: BLE001  # what fails before must fail likewise afterwards
             seen[name] = f"{type(error).__name__}: {error}"
     return seen
 
 
 def _home(tensor: torch.Tensor) -> Any:
-    return tensor.detach().cpu().tolist()
+    """Bring a tensor home; what comes must be an ordinary one."""
+    moved = tensor.detach().cpu()
+    return [type(moved).__name__, str(moved.device), str(moved.dtype), moved.tolist()]
 
 
 def _in_place(device: torch.device) -> Any:
@@ -159,8 +161,7 @@ def _arrivals(device: torch.device) -> dict[str, Any]:
         wanted = line(torch.device("cpu"))
         try:
             got = line(device)
-        except Exception as error:
-            # Reported with the line's name; the other lines are tried as well.
+        except Exception as error:  # noqa: BLE001  # reported with the line's name; the others are tried as well
             got = f"{type(error).__name__}: {error}"
         seen[name] = [got, wanted]
     return seen

@@ -3,8 +3,8 @@
 A form is a list of words, ``name=`` before those that are passed by name: ``t`` a tensor, ``s`` one of the first's size
 and dtype, ``x`` one of real numbers, ``c`` one of complex numbers, ``l`` one of 64-bit integers, ``m`` a mask, ``w``
 one that the first can be multiplied with, ``v`` one that fits the first's last dimension, ``?`` before a word that may
-be nothing, ``T`` a list of like tensors, ``I`` indices (integer tensors, masks or nothing), ``n`` a number, ``f`` a real
-number, ``i`` a small integer, ``k`` an even smaller one that is not negative, ``d`` a dimension, ``D`` some dimensions,
+be nothing, ``T`` a list of like tensors, ``I`` indices (integer tensors, masks or nothing), ``n`` a number, ``f`` a
+real number, ``i`` a small integer, ``k`` one that is not negative, ``d`` a dimension, ``D`` some dimensions,
 ``S`` a size, ``Z`` the first's own size, ``L`` the size of its last dimension, ``p`` a permutation of its dimensions,
 ``b`` a bool, ``y`` a dtype, ``Y`` a floating-point dtype, ``M`` a memory format, ``V`` a device; anything else is
 itself. Where nothing fits a word, any tensor will do: PyTorch then refuses the call, and it is left out.

@@ -120,8 +120,7 @@ def _step(made: Call, position: int, outcome: Outcome, device: torch.device) -> 
         return [poison] * made.results
     try:
         return perform(made, values, device)
-    except Exception as error:
-        # The oracle's whole point: whatever eager raises is what the executor must report.
+    except Exception as error:  # noqa: BLE001  # whatever eager raises is what the executor must report
         outcome.raised[position] = error
         return [Poison(frozenset({-1 - position}))] * made.results
 
@@ -138,7 +137,7 @@ def _spread(poison: Poison, written: list[Ref], values: dict[int, Any]) -> None:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def has_eager_stream(device: torch.device) -> bool:

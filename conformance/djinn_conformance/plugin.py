@@ -6,7 +6,7 @@ collected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 def _check_correspondence(modules: dict[str, ModuleType]) -> None:
     from djinn_conformance import specs
-    from djinn_conformance.laws import mismatches, laws_by_test
+    from djinn_conformance.laws import laws_by_test, mismatches
 
     faults = [fault for kind, module in modules.items()
               for fault in mismatches(specs.kind_spec(kind), laws_by_test(module))]
@@ -120,7 +120,7 @@ def _check_correspondence(modules: dict[str, ModuleType]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Print the law beside the failure of its test."""
     report = yield
     found = dict(item.user_properties).get(_PROPERTY)
@@ -129,7 +129,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
         law = law_named(found[2])
         report.sections.append(("law", f"{law.id}: {law.statement}\nsource: {law.source}"))
-    return report  # type: ignore[return-value]  # a wrapper gives the hook's result back through the generator
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -112,8 +113,9 @@ def fill(item: Any, value_of: Callable[[Ref], Any], device: torch.device) -> Any
 
 
 def new_results(operator: torch._ops.OpOverload, returned: Any) -> list[Any]:
-    """List the new results of a call as a program numbers them: written arguments do not count, lists count with
-    their length, and an absent tensor counts.
+    """List the new results of a call as a program numbers them.
+
+    Written arguments do not count, lists count with their length, and an absent tensor counts.
     """
     kinds = facts_of(operator).returns
     values = () if not kinds else (returned,) if len(kinds) == 1 else returned
@@ -215,7 +217,7 @@ def pieces(recording: Recording, cuts: Sequence[int], keep: Iterable[int]) -> li
     """
     bounds = [0, *sorted(set(cuts) - {0, len(recording.calls)}), len(recording.calls)]
     made = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         later = [ref.index for after in recording.calls[stop:] for ref in refs_in([after.args, after.kwargs])]
         made.append(assemble(recording, start, stop, [*keep, *later]))
     return made

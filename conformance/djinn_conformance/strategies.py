@@ -89,7 +89,8 @@ _FITS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
     "c": lambda value, first: value.dtype.is_complex,
     "l": lambda value, first: value.dtype is torch.int64,
     "m": lambda value, first: value.dtype is torch.bool,
-    "w": lambda value, first: value.dim() == 2 and value.dtype == first.dtype and value.shape[-1] == first.shape[-1:].numel(),
+    "w": lambda value, first: (
+        value.dim() == 2 and value.dtype == first.dtype and value.shape[-1] == first.shape[-1:].numel()),
     "v": lambda value, first: value.shape == first.shape[-1:] and value.dtype == first.dtype,
 }
 """Which tensors fit a word, given the first one of the call."""
@@ -105,8 +106,11 @@ class _Drawer:
     def tensor(self, word: str, first: torch.Tensor | None) -> Ref:
         """Draw a tensor that fits, if there is one; recent ones more often, so that programs are deep."""
         known = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)]
-        fits = [index for index in known if _FITS[word](self.values[index], self.values[index] if first is None else first)]
-        usable = fits or known
+
+        def fits(value: torch.Tensor) -> bool:
+            return _FITS[word](value, value if first is None else first)
+
+        usable = [index for index in known if fits(self.values[index])] or known
         return Ref(self.draw(st.sampled_from(usable + usable[-3:])))
 
     def indices(self) -> list[Ref | None]:

@@ -27,9 +27,11 @@ def _plain(annotations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
 def test_known_nodes(subject: Subject, plugin: Analyzer, graph: RecordedGraph) -> None:
     """Look the annotated nodes up."""
     known, where = {node.id for node in graph.nodes()}, f"{subject}: {show(graph)}"
-    for node, found in plugin.annotate(graph).items():
+    annotations: Mapping[str, Any] = plugin.annotate(graph)
+    for node, found in annotations.items():
         expect(node in known, "annotated node", got=node, wanted="a node of the graph", where=where)
-        expect(isinstance(found, Mapping) and all(isinstance(name, str) for name in found), f"annotation of {node}",
+        names: object = list(found) if isinstance(found, Mapping) else None
+        expect(isinstance(names, list) and all(isinstance(name, str) for name in names), f"annotation of {node}",
                got=found, wanted="a mapping from names", where=where)
 
 

@@ -40,7 +40,8 @@ def test_total(subject: Subject, plugin: Classifier) -> None:
         try:
             verdict, is_random, keep_whole = _verdicts(plugin, operator)
         except Exception as error:
-            raise AssertionError(f"verdict: got {type(error).__name__}: {error}, should be an answer [{where}]") from error
+            raise AssertionError(
+                f"verdict: got {type(error).__name__}: {error}, should be an answer [{where}]") from error
         expect(isinstance(verdict, OperationClass), "class", got=verdict, wanted="an OperationClass", where=where)
         expect(is_random is True or is_random is False, "is_random", got=is_random, wanted="a bool", where=where)
         expect(keep_whole is True or keep_whole is False, "keep_whole", got=keep_whole, wanted="a bool", where=where)
@@ -58,8 +59,8 @@ def test_deterministic(subject: Subject, plugin: Classifier) -> None:
 def test_triggers_by_schema(subject: Subject, plugin: Classifier) -> None:
     """Compare with the schemas' returns."""
     for operator in _overloads():
-        plain = [str(value.type) for value, kind in zip(operator._schema.returns, facts_of(operator).returns, strict=True)
-                 if kind is ReturnKind.PLAIN]
+        returns = zip(operator._schema.returns, facts_of(operator).returns, strict=True)
+        plain = [str(value.type) for value, kind in returns if kind is ReturnKind.PLAIN]
         expect_equal(plugin.classify(operator) is OperationClass.TRIGGER, bool(plain), "being a trigger",
                      f"{subject}: {operator.name()} returns {', '.join(plain) or 'tensors only'}")
 

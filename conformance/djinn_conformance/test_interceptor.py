@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ def seen(subject: Subject) -> dict[str, Any]:
     return _observe(subject.registered.name)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _observe(name: str) -> dict[str, Any]:
     return local_life.observe(name)
 
@@ -45,7 +45,8 @@ def test_idempotent(subject: Subject, seen: dict[str, Any]) -> None:
 def test_opens_nothing(subject: Subject, seen: dict[str, Any]) -> None:
     """Look at threads, processes and sockets."""
     expect_equal(seen["opened"], [], "sockets and processes opened by installation", str(subject))
-    expect_equal([seen["changed"]["threads"], seen["changed"]["native threads"]], [0, 0], "threads started", str(subject))
+    for name in ("threads", "native threads"):
+        expect_equal(seen["changed"][name], 0, f"{name} started by installation", str(subject))
     expect_equal(seen["changed"]["session running"], False, "session started by local actions", str(subject))
 
 

@@ -147,8 +147,8 @@ def test_ownership(subject: Subject, place: Place, size: int, asks: bool) -> Non
             _upload(connection, [sent])
         sent.fill_(-1)
         [first] = _fetch(connection, 1)
-        expect(torch.equal(first, wanted), "value after its source changed", got=first, wanted="the value as it was sent",
-               where=where)
+        expect(torch.equal(first, wanted), "value after its source changed", got=first,
+               wanted="the value as it was sent", where=where)
         first.fill_(-2)
         [second] = _fetch(connection, 1)
         expect(torch.equal(second, wanted), "value after a copy of it changed", got=second,
@@ -219,8 +219,8 @@ def test_address_checked(subject: Subject, plugin: Transport) -> None:
     options = ConnectOptions(connect_timeout_s=1.0, open_executor=open_executor)
     for address in (f"not-{plugin.scheme}://127.0.0.1:1", "no address at all"):
         for name, action in (
-            ("connect", lambda address=address: plugin.connect(address, options)),  # type: ignore[misc]  # binds the loop variable
-            ("listen", lambda address=address: plugin.listen(address, ListenOptions())),  # type: ignore[misc]  # as above
+            ("connect", lambda address=address: plugin.connect(address, options)),
+            ("listen", lambda address=address: plugin.listen(address, ListenOptions())),
         ):
             error = expect_raises(DjinnError, action, f"{name}({address!r})", str(subject), naming=address)
             expect(isinstance(error, (ConfigurationError, TransportError)), f"error of {name}({address!r})", got=error,

@@ -10,6 +10,9 @@ import torch
 from djinn import runtime
 from djinn.tensor import pending_errors
 
+_SEED_BYTES = 9
+"""Length of a state that is a seed; no generator's state is that short. Seeds reach from -2**63 to 2**64 - 1."""
+
 
 class BackendModule:
     """The module ``torch.remote_accelerator``.
@@ -61,12 +64,21 @@ class BackendModule:
         runtime.seed_all(int(seed))
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """Fetch the state of the remote random numbers, ``u8[N]``."""
-        return runtime.current().random_state()
+        """Fetch the state of the remote random numbers, ``u8[N]``.
+
+        Before a session runs, the state is the seed that it will start with: ``torch.random.fork_rng`` asks every
+        accelerator, also in programs that never use this one.
+        """
+        if runtime.is_initialized():
+            return runtime.current().random_state()
+        return torch.tensor(list(runtime.next_seed().to_bytes(_SEED_BYTES, "little", signed=True)), dtype=torch.uint8)
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
         """Continue the remote random numbers from a state."""
-        runtime.current().set_random_state(new_state)
+        if new_state.numel() == _SEED_BYTES:
+            runtime.seed_all(int.from_bytes(bytes(new_state.tolist()), "little", signed=True))
+        else:
+            runtime.current().set_random_state(new_state)
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """Fetch the states of all devices."""

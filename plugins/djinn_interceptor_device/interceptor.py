@@ -10,6 +10,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from djinn.errors import DeviceNameTakenError
 from djinn.kinds.interceptor import FunctionHandler, Handler
+from djinn.tensor import LazyTensor
 from djinn_interceptor_device import factories, functions, handlers
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
 
 DEVICE_NAME = "remote_accelerator"
 _UNCLAIMED = "privateuseone"
+
+
+def _keep_from_dynamo() -> None:
+    """Let ``torch.compile`` run operations on lazy tensors as they are, instead of tracing how they are recorded."""
+    dynamo = torch._C._dynamo.eval_frame
+    skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+    for name in ("__torch_dispatch__", "__torch_function__"):
+        dynamo.set_code_exec_strategy(getattr(LazyTensor, name).__func__.__code__, skip)
 
 
 class DeviceInterceptor:
@@ -42,6 +51,7 @@ class DeviceInterceptor:
                 )
             _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
             factories.register()
+            _keep_from_dynamo()
         return torch.device(DEVICE_NAME, 0)
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from djinn_conformance import specs
 
 _FOLDER = Path(__file__).parent / "broken"
@@ -17,7 +16,8 @@ _FOLDER = Path(__file__).parent / "broken"
 def _broken(kind: str) -> dict[str, tuple[str, set[str]]]:
     path = _FOLDER / f"broken_{kind}.py"
     found = importlib.util.spec_from_file_location(path.stem, path)
-    assert found is not None and found.loader is not None
+    assert found is not None
+    assert found.loader is not None
     module: Any = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)
     return dict(module.BROKEN)
@@ -35,7 +35,8 @@ def test_broken_plugins_are_caught_by_the_law_named_for_them(kind: str, kit: Any
     broken = _broken(kind)
     laws = {law.id for law in specs.kind_spec(kind).laws}
     healthy = set(outcome.laws) - set(broken)
-    assert healthy and outcome.status == 1, outcome.output
+    assert healthy, outcome.output
+    assert outcome.status == pytest.ExitCode.TESTS_FAILED, outcome.output
     faults = [f"{name} is healthy and breaks {outcome.failed(name)}" for name in healthy if outcome.failed(name)]
     for name, (law, also) in broken.items():
         assert set(outcome.laws[name]) == laws, name

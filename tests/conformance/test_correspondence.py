@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from djinn_conformance import specs
-from djinn_conformance.laws import law, law_of, mismatches, laws_by_test
+from djinn_conformance.laws import law, law_of, laws_by_test, mismatches
 
 _LAW = """
 [[laws]]

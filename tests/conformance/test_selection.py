@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from djinn.plugins import Plugins
 from djinn_conformance.subjects import SelectionError, select
 
-_TWO_KINDS = '''
+from djinn.plugins import Plugins
+
+_TWO_KINDS = """
 from djinn.hookspecs import hookimpl
 
 
@@ -31,7 +31,7 @@ def djinn_register_observers(register):
 @hookimpl
 def djinn_register_analyzers(register):
     register(Thing())
-'''
+"""
 
 
 def test_without_a_name_everything_is_chosen() -> None:
@@ -104,4 +104,4 @@ def test_a_failure_shows_law_source_and_call(kit: Any) -> None:
     assert "source: djinn/kinds/observer.py" in outcome.output
     assert "counters afterwards: got " in outcome.output
     assert "should be " in outcome.output
-    assert "test_observer.py::test_stats_unchanged[broken-observer:takes-away-observer.stats_unchanged]" in outcome.output
+    assert "test_stats_unchanged[broken-observer:takes-away-observer.stats_unchanged]" in outcome.output

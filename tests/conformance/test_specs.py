@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from djinn_conformance import specs
+from djinn_conformance.capabilities import FOUND_OUT
 
 import djinn.hookspecs
 import djinn.kinds
 from djinn.plugins import KINDS
-from djinn_conformance import specs
-from djinn_conformance.capabilities import FOUND_OUT
 
 _LAWS = re.compile(r"^ *Laws:\n((?: +[a-z_., ]+\n)+)", re.MULTILINE)
 _GOOD = """
@@ -32,7 +32,8 @@ requires = ["quick"]
 
 
 def _named_in(module: Any) -> set[str]:
-    return {name for block in _LAWS.findall(inspect.getsource(module)) for name in re.findall(r"[a-z]+\.[a-z_]+", block)}
+    blocks = _LAWS.findall(inspect.getsource(module))
+    return {name for block in blocks for name in re.findall(r"[a-z]+\.[a-z_]+", block)}
 
 
 def test_every_kind_has_laws() -> None:

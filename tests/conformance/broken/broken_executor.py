@@ -113,7 +113,7 @@ class _Program:
                     results = self._call(operator, position, args, kwargs, bool(operands))
                     if len(results) != step.results:
                         raise RuntimeError(f"{len(results)} results instead of {step.results}")
-                except Exception as error:  # noqa: BLE001  # any failure is contained
+                except Exception as error:  # any failure is contained
                     failed = True
                     results = [None if self._flaw == "swallowed-failure" else report(position, error)] * step.results
             known.update(enumerate(results, produced))
@@ -133,7 +133,7 @@ class _Program:
         if self._flaw == "rounded" and operator.name() == "aten::exp":
             results = [result * (1 + 2**-10) for result in results]
         elif self._flaw == "wrong-strides":
-            results = [item.contiguous() if isinstance(item, torch.Tensor) and item.dim() > 1 else item for item in results]
+            results = [item.contiguous() if isinstance(item, torch.Tensor) else item for item in results]
         elif self._flaw == "plain-as-tensor":
             results = [torch.tensor(item) if isinstance(item, (bool, int, float)) else item for item in results]
         elif self._flaw == "absent-left-out":

@@ -24,7 +24,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
 }
 """Name of each broken pattern, the law that it breaks, and others that it may break as a consequence."""
 
-_PRODUCTS = ("aten::linear", "aten::mm", "aten::matmul", "aten::bmm", "aten::addmm", "aten::convolution", "aten::conv2d")
+_PRODUCTS = tuple(f"aten::{name}" for name in ("linear", "mm", "matmul", "bmm", "addmm", "convolution", "conv2d"))
 
 
 class _Pattern:

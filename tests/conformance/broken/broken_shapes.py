@@ -92,7 +92,7 @@ def _tried(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, kee
             with torch.inference_mode(mode=False), torch.no_grad():
                 real_args, real_kwargs = _real(args, fill), _real(kwargs, fill)
                 answers.append(_read(operator, operator(*real_args, **real_kwargs), _tensors([real_args, real_kwargs])))
-        except Exception:  # noqa: BLE001  # the executor is asked then
+        except Exception:  # the executor is asked then
             return None
         finally:
             if keeps_random:
