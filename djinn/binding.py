@@ -228,9 +228,9 @@ def _form(item: Any) -> Argument:
         return ListArgument(tuple(_form(member) for member in item))
     if isinstance(item, torch.device):
         return TorchArgument("device", "")
-    if isinstance(item, torch.dtype) and item not in DTYPE_NAMES or isinstance(item, torch.layout) and (
+    if (isinstance(item, torch.dtype) and item not in DTYPE_NAMES) or (isinstance(item, torch.layout) and (
         item is not torch.strided
-    ):
+    )):
         raise UnsupportedTensorError(f"Tensors of {item} have no remote form.",
                                      hint="Convert it to a dense tensor of an ordinary dtype first.")
     for kind, name in ((torch.dtype, "dtype"), (torch.layout, "layout"), (torch.memory_format, "memory_format")):
