@@ -14,8 +14,17 @@ from djinn_conformance.oracle import copied, perform, seeded
 from djinn_conformance.programs import Call, Recording, Ref
 from djinn_conformance.strategies import filled
 
-__all__ = ("CHANGING_ARGUMENTS", "DATA_DEPENDENT", "MODELS", "PLAIN_RESULTS", "SIZED_BY_FLOATS", "WRONG", "on_examples",
-           "sample")
+__all__ = (
+    "CHANGING_ARGUMENTS",
+    "DATA_DEPENDENT",
+    "DISAGREEING",
+    "MODELS",
+    "PLAIN_RESULTS",
+    "SIZED_BY_FLOATS",
+    "WRONG",
+    "on_examples",
+    "sample",
+)
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 _CPU = torch.device("cpu")
@@ -187,6 +196,52 @@ MODELS: tuple[Recording, ...] = (
     sample("tril_indices", 3, 3, 0, device=_CPU),
 )
 """Calls whose results can be inferred, among them those where meta kernels and real ones are known to disagree."""
+
+_CROSSED = (_f(4, 6), _f(6, 4).t())
+"""Two tensors of one size whose dimensions lie in opposite orders in memory."""
+_DEEP = _f(2, 3, 4, 6).transpose(1, 3)
+_TRANSPOSED_HEADS = _f(2, 5, 3, 4).transpose(1, 2)
+"""Heads as every transformer makes them: a projection seen as several heads."""
+
+DISAGREEING: tuple[Recording, ...] = (
+    *(sample(name, *_CROSSED) for name in (
+        "copysign.Tensor", "floor_divide", "ldexp.Tensor", "logaddexp", "logical_and", "logical_or", "logical_xor",
+        "heaviside", "atan2", "fmod.Tensor", "remainder.Tensor", "hypot", "nextafter", "maximum")),
+    sample("div.Tensor_mode", *_CROSSED, rounding_mode="floor"),
+    sample("div.Tensor_mode", *_CROSSED[::-1], rounding_mode="trunc"),
+    sample("normal.Tensor_Tensor", *(tensor.abs() for tensor in _CROSSED)),
+    sample("native_dropout", _f(0, 3), 0.5, True),
+    *(sample("scaled_dot_product_attention", query, key, key)
+      for query in (_TRANSPOSED_HEADS, _f(2, 3, 5, 4), _f(3, 2, 5, 4).transpose(0, 1), _f(2, 3, 4, 5).mT)
+      for key in (_TRANSPOSED_HEADS, _f(2, 3, 7, 4))),
+    sample("scaled_dot_product_attention", *[_TRANSPOSED_HEADS] * 3, torch.ones(5, 5, dtype=torch.bool)),
+    sample("scaled_dot_product_attention", *[_TRANSPOSED_HEADS] * 3, None, 0.0, True),
+    sample("one_hot", torch.zeros(3, 2, dtype=torch.int64).t(), 4),
+    sample("angle", _f(4, 6, dtype=torch.complex64).t()),
+    sample("log_sigmoid_forward", _f(6, 4).t()),
+    sample("_native_batch_norm_legit", _f(3, 5, 4).transpose(1, 2), _f(4), _f(4), _f(4), _f(4), True, 0.1, 1e-5),
+    sample("_native_batch_norm_legit", _IMAGE, None, None, _f(4), _f(4), False, 0.1, 1e-5),
+    sample("_native_batch_norm_legit.no_stats", _f(1, 4, 3).transpose(1, 2), None, None, True, 0.1, 1e-5),
+    sample("_batch_norm_with_update", _f(3, 5, 4).transpose(1, 2), _f(4), _f(4), _f(4), _f(4), 0.1, 1e-5),
+    sample("native_layer_norm", _f(2, 5, 4, dtype=torch.bfloat16), [4], None, None, 1e-5),
+    sample("reflection_pad2d", _last(_IMAGE), [1, 1, 1, 1]),
+    sample("replication_pad2d", _last(_IMAGE), [1, 1, 1, 1]),
+    sample("reflection_pad3d", _f(1, 2, 4, 4, 4).contiguous(memory_format=torch.channels_last_3d), [1] * 6),
+    sample("replication_pad3d", _f(1, 2, 4, 4, 4).contiguous(memory_format=torch.channels_last_3d), [1] * 6),
+    sample("max_unpool2d", _last(_f(1, 2, 2, 2)), _last(torch.zeros(1, 2, 2, 2, dtype=torch.int64)), [4, 4]),
+    sample("_embedding_bag_forward_only", _f(10, 4), _i(1, 2, 4, 5), _i(0, 2)),
+    sample("pixel_shuffle", _last(_f(1, 8, 3, 3)), 2),
+    sample("pixel_shuffle", _last(_f(1, 8, 3, 3)), 1),
+    sample("channel_shuffle", _last(_f(1, 4, 5, 5)), 2),
+    sample("_fft_c2r", _f(5, 6, 7, dtype=torch.complex64), [0], 0, 8),
+    sample("_fft_r2c", _f(5, 6, 6), [0, 1, 2], 0, True),
+    sample("_fft_r2c", _DEEP, [1, 2], 0, True),
+    sample("_linalg_svd", _f(3, 4).t(), True),
+    sample("linalg_eig", _SQUARE.t()),
+    sample("convolution", _last(_IMAGE), _KERNEL, _f(8), [2, 2], [0, 0], [1, 1], False, [0, 0], 1),
+    sample("convolution", _f(2, 7, 4).transpose(1, 2), _f(4, 3, 3), None, [2], [2], [1], True, [1], 1),
+)
+"""Calls about which meta kernels and real ones disagree in PyTorch 2.13, found by its own operator samples."""
 
 CHANGING_ARGUMENTS: tuple[Recording, ...] = (
     sample("squeeze_.dim", _f(1, 3), 0),

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.errors import PluginError
-from djinn.plugins import Plugins, PluginSelection, Registered
+from djinn.plugins import Plugins, PluginSelection, Registered, installed
 from djinn_conformance import specs
 
 __all__ = ("SelectionError", "Subject", "installed_plugins", "select")
@@ -52,6 +52,9 @@ def select(name: str | None, plugins: Plugins, problems: Iterable[PluginError] =
         plugins: What is installed.
         problems: What is wrong with plugins that could not be loaded.
 
+    Returns:
+        What to test; nothing if the name is that of a plugin which registers nothing that has laws.
+
     Raises:
         SelectionError: Nothing answers to the name, or a plugin that may be meant is broken.
     """
@@ -64,7 +67,7 @@ def select(name: str | None, plugins: Plugins, problems: Iterable[PluginError] =
     else:
         kind, _, last = name.rpartition(":")
         chosen = [entry for entry in known if last in (entry.name, entry.plugin) and kind in ("", entry.kind)]
-    if not chosen:
+    if not chosen and not (name in installed() and not broken):
         listed = "\n".join(f"  {entry.kind}:{entry.name}  of {entry.plugin} ({entry.distribution})" for entry in known)
         faults = "".join(f"\nNot loaded: {problem}" for problem in broken)
         raise SelectionError(

@@ -20,6 +20,7 @@ from djinn_conformance.programs import Call, Recording
 from djinn_conformance.samples import (
     CHANGING_ARGUMENTS,
     DATA_DEPENDENT,
+    DISAGREEING,
     MODELS,
     PLAIN_RESULTS,
     SIZED_BY_FLOATS,
@@ -69,7 +70,7 @@ def _expect_members(got: Any, wanted: Any, what: str, where: str) -> None:
 
 @law("shapes.equals_eager")
 @given(recording=_ANY)
-@on_examples(*MODELS, *CHANGING_ARGUMENTS)
+@on_examples(*MODELS, *DISAGREEING, *CHANGING_ARGUMENTS)
 def test_equals_eager(subject: Subject, plugin: ShapeInference, recording: Recording) -> None:
     """Ask about calls of random programs and of models, and hold the answer against what eager does."""
     for asked in asked_calls(plugin, recording):

@@ -1,7 +1,8 @@
-"""Attention with gradients, by the same kernel that eager takes on the executor's device.
+"""Attention, by the same kernel that eager takes on the executor's device.
 
-PyTorch chooses among its attention kernels by device, and knows nothing of this one's. With gradients the choice is
-made here, before autograd, for the kind of device that the executor has, on stand-ins with the arguments' metadata.
+PyTorch chooses among its attention kernels by device, and knows nothing of this one's. The kernels differ in rounding
+and in the layout of the result. The choice is therefore made here, for the kind of device that the executor has, on
+stand-ins with the arguments' metadata.
 """
 
 from __future__ import annotations
@@ -20,12 +21,7 @@ _choices: dict[tuple[Any, ...], bool] = {}
 MAX_CHOICES = 4096
 
 
-def with_gradients(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``scaled_dot_product_attention`` so that it takes eager's kernel on a CPU executor."""
-    return _attend(function, *args, **kwargs)
-
-
-def _attend(
+def attend(
     function: Callable[..., Any],
     query: torch.Tensor,
     key: torch.Tensor,
@@ -36,12 +32,15 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    """Call ``scaled_dot_product_attention``; the arguments are those of PyTorch's function."""
     tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
-    if (
-        not all(type(tensor) is LazyTensor for tensor in tensors)
-        or not runtime.current().link.welcome.device.startswith("cpu")
-        or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)
-    ):
+    if not all(type(tensor) is LazyTensor for tensor in tensors):
+        return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if not runtime.current().link.welcome.device.startswith("cpu"):
+        made = function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        # How another device's kernel lays the result out is not known here; a copy settles it.
+        return made if torch.is_grad_enabled() else made.clone(memory_format=torch.contiguous_format)
+    if not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa):
         return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.full((), float("-inf"), dtype=query.dtype, device=query.device)

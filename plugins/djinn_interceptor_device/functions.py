@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.autograd import forward_ad
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.tensor import LazyTensor, pending_errors
 from djinn_interceptor_device import recurrent
-from djinn_interceptor_device.attention import with_gradients
+from djinn_interceptor_device.attention import attend
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _ATTENTION = F.scaled_dot_product_attention
@@ -30,11 +31,12 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         or forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
+    call = functools.partial(attend, function) if function is _ATTENTION else function
     with _without_functions():
         if needs_autograd:
-            return with_gradients(function, args, kwargs) if function is _ATTENTION else function(*args, **kwargs)
+            return call(*args, **kwargs)
         with _below_autograd():
-            return function(*args, **kwargs)
+            return call(*args, **kwargs)
 
 
 def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ class MetaShapes:
     ) -> Inference | None:
         """Infer what ``operator(*args, **kwargs)`` returns, or ``None``."""
         facts = facts_of(operator)
-        if not is_believable(facts.name, _tensors((args, dict(kwargs)))):
+        if not is_believable(facts, _tensors((args, dict(kwargs)))):
             return None
         try:
             with torch.inference_mode(mode=False), torch.no_grad():

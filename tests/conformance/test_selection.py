@@ -81,6 +81,13 @@ def test_one_plugin_of_two_kinds_is_tested_as_both(kit: Any) -> None:
     assert "test_analyzer.py" not in kit.run("--djinn-plugin=observer:both", "-v").output
 
 
+def test_a_plugin_without_anything_that_has_laws_passes_and_says_so(kit: Any) -> None:
+    kit.install("acme-commands", "acme_commands", "")
+    outcome = kit.run("--djinn-plugin=acme-commands")
+    assert outcome.status == pytest.ExitCode.OK, outcome.output
+    assert "acme-commands registers nothing that has laws." in outcome.output
+
+
 def test_a_plugin_that_cannot_be_imported_is_named(kit: Any) -> None:
     kit.install("acme-broken", "acme_broken", "import no_such_module\n")
     outcome = kit.run("--djinn-plugin=acme-broken")
