@@ -8,7 +8,7 @@ from djinn.kinds import OperationClass
 from djinn.model.schema import ReturnKind, facts_of
 
 _WHOLE = frozenset({
-    "aten::linear", "aten::matmul", "aten::scaled_dot_product_attention", "aten::layer_norm", "aten::group_norm",
+    "aten::linear", "aten::matmul", "aten::layer_norm", "aten::group_norm",
     "aten::rms_norm", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::bilinear",
     "aten::softmax.int", "aten::log_softmax.int", "aten::cross_entropy_loss", "aten::nll_loss_nd",
     "aten::embedding_bag", "aten::instance_norm", "aten::silu", "aten::gelu",

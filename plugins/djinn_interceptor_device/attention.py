@@ -32,15 +32,16 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Call ``scaled_dot_product_attention``; the arguments are those of PyTorch's function."""
+    """Call ``scaled_dot_product_attention``; the arguments are those of PyTorch's function.
+
+    Where eager would not take the fused CPU kernel, or the executor is of another kind, it is taken apart.
+    """
     tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
-    if not all(type(tensor) is LazyTensor for tensor in tensors):
-        return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if not runtime.current().link.welcome.device.startswith("cpu"):
-        made = function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        # How another device's kernel lays the result out is not known here; a copy settles it.
-        return made if torch.is_grad_enabled() else made.clone(memory_format=torch.contiguous_format)
-    if not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa):
+    if (
+        not all(type(tensor) is LazyTensor for tensor in tensors)
+        or not runtime.current().link.welcome.device.startswith("cpu")
+        or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)
+    ):
         return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.full((), float("-inf"), dtype=query.dtype, device=query.device)

@@ -17,13 +17,13 @@ Rule = Callable[[Sequence[torch.Tensor]], bool]
 _WRONG_ON_META = (
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
     "_embedding_bag _embedding_bag_forward_only embedding_bag _linalg_svd linalg_svd svd linalg_eig _linalg_eigh "
-    "linalg_eigh _fft_r2c _fft_c2r _fft_c2c"
+    "linalg_eigh scaled_dot_product_attention _fft_r2c _fft_c2r _fft_c2c"
 ).split()
 _LAYOUT_KNOWN = frozenset(
     "add sub rsub mul reciprocal neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu gelu silu erf pow square where "
     "eq ne lt le gt ge logical_not bitwise_not clamp lerp addcmul addcdiv masked_fill sum mean amax amin argmax argmin "
     "softmax log_softmax _softmax _log_softmax cat stack clone _to_copy mm bmm addmm baddbmm matmul linear mv dot "
-    "embedding index_select native_layer_norm layer_norm scaled_dot_product_attention empty_like zeros_like ones_like "
+    "embedding index_select native_layer_norm layer_norm empty_like zeros_like ones_like "
     "full_like rand_like randn_like new_empty new_zeros new_ones new_full new_empty_strided isfinite isnan isinf "
     "_scaled_dot_product_flash_attention_for_cpu tanh_backward gelu_backward sigmoid_backward threshold_backward "
     "silu_backward _softmax_backward_data _log_softmax_backward_data native_dropout_backward".split()
