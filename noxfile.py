@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,8 @@ THIRD_PARTY = {
     "djinn-pattern-lowrank": "tests/third_party/djinn-pattern-lowrank",
 }
 IMPORT_ROOTS = (".", "plugins", "conformance")
+# The same examples every time, so that a red run is somebody's doing. HYPOTHESIS_PROFILE=nightly looks further.
+PROFILE = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci")}
 
 
 def _install(session: nox.Session, *packages: str) -> None:
@@ -31,7 +34,7 @@ def _conformance(session: nox.Session, *plugins: str) -> None:
     """Test plugins as their authors would: from an empty directory, with what is installed and nothing else."""
     for plugin in plugins:
         with tempfile.TemporaryDirectory() as empty, session.chdir(empty):
-            session.run("pytest", "--pyargs", "djinn_conformance", f"--djinn-plugin={plugin}")
+            session.run("pytest", "--pyargs", "djinn_conformance", f"--djinn-plugin={plugin}", env=PROFILE)
 
 
 @nox.session
@@ -57,7 +60,7 @@ def tests(session: nox.Session) -> None:
     # Built and installed as their users would have them, not editable.
     _install(session, "--no-deps", "--force-reinstall", *THIRD_PARTY.values())
     _conformance(session, *THIRD_PARTY)
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *session.posargs, env=PROFILE)
 
 
 @nox.session
