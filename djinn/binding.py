@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,7 +21,7 @@ from djinn.model.program import (
     count_tensors,
 )
 from djinn.model.schema import ReturnKind, SchemaFacts
-from djinn.model.spec import SpecTable, TensorSpec
+from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.protocol.tensors import DTYPE_NAMES
 from djinn.tape import Signature
 from djinn.tensor import LazyTensor, reshape_wrapper
@@ -60,7 +60,7 @@ class Plan:
         kinds: Kind of each return.
         lengths: Length of each return that is a list.
         written: Name and position of the argument that each written return gives back.
-        changes: Updates the metadata of arguments that the call changes in place.
+        changes: New metadata of arguments that the call changes in place, by position among the tensors.
     """
 
     signature: Signature
@@ -70,7 +70,7 @@ class Plan:
     kinds: tuple[ReturnKind, ...]
     lengths: tuple[int, ...]
     written: tuple[tuple[str, int] | None, ...]
-    changes: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+    changes: tuple[tuple[int, TensorSpec], ...] = ()
 
     def told(self, results: tuple[TensorSpec | None, ...]) -> Plan:
         """Return the plan for the next such call, now that the executor has told the metadata of the results."""
@@ -118,7 +118,7 @@ class Planner:
 
     def plan(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Infer a call's metadata and write down all that follows from it."""
-        tensors = lazy_tensors((args, tuple(kwargs.values())))
+        tensors = lazy_tensors(args, kwargs)
         for tensor in tensors:
             self._check_owner(tensor)
         template, ranges = self._template(binding, args, kwargs)
@@ -178,7 +178,7 @@ class Planner:
             kinds=facts.returns,
             lengths=lengths,
             written=tuple(written),
-            changes=_changer(changed) if changed else None,
+            changes=changed or (),
         )
 
     def _number(self, template: Template) -> int:
@@ -258,29 +258,22 @@ def placeholder(spec: TensorSpec) -> torch.Tensor:
         return base.as_strided(spec.size, spec.stride, spec.storage_offset)
 
 
-def lazy_tensors(items: Any) -> list[LazyTensor]:
-    """List the lazy tensors in nested lists, in order."""
-    found: list[LazyTensor] = []
-    for item in items:
-        if isinstance(item, LazyTensor):
-            found.append(item)
-        elif isinstance(item, (list, tuple)):
-            found += lazy_tensors(item)
-    return found
+def lazy_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[LazyTensor]:
+    """List the lazy tensors of a call, in order."""
+    return [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if isinstance(tensor, LazyTensor)]
+
+
+def change_metadata(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: Iterable[tuple[int, TensorSpec]]
+) -> None:
+    """Give tensors of a call, by position among them, the metadata that the call has left them with."""
+    tensors = lazy_tensors(args, kwargs)
+    for index, spec in changed:
+        if spec is not tensors[index]._value.spec:
+            reshape_wrapper(tensors[index], spec)
 
 
 def _guess_lengths(binding: Binding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """Lengths of list results that cannot be inferred: operators over lists give lists as long as their first one."""
     first = next((item for item in (*args, *kwargs.values()) if isinstance(item, (list, tuple))), ())
     return tuple(len(first) if kind is ReturnKind.LIST else 1 for kind in binding.facts.returns)
-
-
-def _changer(
-    changed: tuple[tuple[int, TensorSpec], ...],
-) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
-    def change(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = lazy_tensors((args, tuple(kwargs.values())))
-        for index, spec in changed:
-            reshape_wrapper(tensors[index], spec)
-
-    return change

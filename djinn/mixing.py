@@ -9,6 +9,7 @@ import torch
 
 from djinn.errors import UnsupportedTensorError
 from djinn.model.schema import facts_of
+from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Mixer:
         Raises:
             RuntimeError: Strict mode is on and the mixture is one that eager PyTorch refuses.
         """
-        everything = [*_tensors((args, tuple(kwargs.values())))]
+        everything = tensors_in((args, tuple(kwargs.values())))
         if any(not isinstance(t, LazyTensor) and type(t) not in (torch.Tensor, torch.nn.Parameter) for t in everything):
             return NotImplemented
         if _generators((args, tuple(kwargs.values()))):
@@ -48,7 +49,7 @@ class Mixer:
 
     def at_home(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Bring every lazy argument home and run the operation here; its writes into lazy arguments are sent back."""
-        lazy = [tensor for tensor in _tensors((args, tuple(kwargs.values()))) if isinstance(tensor, LazyTensor)]
+        lazy = [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if isinstance(tensor, LazyTensor)]
         local = dict(zip(map(id, lazy), self._session.materialize(lazy), strict=True))
         result = operator(*_mapped(args, local), **{name: _mapped(item, local) for name, item in kwargs.items()})
         for tensor in _written(operator, args, kwargs):
@@ -74,7 +75,7 @@ class Mixer:
         self._uploaded.pop(id(tensor), None)
 
     def _lifted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        found = [tensor for tensor in _tensors((args, tuple(kwargs.values()))) if not isinstance(tensor, LazyTensor)]
+        found = [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if not isinstance(tensor, LazyTensor)]
         lifted = {id(tensor): self.upload(tensor) for tensor in found}
         return _mapped(args, lifted), {name: _mapped(item, lifted) for name, item in kwargs.items()}
 
@@ -92,16 +93,6 @@ class Mixer:
                                f"{self._session.device} and cpu!")
 
 
-def _tensors(items: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif isinstance(item, (list, tuple)):
-            found += _tensors(item)
-    return found
-
-
 def _generators(items: Any) -> list[torch.Generator]:
     return [item for group in items for item in group if isinstance(item, torch.Generator)]
 
@@ -109,7 +100,7 @@ def _generators(items: Any) -> list[torch.Generator]:
 def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     facts = facts_of(operator)
     named = {**dict(zip(facts.argument_names, args, strict=False)), **kwargs}
-    return _tensors([named[name] for name in facts.written if name in named])
+    return tensors_in([named[name] for name in facts.written if name in named])
 
 
 def _mapped(item: Any, replacements: dict[int, Any]) -> Any:

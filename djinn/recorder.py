@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from djinn.binding import Binding, Plan
+from djinn.binding import Binding, Plan, change_metadata
 from djinn.model.value import Slot, Value
 from djinn.tape import Node
 from djinn.tensor import LazyTensor, user_line, wrap
@@ -124,8 +124,8 @@ class Recorder:
         if self.is_debugging:
             node.origin = user_line()
         self.append(node)
-        if plan.changes is not None:
-            plan.changes(args, kwargs)
+        if plan.changes:
+            change_metadata(args, kwargs, plan.changes)
         if len(self._pending) >= self._limit and self._limit:
             self._session.stream()
         return result

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from djinn.binding import Binding, Plan, Planner
+from djinn.binding import Binding, Plan, Planner, change_metadata
 from djinn.config import Config
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
@@ -18,12 +18,12 @@ from djinn.link import Link
 from djinn.mixing import Mixer
 from djinn.model.schedule import DeviceInfo, check_schedule
 from djinn.model.schema import ReturnKind, facts_of
-from djinn.model.spec import SpecTable
+from djinn.model.spec import SpecTable, TensorSpec
 from djinn.model.value import Slot, Value
 from djinn.plugins import Plugins
 from djinn.programs import graph_of
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
-from djinn.protocol.tensors import dtype_named
+from djinn.protocol.tensors import dtype_named, to_dense_cpu
 from djinn.recorder import Recorder
 from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
@@ -145,7 +145,8 @@ class Session:
         results = [self._described(slot, item) for slot, item in zip(outputs, items, strict=False)]
         changes_metadata = facts_of(operator).changes_metadata
         if changes_metadata:
-            self._update_written(args, kwargs, signature.writes, items[len(outputs):])
+            specs = map(self._spec_of, items[len(outputs):])
+            change_metadata(args, kwargs, zip(signature.writes, specs, strict=True))
         returned = plan.returned(results, args, kwargs)
         if changes_metadata or self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT:
             return returned, None
@@ -158,18 +159,9 @@ class Session:
         spec = self._spec_of(item)
         return wrap(spec, Value(slot, spec, self.recorder.released))
 
-    def _spec_of(self, item: Description) -> Any:
+    def _spec_of(self, item: Description) -> TensorSpec:
         return self.specs.intern(torch.Size(item.size), item.stride, item.storage_offset, dtype_named(item.dtype),
                                  self.device)
-
-    def _update_written(self, args: Any, kwargs: dict[str, Any], writes: Sequence[int], items: Sequence[Any]) -> None:
-        from djinn.binding import lazy_tensors
-
-        tensors = lazy_tensors((args, tuple(kwargs.values())))
-        for index, item in zip(writes, items, strict=True):
-            spec = self._spec_of(item)
-            if spec is not tensors[index]._value.spec:
-                reshape_wrapper(tensors[index], spec)
 
     def _new_slot(self, inputs: Sequence[Slot], alias: int) -> Slot:
         number = next(self.recorder.numbers)
@@ -191,8 +183,6 @@ class Session:
 
     def upload(self, tensor: torch.Tensor) -> LazyTensor:
         """Copy an ordinary tensor to the executor."""
-        from djinn.protocol.tensors import to_dense_cpu
-
         dense = to_dense_cpu(tensor)
         number = next(self.recorder.numbers)
         spec = self.specs.of(dense, self.device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterable
+from typing import Any
 
 import attrs
 import torch
@@ -73,6 +75,17 @@ class SpecTable:
     def of(self, tensor: torch.Tensor, device: torch.device) -> TensorSpec:
         """Return the spec of a strided tensor, as if it were on ``device``."""
         return self.intern(tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, device)
+
+
+def tensors_in(items: Iterable[Any]) -> list[torch.Tensor]:
+    """List the tensors in nested lists of arguments, in order."""
+    found: list[torch.Tensor] = []
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            found += tensors_in(item)
+    return found
 
 
 def _key(spec: TensorSpec) -> tuple[object, ...]:

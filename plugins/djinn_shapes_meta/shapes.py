@@ -9,6 +9,7 @@ import torch
 
 from djinn.kinds import Inference, OutputSpec
 from djinn.model.schema import ReturnKind, facts_of
+from djinn.model.spec import tensors_in
 from djinn_shapes_meta.rules import is_believable
 
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
@@ -35,7 +36,7 @@ class MetaShapes:
     ) -> Inference | None:
         """Infer what ``operator(*args, **kwargs)`` returns, or ``None``."""
         facts = facts_of(operator)
-        if not is_believable(facts, _tensors((args, dict(kwargs)))):
+        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))):
             return None
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
@@ -56,16 +57,8 @@ class MetaShapes:
                 return None
             specs = tuple(OutputSpec.of(member) for member in members if member is not None)
             results.append(specs if kind is ReturnKind.LIST else specs[0] if specs else None)
-        return Inference(tuple(results), tuple(OutputSpec.of(tensor) for tensor in _tensors((args, dict(kwargs)))))
+        return Inference(tuple(results), tuple(map(OutputSpec.of, tensors_in((args, tuple(kwargs.values()))))))
 
 
 def _is_plain_meta(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "meta"
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (list, tuple)) else []
