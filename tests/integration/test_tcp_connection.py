@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import TcpConnection, connect
+from djinn_transport_tcp.client import connect
 from djinn_transport_tcp.listener import TcpChannel, listen
+from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket
 
 from djinn.errors import (
     ConfigurationError,
@@ -34,32 +35,6 @@ from djinn.protocol.messages import (
     Welcome,
 )
 from djinn.protocol.tensors import header_of
-
-WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
-SYNCHRONIZE = Batch(synchronize=True)
-EMPTY = Result()
-
-
-def raw_socket(end: TcpConnection | TcpChannel) -> socket.socket:
-    return end._frames.stream._socket
-
-
-def answer(channel: TcpChannel, result: Result = EMPTY, tensors: Any = ()) -> Any:
-    received = channel.receive()
-    assert received is not None
-    channel.send(received[0], result, tensors)
-    return received
-
-
-def expect_closed(connection: TcpConnection) -> None:
-    """After any error, everything fails at once and names the address."""
-    for attempt in (lambda: connection.submit(Batch(), ()), lambda: connection.request(SYNCHRONIZE, ())):
-        began = time.monotonic()
-        with pytest.raises(TransportError) as caught:
-            attempt()
-        assert time.monotonic() - began < 0.1
-        assert connection.address in str(caught.value)
-        assert "djinn.init" in caught.value.hint
 
 
 def test_a_session(serve: Any, open_connection: Any) -> None:

@@ -16,50 +16,23 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import TcpConnection
 from djinn_transport_tcp.listener import TcpChannel
 from djinn_transport_tcp.sockets import is_silent
+from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket
 
 from djinn.errors import ProtocolError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.protocol.frames import encode_head
 from djinn.protocol.messages import (
-    PROTOCOL_VERSION,
     Batch,
     Failure,
     Plain,
     Refusal,
     Result,
     Upload,
-    Welcome,
 )
 from djinn.protocol.tensors import header_of
 
-WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
-SYNCHRONIZE = Batch(synchronize=True)
-EMPTY = Result()
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what has been acknowledged")
-
-
-def raw_socket(end: TcpConnection | TcpChannel) -> socket.socket:
-    return end._frames.stream._socket
-
-
-def answer(channel: TcpChannel, result: Result = EMPTY, tensors: Any = ()) -> Any:
-    received = channel.receive()
-    assert received is not None
-    channel.send(received[0], result, tensors)
-    return received
-
-
-def expect_closed(connection: TcpConnection) -> None:
-    """After any error, everything fails at once and names the address."""
-    for attempt in (lambda: connection.submit(Batch(), ()), lambda: connection.request(SYNCHRONIZE, ())):
-        began = time.monotonic()
-        with pytest.raises(TransportError) as caught:
-            attempt()
-        assert time.monotonic() - began < 0.1
-        assert connection.address in str(caught.value)
-        assert "djinn.init" in caught.value.hint
 
 
 def end_orderly(channel: TcpChannel) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.sockets import ByteStream
-from djinn_transport_tcp.stream import FrameStream
+from tcp_support import frame
 
 from djinn.errors import ProtocolError, RemoteTimeoutError, TransportError
 from djinn.protocol import messages
@@ -24,22 +23,6 @@ from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Result, Tens
 from djinn.protocol.tensors import header_of
 
 HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
-
-
-def frame(message: messages.Message, *tensors: torch.Tensor, sequence: int = 1) -> bytes:
-    """The bytes of a frame, taken from what a real stream sends."""
-    near, far = socket.socketpair()
-    with near, far:
-        stream = ByteStream(near)
-        writer = threading.Thread(target=FrameStream(stream).write, args=(sequence, message, tensors))
-        writer.start()
-        data = far.recv(HEAD.size, socket.MSG_WAITALL)
-        _, _, _, _, header_bytes, _, body_bytes = HEAD.unpack(data)
-        while len(data) < HEAD.size + header_bytes + body_bytes:
-            data += far.recv(2**20)
-        writer.join(10)
-        assert len(data) == stream.bytes_sent
-        return data
 
 
 @pytest.mark.parametrize(("head", "expected"), [

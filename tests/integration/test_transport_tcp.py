@@ -16,10 +16,9 @@ import torch
 from djinn_transport_tcp import sockets
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
+from tcp_support import frame
 
 from djinn.errors import ProtocolError, TransportError
-from djinn.protocol import messages
-from djinn.protocol.frames import HEAD
 from djinn.protocol.messages import Batch, Free, Result, TensorHeader, Upload
 from djinn.protocol.tensors import DTYPES, header_of
 
@@ -34,22 +33,6 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         far, _ = listening.accept()
     with near, far:
         yield near, far
-
-
-def frame(message: messages.Message, *tensors: torch.Tensor, sequence: int = 1) -> bytes:
-    """The bytes of a frame, taken from what a real stream sends."""
-    near, far = socket.socketpair()
-    with near, far:
-        stream = ByteStream(near)
-        writer = threading.Thread(target=FrameStream(stream).write, args=(sequence, message, tensors))
-        writer.start()
-        data = far.recv(HEAD.size, socket.MSG_WAITALL)
-        _, _, _, _, header_bytes, _, body_bytes = HEAD.unpack(data)
-        while len(data) < HEAD.size + header_bytes + body_bytes:
-            data += far.recv(2**20)
-        writer.join(10)
-        assert len(data) == stream.bytes_sent
-        return data
 
 
 def bits(tensor: torch.Tensor) -> bytes:

@@ -1,0 +1,63 @@
+"""What several tests of the TCP transport need."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from djinn_transport_tcp.client import TcpConnection
+from djinn_transport_tcp.listener import TcpChannel
+from djinn_transport_tcp.sockets import ByteStream
+from djinn_transport_tcp.stream import FrameStream
+
+from djinn.errors import TransportError
+from djinn.protocol import messages
+from djinn.protocol.frames import HEAD
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Result, Welcome
+
+WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
+SYNCHRONIZE = Batch(synchronize=True)
+EMPTY = Result()
+
+
+def raw_socket(end: TcpConnection | TcpChannel) -> socket.socket:
+    return end._frames.stream._socket
+
+
+def answer(channel: TcpChannel, result: Result = EMPTY, tensors: Any = ()) -> Any:
+    received = channel.receive()
+    assert received is not None
+    channel.send(received[0], result, tensors)
+    return received
+
+
+def expect_closed(connection: TcpConnection) -> None:
+    """After any error, everything fails at once and names the address."""
+    for attempt in (lambda: connection.submit(Batch(), ()), lambda: connection.request(SYNCHRONIZE, ())):
+        began = time.monotonic()
+        with pytest.raises(TransportError) as caught:
+            attempt()
+        assert time.monotonic() - began < 0.1
+        assert connection.address in str(caught.value)
+        assert "djinn.init" in caught.value.hint
+
+
+def frame(message: messages.Message, *tensors: torch.Tensor, sequence: int = 1) -> bytes:
+    """The bytes of a frame, taken from what a real stream sends."""
+    near, far = socket.socketpair()
+    with near, far:
+        stream = ByteStream(near)
+        writer = threading.Thread(target=FrameStream(stream).write, args=(sequence, message, tensors))
+        writer.start()
+        data = far.recv(HEAD.size, socket.MSG_WAITALL)
+        _, _, _, _, header_bytes, _, body_bytes = HEAD.unpack(data)
+        while len(data) < HEAD.size + header_bytes + body_bytes:
+            data += far.recv(2**20)
+        writer.join(10)
+        assert len(data) == stream.bytes_sent
+        return data
