@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -63,12 +65,41 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *session.posargs, env=PROFILE)
 
 
+def _judge_everything(session: nox.Session, *arguments: str) -> Path:
+    """Run all suites, thoroughly, from an empty directory; return the file with the counts of samples."""
+    counts = Path(session.create_tmp()).absolute() / "counts.jsonl"
+    counts.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as empty, session.chdir(empty):
+        session.run("pytest", "--pyargs", "djinn_conformance", "-q", "--tb=short", f"--djinn-report={counts}",
+                    *arguments, env={"HYPOTHESIS_PROFILE": "full", "OMP_NUM_THREADS": "1"})
+    return counts
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Test plugins of the built and installed project against their laws: all of them, or those that are named."""
+    """Test the built and installed project's plugins, and sessions of them, against all laws: under 40 minutes."""
     _install(session, ".[test]")
-    own = sorted(folder.name.replace("_", "-") for folder in (ROOT / "plugins").glob("djinn_*"))
-    _conformance(session, *(session.posargs or own))
+    _judge_everything(session, *session.posargs)
+
+
+def _conformance_with(version: str) -> None:
+    """Define the session that tests with one release of PyTorch and publishes what it counted."""
+
+    @nox.session(name=f"conformance-{version}")
+    def with_release(session: nox.Session) -> None:
+        """Test against all laws with one release of PyTorch, and write docs/conformance.md."""
+        others = [line for line in Path("constraints.txt").read_text().splitlines() if not line.startswith("torch")]
+        constraints = Path(session.create_tmp()) / "constraints.txt"
+        constraints.write_text("\n".join([*others, f"torch=={version}"]))
+        session.install("-c", str(constraints), ".[test]")
+        counts = _judge_everything(session, *session.posargs)
+        session.run("python", "-m", "djinn_conformance.report", str(counts), "--results", "docs/results",
+                    "--page", "docs/conformance.md")
+
+
+# Any release will do: nox -s conformance-2.13.0. Named here are those whose results are published.
+for _version in dict.fromkeys(["2.13.0", "2.15.0", *re.findall(r"conformance-(\d+\.\d+\.\d+)", " ".join(sys.argv))]):
+    _conformance_with(_version)
 
 
 @nox.session

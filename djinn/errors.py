@@ -78,7 +78,7 @@ class SessionClosedError(DjinnError, RuntimeError):
 
 
 class UnsupportedTensorError(DjinnError, NotImplementedError):
-    """The tensor's kind (sparse, quantized, nested, ...) or the request (``data_ptr``) has no remote meaning."""
+    """The tensor's kind (sparse, quantized, nested, ...) or the request (``from_dlpack``) has no remote meaning."""
 
     code = "DJ104"
 

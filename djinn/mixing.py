@@ -10,7 +10,7 @@ import torch
 from djinn.errors import UnsupportedTensorError
 from djinn.model.schema import facts_of
 from djinn.model.spec import tensors_in
-from djinn.tensor import LazyTensor
+from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -32,15 +32,23 @@ class Mixer:
         everything = tensors_in((args, tuple(kwargs.values())))
         if any(not isinstance(t, LazyTensor) and type(t) not in (torch.Tensor, torch.nn.Parameter) for t in everything):
             return NotImplemented
-        if _generators((args, tuple(kwargs.values()))):
-            raise UnsupportedTensorError("A generator of this process cannot draw on a remote accelerator.",
-                                         hint="Leave it out and seed with torch.manual_seed instead.")
-        if self._leaves_device(args, kwargs) or self._writes_home(operator, args, kwargs):
+        generator = _generator((args, tuple(kwargs.values())))
+        if generator is not None and not self._leaves_device(args, kwargs):
+            return self._draw(generator, operator, args, kwargs)
+        if self._leaves_device(args, kwargs):
             return self.at_home(operator, args, kwargs)
-        if not any(not isinstance(t, LazyTensor) for t in everything):
+        ordinary = [tensor for tensor in everything if not isinstance(tensor, LazyTensor)]
+        if not ordinary:
             raise UnsupportedTensorError(f"{operator} cannot be recorded with these arguments.")
-        if self._session.config.strict:
-            self._refuse(everything)
+        writes_home = any(not isinstance(tensor, LazyTensor) for tensor in _written(operator, args, kwargs))
+        message = (f"Expected all tensors to be on the same device, but found at least two devices, "
+                   f"{self._session.device} and cpu!")
+        if self._session.config.strict and (writes_home or any(t.dim() for t in _not_indices(operator, args, kwargs))):
+            raise RuntimeError(message)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (everything if writes_home else ordinary)):
+            raise (HomeGradientError if writes_home else MixedGradientError)(message)
+        if writes_home:
+            return self.at_home(operator, args, kwargs)
         return self._session.dispatch(operator, *self._lifted(args, kwargs))
 
     def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,6 +63,9 @@ class Mixer:
         for tensor in _written(operator, args, kwargs):
             if isinstance(tensor, LazyTensor):
                 tensor.copy_(local[id(tensor)])
+            else:
+                # Not every operator counts its writes below autograd.
+                self.forget(tensor)
         return result
 
     def upload(self, tensor: torch.Tensor) -> LazyTensor:
@@ -70,6 +81,24 @@ class Mixer:
             self._uploaded[key] = (weakref.ref(tensor, lambda _: uploaded.pop(key, None)), version, made)
         return made
 
+    def _draw(self, generator: torch.Generator, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Draw from a generator of this process: its state travels there ahead of the operation, and back behind it."""
+        session = self._session
+        kind = session.link.welcome.device.partition(":")[0]
+        if generator.device.type != kind:
+            raise RuntimeError(f"Expected a {kind!r} device type for generator but found {generator.device.type!r}")
+        without = {id(generator): None}
+        with session.lock:
+            own = session.random_state()
+            session.set_random_state(generator.get_state())
+            try:
+                made = session.dispatch(operator, _mapped(args, without),
+                                        {name: _mapped(item, without) for name, item in kwargs.items()})
+                generator.set_state(session.random_state())
+            finally:
+                session.set_random_state(own)
+        return made
+
     def forget(self, tensor: torch.Tensor) -> None:
         """Drop what is cached for an ordinary tensor, and with it the weak reference to it."""
         self._uploaded.pop(id(tensor), None)
@@ -83,18 +112,9 @@ class Mixer:
         logical = self._session.device.type
         return any(isinstance(item, torch.device) and item.type != logical for item in (*args, *kwargs.values()))
 
-    @staticmethod
-    def _writes_home(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return any(not isinstance(tensor, LazyTensor) for tensor in _written(operator, args, kwargs))
 
-    def _refuse(self, tensors: list[torch.Tensor]) -> None:
-        if any(not isinstance(tensor, LazyTensor) and tensor.dim() for tensor in tensors):
-            raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
-                               f"{self._session.device} and cpu!")
-
-
-def _generators(items: Any) -> list[torch.Generator]:
-    return [item for group in items for item in group if isinstance(item, torch.Generator)]
+def _generator(items: Any) -> torch.Generator | None:
+    return next((item for group in items for item in group if isinstance(item, torch.Generator)), None)
 
 
 def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -103,8 +123,15 @@ def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
     return tensors_in([named[name] for name in facts.written if name in named])
 
 
+def _not_indices(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """List the ordinary tensors of a call that eager PyTorch wants on the device; indices may be anywhere."""
+    items = [item for argument, item in zip(operator._schema.arguments, args, strict=False)
+             if not str(argument.type).startswith("List[Optional[Tensor")]
+    return [tensor for tensor in tensors_in((items, tuple(kwargs.values()))) if not isinstance(tensor, LazyTensor)]
+
+
 def _mapped(item: Any, replacements: dict[int, Any]) -> Any:
-    if isinstance(item, torch.Tensor):
+    if isinstance(item, (torch.Tensor, torch.Generator)):
         return replacements.get(id(item), item)
     if isinstance(item, (list, tuple)):
         return type(item)(_mapped(member, replacements) for member in item)

@@ -16,7 +16,7 @@ import attrs
 import torch
 
 from djinn import tensor as lazy
-from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError
+from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
 from djinn.kinds import ConnectOptions, Interceptor
 
 if TYPE_CHECKING:
@@ -142,6 +142,10 @@ def _start(config: Any) -> Session:
     from djinn.plugins import Plugins
     from djinn.session import Session
 
+    if torch.utils.data.get_worker_info() is not None:
+        # PyTorch would collect the tensors in shared memory on their device, and end the worker.
+        raise UnsupportedTensorError("Workers of a DataLoader cannot use remote tensors.",
+                                     hint="Let them make ordinary tensors, and move each batch with .to(device).")
     begin = time.perf_counter()
     configure(config)
     plugins = Plugins.load(config.selection)

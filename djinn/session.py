@@ -18,7 +18,7 @@ from djinn.link import Link
 from djinn.mixing import Mixer
 from djinn.model.schedule import DeviceInfo, check_schedule
 from djinn.model.schema import ReturnKind, facts_of
-from djinn.model.spec import SpecTable, TensorSpec
+from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.value import Slot, Value
 from djinn.plugins import Plugins
 from djinn.programs import graph_of
@@ -59,11 +59,11 @@ class Session:
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
         self._scheduler: Scheduler = plugins.choose("scheduler", "single")
         interceptor: Interceptor = plugins.choose("interceptor", "device")
-        self._handlers = interceptor.handlers(self)
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan)
         self.link = Link(connection, self.tape, self.released, self._arrange, config.debug)
         self.mixer = Mixer(self)
+        self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,7 +148,11 @@ class Session:
             specs = map(self._spec_of, items[len(outputs):])
             change_metadata(args, kwargs, zip(signature.writes, specs, strict=True))
         returned = plan.returned(results, args, kwargs)
-        if changes_metadata or self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT:
+        depends_on_data = self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT or (
+            # A mask may be among the indices.
+            torch.Tag.dynamic_output_shape in operator.tags
+            and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in((args, tuple(kwargs.values())))))
+        if changes_metadata or depends_on_data:
             return returned, None
         return returned, plan.told(tuple(None if r is None else r._value.spec for r in results))
 
@@ -330,7 +334,17 @@ class Session:
             return self._decompose
         if operation_class is OperationClass.TRIGGER or ReturnKind.PLAIN in facts.returns:
             return self.mixer.trigger
-        return None
+        return self._record_changing if facts.changes_metadata and len(facts.argument_names) > 1 else None
+
+    def _record_changing(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record what may change a tensor's metadata. If it reads that tensor too, eager may refuse: then ask."""
+        binding = self.recorder.binding(operator)
+        slots, numbers = self.recorder.take_apart(args, kwargs)
+        shares = len({slot.storage for slot in slots}) < len(slots) == len(tensors_in((args, tuple(kwargs.values()))))
+        plan = self.planner.plan(binding, operator, args, kwargs) if shares else None
+        if plan is None or not plan.changes:
+            return self.recorder.record(binding, operator, args, kwargs)
+        return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
     def _decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = operator.decompose(*args, **kwargs)

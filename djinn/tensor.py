@@ -43,6 +43,14 @@ def use_functions(functions: Mapping[Callable[..., Any], Callable[..., Any]]) ->
     _functions = functions
 
 
+class MixedGradientError(RuntimeError):
+    """A gradient was wanted of an operation on lazy and ordinary tensors, and autograd does not know that they met."""
+
+
+class HomeGradientError(MixedGradientError):
+    """The same, where the operation writes into an ordinary tensor."""
+
+
 class LazyTensor(torch.Tensor):
     """A tensor on a remote accelerator.
 
@@ -60,10 +68,14 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = _functions.get(func)
-        if handler is not None:
-            return handler(func, args, kwargs or {})
-        return _call_plainly(func, types, args, kwargs or _NO_KEYWORDS)
+        try:
+            handler = _functions.get(func)
+            if handler is not None:
+                return handler(func, args, kwargs or {})
+            return _call_plainly(func, types, args, kwargs or _NO_KEYWORDS)
+        except MixedGradientError as mixed:
+            # The handler calls the function again, with all tensors on one side.
+            return _functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]  # a plain attribute there; this one skips __torch_function__
@@ -109,7 +121,7 @@ class LazyTensor(torch.Tensor):
 
             runtime.current().replace(self, new)
         else:
-            _move_home(self, new)
+            _functions[torch.Tensor.data.__set__](torch.Tensor.data.__set__, (self, new), _NO_KEYWORDS)  # type: ignore[attr-defined]  # a descriptor implemented in C
 
     def materialize(self) -> torch.Tensor:
         """Bring the data home as an ordinary CPU tensor outside autograd. Waits."""
@@ -152,42 +164,23 @@ class LazyTensor(torch.Tensor):
         return f"Parameter containing:\n{body}" if is_parameter else body
 
     def __format__(self, format_spec: str) -> str:
-        if not self.shape and format_spec:
+        if not self.shape and not getattr(self, "_is_param", False):
             return format(self.materialize().item(), format_spec)
         return object.__format__(self, format_spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with _without_functions():
-            needs_gradient = self.requires_grad
-        local = self.materialize().requires_grad_(needs_gradient)
-        made: torch.Tensor = torch.nn.Parameter(local, needs_gradient) if getattr(self, "_is_param", False) else local
-        return made.__reduce_ex__(protocol)
+        # PyTorch's own way would save no data: without a handler, this fails.
+        return _functions[torch.Tensor.__reduce_ex__](torch.Tensor.__reduce_ex__, (self, protocol), _NO_KEYWORDS)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
-        if id(self) in memo:
-            found: LazyTensor = memo[id(self)]
-            return found
-        with _without_functions():
-            if not self.is_leaf:
-                raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
-                                   "protocol at the moment.")
-            with torch.no_grad():
-                made: Any = self.detach().clone()
-            made.requires_grad_(self.requires_grad)
-            memo[id(self)] = made
-            if self.grad is not None:
-                made.grad = type(self).__deepcopy__(self.grad, memo)  # type: ignore[arg-type]  # gradients here are lazy
-        _copy_attributes(self, made, memo)
-        return made  # type: ignore[no-any-return]  # a LazyTensor, but PyTorch says Tensor
+        made: LazyTensor = _functions[torch.Tensor.__deepcopy__](torch.Tensor.__deepcopy__, (self, memo), _NO_KEYWORDS)
+        return made
 
     def data_ptr(self) -> int:
-        """Refuse: there is no memory here.
-
-        Raises:
-            UnsupportedTensorError: Always.
-        """
-        raise UnsupportedTensorError("A tensor on a remote accelerator has no address in this process.",
-                                     hint="Use tensor.cpu() to bring its data home.")
+        """Return what tells tensors apart as an address would; it is beyond 64 bits, so that nobody can follow it."""
+        spec = self._value.spec
+        address = (self._value.slot.storage << 64) + spec.storage_offset * spec.dtype.itemsize
+        return 0 if 0 in spec.size else address
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedTensorError("A tensor on a remote accelerator has no memory here to share.",
@@ -242,32 +235,12 @@ def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
 
 def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec) -> None:
     """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for ours."""
-    bare = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
-                         dtype=spec.dtype, device=spec.device)
+    with _without_functions(), torch._C._InferenceMode(tensor.is_inference()):
+        bare = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
+                             dtype=spec.dtype, device=spec.device)
     with _without_functions():
         torch.Tensor.data.__set__(tensor, bare)  # type: ignore[attr-defined]  # a descriptor implemented in C
     tensor._value.spec = spec
-
-
-def _move_home(tensor: LazyTensor, new: torch.Tensor) -> None:
-    """Turn a lazy tensor into the ordinary tensor ``new``, for everybody who holds it."""
-    with _without_functions():
-        needs_gradient, gradient = tensor.requires_grad, tensor.grad
-        local = new.detach()
-        made = (torch.nn.Parameter(local, needs_gradient) if getattr(tensor, "_is_param", False)
-                else local.requires_grad_(needs_gradient))
-        tensor.grad = None
-        torch.utils.swap_tensors(tensor, made)
-    if gradient is not None:
-        tensor.grad = gradient.cpu()
-
-
-def _copy_attributes(source: Any, target: Any, memo: dict[int, Any]) -> None:
-    import copy
-
-    for name, attribute in vars(source).items():
-        if name != "_value":
-            setattr(target, name, copy.deepcopy(attribute, memo))
 
 
 def user_line() -> str:

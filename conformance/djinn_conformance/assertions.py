@@ -88,6 +88,8 @@ def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the elements of a CPU tensor as bytes, in row-major order."""
+    if tensor._is_zerotensor():
+        return bytes(tensor.numel() * tensor.element_size())
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
     return bytes(buffer_of(flat))
 

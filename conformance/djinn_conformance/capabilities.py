@@ -43,8 +43,16 @@ def _has_eager_stream(subject: Subject) -> bool:
     return torch.device(subject.device).type == device.type and has_eager_stream(device)
 
 
+def _computes(subject: Subject) -> bool:
+    from djinn_conformance.compositions import COMPUTING
+
+    part = subject.registered.value.part
+    return part is None or part.kind in COMPUTING
+
+
 FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "executor.eager_stream": _has_eager_stream,
+    "session.computes": _computes,
     "transport.listens": listens,
 }
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from djinn.kinds import Executor
+from djinn.session import Session
 from djinn_conformance.capabilities import missing
+from djinn_conformance.compositions import running
 from djinn_conformance.harness import Place
 from djinn_conformance.laws import law_of
 from djinn_conformance.specs import law_named
@@ -42,6 +44,13 @@ def place(subject: Subject) -> Iterator[Place]:
     with Place(subject) as served:
         yield served
     assert not served.faults, f"the server's end met {served.faults}"
+
+
+@pytest.fixture(scope="session")
+def session(subject: Subject) -> Iterator[Session]:
+    """The running session that a subject of the kind ``session`` is."""
+    with running(subject) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)

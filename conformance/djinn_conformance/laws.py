@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
+from importlib import import_module
 from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
@@ -12,7 +12,7 @@ from hypothesis.errors import InvalidArgument
 
 from djinn_conformance.specs import KindSpec, law_named
 
-__all__ = ("PROFILES", "ProfileError", "active_profile", "law", "law_of", "laws_by_test", "mismatches")
+__all__ = ("PROFILES", "ProfileError", "active_profile", "is_thorough", "law", "law_of", "laws_by_test", "mismatches")
 
 Test = TypeVar("Test", bound=Callable[..., None])
 _ATTRIBUTE = "djinn_law"
@@ -36,9 +36,16 @@ PROFILES: Mapping[str, settings] = {
     "smoke": _profile(25, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)),
     "dev": _profile(200),
     "ci": _profile(200, derandomize=True, database=None),
+    "full": _profile(200, derandomize=True, database=None),
     "nightly": _profile(5000, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)),
 }
 """How thoroughly to look, by the value of ``HYPOTHESIS_PROFILE``."""
+_THOROUGH = ("full", "nightly")
+
+
+def is_thorough() -> bool:
+    """Whether suites that go through a whole collection do so, rather than through a sample of it."""
+    return os.environ.get("HYPOTHESIS_PROFILE") in _THOROUGH
 
 
 def active_profile() -> settings:
@@ -84,9 +91,10 @@ def law_of(test: object) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def laws_by_test(module: ModuleType) -> dict[str, str | None]:
-    """Map the tests of a module to their laws."""
-    return {name: law_of(value) for name, value in vars(module).items() if name.startswith("test_")}
+def laws_by_test(*modules: str) -> dict[str, str | None]:
+    """Map the tests of modules, given by name, to their laws."""
+    return {name: law_of(value) for module in modules for name, value in vars(import_module(module)).items()
+            if name.startswith("test_")}
 
 
 def mismatches(spec: KindSpec, tests: Mapping[str, str | None]) -> Iterable[str]:

@@ -6,15 +6,13 @@ collected.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from djinn_conformance.subjects import Subject
 
 _PACKAGE = Path(__file__).parent
@@ -29,8 +27,14 @@ _IGNORED_WARNINGS = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option."""
-    parser.getgroup("djinn", "conformance of djinn plugins").addoption(
+    """Add the options."""
+    group = parser.getgroup("djinn", "conformance of djinn plugins")
+    group.addoption(
+        "--djinn-report",
+        metavar="PATH",
+        help="Append to this file how many samples were equal, as lines of JSON.",
+    )
+    group.addoption(
         "--djinn-plugin",
         metavar="NAME",
         help="Test this plugin: the name of its entry point, of an object that it registers, or kind:name. "
@@ -39,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse an unknown plugin before anything is collected."""
+    """Refuse an unknown plugin before anything is collected, and say where counts are recorded."""
+    from djinn_conformance.tally import record_to
+
+    record_to(config.getoption("--djinn-report"))
     if config.getoption("--djinn-plugin") is not None:
         _subjects(config)
 
@@ -52,20 +59,39 @@ def _subjects(config: pytest.Config) -> list[Subject]:
             raise pytest.UsageError(f"The conformance suites need Hypothesis ({error}). "
                                     "Install it with: pip install 'djinn-torch[test]'") from error
         from djinn.errors import DjinnError
-        from djinn_conformance.subjects import SelectionError, installed_plugins, select
+        from djinn_conformance.subjects import SelectionError
 
         try:
             active_profile()
-            config.stash[_SUBJECTS] = select(config.getoption("--djinn-plugin"), *installed_plugins())
+            config.stash[_SUBJECTS] = _select(config.getoption("--djinn-plugin"))
         except (ProfileError, SelectionError, DjinnError) as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[_SUBJECTS]
 
 
+def _select(name: str | None) -> list[Subject]:
+    """Choose plugins' objects and the sessions that they take part in.
+
+    By its own name, a plugin is tested in a session only if operators may behave differently with it; ``session:NAME``
+    asks for any.
+    """
+    from djinn_conformance.compositions import COMPOSED, COMPUTING, composed
+    from djinn_conformance.specs import SESSION
+    from djinn_conformance.subjects import installed_plugins, select
+
+    kind, _, last = (name or "").rpartition(":")
+    if kind == SESSION:
+        return composed(select(last, *installed_plugins()), COMPOSED)
+    chosen = select(name, *installed_plugins())
+    if kind:
+        return chosen
+    return [*chosen, *composed(chosen, COMPOSED if name is None else COMPUTING)]
+
+
 def _kind_of(path: Path) -> str | None:
-    """Name the kind whose suite a file is."""
+    """Name the kind whose suite a file is; the part of the name after it tells suites of one kind apart."""
     is_suite = path.parent == _PACKAGE and path.suffix == ".py" and path.name.startswith("test_")
-    return path.stem.removeprefix("test_") if is_suite else None
+    return path.stem.split("_")[1] if is_suite else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -81,42 +107,50 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kind = _kind_of(Path(metafunc.module.__file__ or ""))
     if kind is None or "subject" not in metafunc.fixturenames:
         return
+    from djinn_conformance.capabilities import missing
     from djinn_conformance.laws import law_of
+    from djinn_conformance.specs import SESSION, law_named
 
-    chosen = [subject for subject in _subjects(metafunc.config) if subject.kind == kind]
     law = law_of(metafunc.function)
+    chosen = [subject for subject in _subjects(metafunc.config)
+              if subject.kind == kind and not (kind == SESSION and law and missing(law_named(law), subject))]
     metafunc.parametrize("subject", chosen, ids=[f"{subject}-{law}" for subject in chosen], indirect=True,
                          scope="session")
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Hold tests and laws against each other, and remember which test is which law's."""
-    modules: dict[str, ModuleType] = {}
+    kinds: set[str] = set()
     for item in items:
         kind = _kind_of(item.path)
         if kind is None or not isinstance(item, pytest.Function):
             continue
         from djinn_conformance.laws import law_of
 
-        modules[kind] = item.module
+        kinds.add(kind)
         for warning in _IGNORED_WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(warning))
         subject = item.callspec.params["subject"] if hasattr(item, "callspec") else None
         item.user_properties.append((_PROPERTY, (str(subject), kind, law_of(item.function) or "")))
-    if modules:
-        _check_correspondence(modules)
+    if kinds:
+        _check_correspondence(kinds)
 
 
-def _check_correspondence(modules: dict[str, ModuleType]) -> None:
+def _check_correspondence(kinds: Iterable[str]) -> None:
     from djinn_conformance import specs
     from djinn_conformance.laws import laws_by_test, mismatches
 
-    faults = [fault for kind, module in modules.items()
-              for fault in mismatches(specs.kind_spec(kind), laws_by_test(module))]
-    faults += [f"the kind {kind} has laws and no suite test_{kind}.py" for kind in specs.kinds()
-               if not (_PACKAGE / f"test_{kind}.py").is_file()]
+    suites = {kind: _suites(kind) for kind in specs.suites()}
+    faults = [fault for kind in sorted(kinds)
+              for fault in mismatches(specs.kind_spec(kind), laws_by_test(*suites[kind]))]
+    faults += [f"the kind {kind} has laws and no suite test_{kind}.py" for kind, found in suites.items() if not found]
     if faults:
         raise pytest.UsageError("Laws and tests do not correspond: " + "; ".join(faults) + ".")
+
+
+def _suites(kind: str) -> list[str]:
+    """Name the modules that a kind's suite consists of."""
+    return sorted(f"{_PACKAGE.name}.{path.stem}" for path in _PACKAGE.glob("test_*.py") if _kind_of(path) == kind)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -164,3 +198,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         line = f"{kind:<12} {subject:<{width}}  {kept:>3} laws kept  {len(broken):>3} broken"
         line += f"  {left_out:>3} not applicable" if left_out else ""
         terminalreporter.line(f"{line}  {', '.join(broken)}".rstrip(), red=bool(broken), green=not broken)
+    for report in terminalreporter.stats.get("passed", ()):
+        said = dict(getattr(report, "user_properties", ())).get("djinn_said")
+        if said:
+            terminalreporter.line(f"{report.nodeid.rpartition('::')[2]}: {said}")

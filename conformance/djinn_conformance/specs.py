@@ -1,4 +1,4 @@
-"""The laws of each plugin kind, read from ``specs/kinds``."""
+"""The laws of each plugin kind, read from ``specs/kinds``, and those of sessions, from ``specs/session.toml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from typing import Any
 import attrs
 import cattrs
 
-__all__ = ("KindSpec", "Law", "SpecError", "folder", "kind_spec", "kinds", "law_named", "parse_kind")
+__all__ = ("SESSION", "KindSpec", "Law", "SpecError", "fault", "folder", "kind_spec", "kinds", "law_named",
+           "parse_kind", "suites")
+
+SESSION = "session"
+"""What plugins make together; it has laws as a kind has."""
 
 
 class SpecError(ValueError):
@@ -87,7 +91,8 @@ class KindSpec:
 _converter = cattrs.Converter(forbid_extra_keys=True)
 
 
-def _fault(error: BaseException, _: type[object] | None) -> str:
+def fault(error: BaseException, _: type[object] | None) -> str:
+    """Say what is wrong with a value, for ``cattrs.transform_error``."""
     return str(error) if isinstance(error, ValueError) else cattrs.v.format_exception(error, None)
 
 
@@ -106,16 +111,16 @@ def parse_kind(text: str, origin: str) -> KindSpec:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{origin}: {error}") from None
     except cattrs.BaseValidationError as error:
-        faults = cattrs.transform_error(error, format_exception=_fault)
+        faults = cattrs.transform_error(error, format_exception=fault)
         raise SpecError(f"{origin}: {'; '.join(faults)}") from None
 
 
 def folder() -> Traversable:
     """Find the specifications: inside the installed package, or beside it in a checkout."""
-    packaged = resources.files("djinn_conformance") / "specs" / "kinds"
+    packaged = resources.files("djinn_conformance") / "specs"
     if packaged.is_dir():
         return packaged
-    checkout = Path(__file__).parents[2] / "specs" / "kinds"
+    checkout = Path(__file__).parents[2] / "specs"
     if checkout.is_dir():
         return checkout
     raise SpecError("The specifications are missing from this installation of djinn-torch; install it again.")
@@ -123,7 +128,8 @@ def folder() -> Traversable:
 
 @lru_cache(maxsize=1)
 def _all() -> Mapping[str, KindSpec]:
-    files = sorted((entry for entry in folder().iterdir() if entry.name.endswith(".toml")), key=lambda e: e.name)
+    listed = (entry for entry in (folder() / "kinds").iterdir() if entry.name.endswith(".toml"))
+    files = [*sorted(listed, key=lambda entry: entry.name), folder() / f"{SESSION}.toml"]
     loaded = [(entry.name, parse_kind(entry.read_text(encoding="utf-8"), entry.name)) for entry in files]
     for name, spec in loaded:
         if name != f"{spec.kind}.toml":
@@ -132,7 +138,12 @@ def _all() -> Mapping[str, KindSpec]:
 
 
 def kinds() -> tuple[str, ...]:
-    """List the kinds that have laws."""
+    """List the plugin kinds."""
+    return tuple(kind for kind in _all() if kind != SESSION)
+
+
+def suites() -> tuple[str, ...]:
+    """List what has laws: the plugin kinds, and sessions."""
     return tuple(_all())
 
 
@@ -144,7 +155,7 @@ def kind_spec(kind: str) -> KindSpec:
     """
     found = _all().get(kind)
     if found is None:
-        raise SpecError(f"No specification of the kind {kind!r}; there are: {', '.join(kinds())}.")
+        raise SpecError(f"No specification of the kind {kind!r}; there are: {', '.join(suites())}.")
     return found
 
 
@@ -157,4 +168,4 @@ def law_named(identity: str) -> Law:
     for law in kind_spec(identity.partition(".")[0]).laws:
         if law.id == identity:
             return law
-    raise SpecError(f"No law {identity!r} in specs/kinds/{identity.partition('.')[0]}.toml.")
+    raise SpecError(f"No law {identity!r} in the specification of {identity.partition('.')[0]}.")

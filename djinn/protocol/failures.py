@@ -38,7 +38,7 @@ def name_of(error: BaseException) -> str:
 
 def text_of(error: BaseException) -> str:
     """Text of an exception, without a code that `to_exception` would add again."""
-    return error.summary if isinstance(error, errors.DjinnError) else str(error)
+    return f"{error.summary} {error.hint}".rstrip() if isinstance(error, errors.DjinnError) else str(error)
 
 
 def to_exception(failure: Failure, origin: str = "") -> BaseException:

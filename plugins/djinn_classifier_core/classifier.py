@@ -11,7 +11,8 @@ _WHOLE = frozenset({
     "aten::linear", "aten::matmul", "aten::layer_norm", "aten::group_norm",
     "aten::rms_norm", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::bilinear",
     "aten::softmax.int", "aten::log_softmax.int", "aten::cross_entropy_loss", "aten::nll_loss_nd",
-    "aten::embedding_bag", "aten::instance_norm", "aten::silu", "aten::gelu",
+    "aten::embedding_bag", "aten::instance_norm", "aten::silu", "aten::gelu", "aten::linalg_svdvals",
+    "aten::linalg_eigvalsh",
 })
 """Composites that patterns and fast kernels want to see. None of them returns an argument or a view of one."""
 

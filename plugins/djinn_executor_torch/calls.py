@@ -33,6 +33,16 @@ _REFUSED = frozenset({"aten::from_file", "aten::from_file.out", "aten::save"})
 """They touch the executor's file system."""
 
 
+def _recurrent_layer(*arguments: Any) -> Any:
+    """Run oneDNN's layer as in training or not, which it tells by the mode and the client by the last argument."""
+    with torch.set_grad_enabled(bool(arguments[-1])):
+        return torch.ops.aten.mkldnn_rnn_layer(*arguments)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _recurrent_layer}
+"""What is called instead of an operator whose kernel depends on more than its arguments."""
+
+
 @attrs.frozen
 class Call:
     """A template bound to an operator.
@@ -87,7 +97,7 @@ def _bind(template: Template, device: torch.device) -> Call:
         written += range(position, position + width) if name in facts.written else ()
         position += width
     return Call(
-        function=operator._op,
+        function=_FUNCTIONS.get(template.operator, operator._op),
         arguments=tuple(_resolve(argument, device) for argument in template.arguments),
         keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
         returns=facts.returns,

@@ -7,6 +7,7 @@ stand-ins with the arguments' metadata.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn.attention import SDPBackend
 from djinn import runtime
 from djinn.model.spec import TensorSpec
 from djinn.tensor import LazyTensor
+from djinn_interceptor_device import autocast
 
 _choices: dict[tuple[Any, ...], bool] = {}
 MAX_CHOICES = 4096
@@ -36,9 +38,14 @@ def attend(
 
     Where eager would not take the fused CPU kernel, or the executor is of another kind, it is taken apart.
     """
+    if autocast.is_on():
+        return autocast.lowered(functools.partial(attend, function), (query, key, value, attn_mask),
+                                {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
+                                 "enable_gqa": enable_gqa})
     tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
     if (
         not all(type(tensor) is LazyTensor for tensor in tensors)
+        or (attn_mask is not None and attn_mask.requires_grad)
         or not runtime.current().link.welcome.device.startswith("cpu")
         or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)
     ):
@@ -72,3 +79,21 @@ def _takes_flash(
         found = _choices[arguments] = choice == SDPBackend.FLASH_ATTENTION.value
     return found
 
+
+def kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Carry attention out that PyTorch's own functions ask for, such as ``multi_head_attention_forward``.
+
+    They hide it from handlers of functions, but not from the dispatcher.
+    """
+    whole = torch.ops.aten.scaled_dot_product_attention.default
+    return attend(whole.decompose, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)

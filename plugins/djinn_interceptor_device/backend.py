@@ -9,6 +9,7 @@ import torch
 
 from djinn import runtime
 from djinn.tensor import pending_errors
+from djinn_interceptor_device import autocast
 
 _SEED_BYTES = 9
 """Length of a state that is a seed; no generator's state is that short. Seeds reach from -2**63 to 2**64 - 1."""
@@ -27,6 +28,11 @@ class BackendModule:
 
     def is_initialized(self) -> bool:
         """Whether a session is running."""
+        return runtime.is_initialized()
+
+    @property
+    def _initialized(self) -> bool:
+        """Whether a session is running; checkpointing asks, and keeps the state of the random numbers only then."""
         return runtime.is_initialized()
 
     def _is_in_bad_fork(self) -> bool:
@@ -74,11 +80,18 @@ class BackendModule:
         return torch.tensor(list(runtime.next_seed().to_bytes(_SEED_BYTES, "little", signed=True)), dtype=torch.uint8)
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
-        """Continue the remote random numbers from a state."""
-        if new_state.numel() == _SEED_BYTES:
+        """Continue the remote random numbers from a state.
+
+        Raises:
+            RuntimeError, TypeError: It is none.
+        """
+        if getattr(new_state, "shape", None) == (_SEED_BYTES,):
             runtime.seed_all(int.from_bytes(bytes(new_state.tolist()), "little", signed=True))
-        else:
-            runtime.current().set_random_state(new_state)
+            return
+        session = runtime.current()
+        if session.link.welcome.device.startswith("cpu"):
+            torch.Generator().set_state(new_state)  # says at once what is wrong with it
+        session.set_random_state(new_state)
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """Fetch the states of all devices."""
@@ -90,7 +103,8 @@ class BackendModule:
             self.set_rng_state(state)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """List the dtypes of autocast."""
+        """List the dtypes of autocast, which asks before it is first switched on."""
+        autocast.register()
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: Any = None) -> None:

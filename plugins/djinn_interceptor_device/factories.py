@@ -9,7 +9,8 @@ import torch
 
 from djinn import runtime
 from djinn.tensor import LazyTensor
-from djinn_interceptor_device import pinning
+from djinn_interceptor_device import adoption, attention, layouts, pinning
+from djinn_interceptor_device.handlers import WHOLE
 
 _libraries: list[torch.library.Library] = []
 """Registrations last as long as these objects."""
@@ -28,6 +29,16 @@ DIRECT = (
 """Factories that PyTorch would build on an empty tensor and an ``out=`` variant: those need kernels of their own."""
 
 
+_FLOATING = frozenset(
+    "bartlett_window blackman_window empty empty_permuted empty_strided eye fft_fftfreq fft_rfftfreq hamming_window "
+    "hann_window kaiser_window linspace logspace normal ones rand randn scalar_tensor zeros "
+    "_efficientzerotensor".split()
+)
+"""Factories whose results have the default dtype unless another is given."""
+_BY_VALUE = frozenset("arange full range".split())
+"""As above, if the numbers that they are given are no integers; ``range`` always."""
+
+
 def register() -> None:
     """Register the kernels. Called once per process."""
     catch_all = torch.library.Library("_", "IMPL")
@@ -36,13 +47,16 @@ def register() -> None:
     with warnings.catch_warnings():
         # PyTorch warns that a composite gets a kernel of its own, which is the purpose.
         warnings.simplefilter("ignore")
-        for name in DIRECT:
+        for name in (*DIRECT, *WHOLE):
             operator = _operator(name)
             aten.impl(name, _kernel(operator), "PrivateUse1")
         aten.impl("_to_copy", _to_copy, "PrivateUse1")
         aten.impl("lift_fresh", _lift_fresh, "PrivateUse1")
+        aten.impl("_local_scalar_dense", _kernel(_operator("_local_scalar_dense")), "PrivateUse1")
+        aten.impl("scaled_dot_product_attention", attention.kernel, "AutogradPrivateUse1")
         pinning.register(aten)
-    _libraries.extend((catch_all, aten))
+        adoption.register(aten, _kernel)
+    _libraries.extend((catch_all, aten, *layouts.register()))
 
 
 def _operator(name: str) -> Any:
@@ -51,14 +65,29 @@ def _operator(name: str) -> Any:
 
 
 def _kernel(operator: Any) -> Any:
+    name = operator.overloadpacket.__name__
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dtype") is None and (name in _FLOATING or name in _BY_VALUE):
+            _complete(name, args, kwargs)
         return runtime.current().dispatch(operator, args, kwargs)
 
     return kernel
 
 
 def _dispatch(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("dtype") is None and operator.overloadpacket.__name__ in _FLOATING:
+        _complete(operator.overloadpacket.__name__, args, kwargs)
     return runtime.current().dispatch(operator, args, kwargs)
+
+
+def _complete(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Write the default dtype down: it is this process's, now."""
+    numbers = args[1:2] if name == "full" else args
+    if name in _BY_VALUE and name != "range" and any(isinstance(number, complex) for number in numbers):
+        kwargs["dtype"] = torch.complex128 if torch.get_default_dtype() == torch.float64 else torch.complex64
+    elif name not in _BY_VALUE or name == "range" or any(isinstance(number, float) for number in numbers):
+        kwargs["dtype"] = torch.get_default_dtype()
 
 
 def _to_copy(tensor: torch.Tensor, **kwargs: Any) -> Any:

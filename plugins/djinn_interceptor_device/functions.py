@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 from torch.autograd import forward_ad
 
+from djinn import runtime
 from djinn.kinds.interceptor import FunctionHandler
+from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor, pending_errors
-from djinn_interceptor_device import recurrent
+from djinn_interceptor_device import adoption, copying, gradients, recurrent, saving
 from djinn_interceptor_device.attention import attend
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
@@ -24,19 +26,33 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """Call a composite so that it arrives whole when no gradient is needed.
 
     Autograd's keys are what takes composites apart. Without gradients nothing else happens there for a function that
-    neither writes nor returns a view.
+    neither writes nor returns a view. Some composites are taken apart differently for subclasses of tensors, and then
+    round differently: they must arrive whole for the sake of equality (see ``isTensorSubclassLike`` in
+    aten/src/ATen/TensorSubclassLikeUtils.h).
     """
-    needs_autograd = (
-        torch.is_grad_enabled()
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
     call = functools.partial(attend, function) if function is _ATTENTION else function
     with _without_functions():
-        if needs_autograd:
+        if _needs_autograd(args, kwargs):
             return call(*args, **kwargs)
         with _below_autograd():
             return call(*args, **kwargs)
+
+
+def _needs_autograd(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in tensors_in((args, tuple(kwargs.values()))))
+
+
+def split_at_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Bring the places at which a tensor is split home; PyTorch wants them on the CPU, as its CPU tensors are."""
+    home = [tensor.cpu() if isinstance(tensor, LazyTensor) and index else tensor for index, tensor in enumerate(args)]
+    named = {name: item.cpu() if isinstance(item, LazyTensor) and name != "input" else item
+             for name, item in kwargs.items()}
+    with _without_functions():
+        return function(*home, **named)
 
 
 def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -57,8 +73,22 @@ def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 def has_compatible_shallow_copy_type(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Tell ``Module.to`` that assigning ``.data`` of a lazy parameter moves it, whatever it is given."""
-    return isinstance(args[0], LazyTensor)
+    """Tell ``Module.to`` how to move a parameter: by assigning its ``data``, or by swapping it with the new tensor.
+
+    Either way optimizers, tied weights and everybody else who holds the parameter see it move, as they do with any
+    other accelerator. ``Module._apply`` swaps if the new tensor announces itself as a wrapper subclass; these
+    attributes are looked for, never called, and do not outlive the conversion. PyTorch does not swap a tensor that
+    somebody refers to weakly, as the cache of uploads does.
+    """
+    tensor, new = args
+    if isinstance(new, LazyTensor) and adoption.can_be_swapped(tensor):
+        runtime.current().mixer.forget(tensor)
+        new.__tensor_flatten__ = new.__tensor_unflatten__ = _not_traceable  # type: ignore[attr-defined]  # see above
+    return True
+
+
+def _not_traceable(*_: Any) -> Any:
+    raise NotImplementedError("A tensor on a remote accelerator does not consist of other tensors.")
 
 
 FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
@@ -67,9 +97,18 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
         (
             F.linear, F.scaled_dot_product_attention, F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm,
             torch.group_norm, torch.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
+            torch.Tensor.__rmatmul__, torch.norm, torch.Tensor.norm, torch.nuclear_norm, torch.linalg.norm,
+            torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals, torch.linalg.eigvalsh,
         ),
         keep_whole,
     ),
+    **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), split_at_home),
     **recurrent.FUNCTIONS,
+    **gradients.FUNCTIONS,
+    torch.Tensor.untyped_storage: saving.untyped_storage,
+    torch.Tensor.storage: saving.storage,
+    torch.Tensor.__reduce_ex__: saving.reduce,
+    torch.Tensor.__deepcopy__: copying.deepcopy,
+    torch.Tensor.data.__set__: adoption.move_home,  # type: ignore[attr-defined]  # a descriptor implemented in C
     torch._has_compatible_shallow_copy_type: has_compatible_shallow_copy_type,
 }

@@ -10,15 +10,26 @@ import torch
 from djinn.kinds.interceptor import Handler
 from djinn.protocol.tensors import is_dense
 from djinn.tensor import LazyTensor
+from djinn_interceptor_device.adoption import become
+from djinn_interceptor_device.saving import set_storage
+from djinn_interceptor_device.sequences import pack_padded
+from djinn_interceptor_device.uninitialized import keep_uninitialized, keep_uninitialized_at_home
 
 if TYPE_CHECKING:
     from djinn.session import Session
 
 aten = torch.ops.aten
+WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
+"""Composites for which CPUs have kernels of their own; PyTorch would take them apart for this device only."""
 
 
 def _record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+
+
+def record_whole(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an operator as it is, although it consists of others."""
+    return _record(session, operator, args, kwargs)
 
 
 def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -28,29 +39,13 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     if isinstance(tensor, LazyTensor):
         if not here:
             return _record(session, operator, args, kwargs)
-        return operator(session.materialize([tensor])[0], **kwargs)
+        return keep_uninitialized_at_home(operator(session.materialize([tensor])[0], **kwargs), tensor)
     if here:
         return operator(tensor, **kwargs)
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
-    return _mark_conversion(session, session.upload(local), tensor)
-
-
-def _mark_conversion(session: Session, made: LazyTensor, source: torch.Tensor) -> LazyTensor:
-    """Let ``Module.to`` keep the identity of a parameter that it moves here.
-
-    Optimizers, tied weights and everybody else who holds the parameter must see it move, as they do with any other
-    accelerator. ``Module._apply`` swaps the two tensors if the new one announces itself as a wrapper subclass; these
-    attributes are looked for, never called, and do not outlive the conversion. PyTorch does not swap a tensor that
-    somebody refers to weakly, as the cache of uploads does.
-    """
-    if isinstance(source, torch.nn.Parameter):
-        session.mixer.forget(source)
-        made.__tensor_flatten__ = made.__tensor_unflatten__ = _not_traceable  # type: ignore[attr-defined]  # see above
+    made = session.upload(local)
+    keep_uninitialized(made, tensor)
     return made
-
-
-def _not_traceable(*_: Any) -> Any:
-    raise NotImplementedError("A tensor on a remote accelerator does not consist of other tensors.")
 
 
 def _converts(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
@@ -70,9 +65,9 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
         if dense.dtype != spec.dtype or dense.stride() != spec.stride or dense.is_conj() or dense.is_neg():
             dense = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(dense)
         if not spec.storage_offset and session.upload_into(target, dense):
-            return _mark_conversion(session, target, source)
+            return target
     _record(session, operator, (target, session.mixer.upload(source), *args[2:]), kwargs)
-    return _mark_conversion(session, target, source)
+    return target
 
 
 def lift_fresh(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,11 +94,45 @@ def is_same_size(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
     return bool(args[0].shape == args[1].shape)
 
 
+def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a training step by the overload whose schema says that it writes the running statistics."""
+    _, _, _, mean, variance, training, *_ = args
+    writes = training and mean is not None and variance is not None
+    return _record(session, aten._native_batch_norm_legit.default if writes else operator, args, kwargs)
+
+
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let a tensor take over another's storage: from here on the two are ordered as one."""
     made = _record(session, operator, args, kwargs)
     if isinstance(args[1], LazyTensor):
         args[0]._value.slot.storage = args[1]._value.slot.storage
+    return made
+
+
+def conjugate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a conjugated view, and let PyTorch know that it is one: ``imag`` and others treat it differently."""
+    made = _record(session, operator, args, kwargs)
+    torch._C._set_conj(made, not args[0].is_conj())
+    return made
+
+
+def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record it, unless the tensor is a conjugated view.
+
+    Raises:
+        RuntimeError: It is.
+    """
+    if args[0].is_conj():
+        raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors.  To resolve the conjugate "
+                           "tensor so you can view it as real, use self.resolve_conj(); however, be warned that the "
+                           "resulting tensor will NOT alias the original.")
+    return _record(session, operator, args, kwargs)
+
+
+def negate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a negated view likewise."""
+    made = _record(session, operator, args, kwargs)
+    torch._C._set_neg(made, not args[0].is_neg())
     return made
 
 
@@ -115,6 +144,15 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten.is_pinned.default: is_pinned,
     aten._pin_memory.default: pin_memory,
     aten.is_same_size.default: is_same_size,
+    aten._conj.default: conjugate,
+    aten._neg_view.default: negate,
+    aten.view_as_real.default: view_as_real,
+    aten._pack_padded_sequence.default: pack_padded,
+    aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
+    aten.native_batch_norm.default: batch_norm,
+    **{getattr(aten, name).default: record_whole for name in WHOLE},
+    aten.set_.source_Storage: set_storage,
+    aten.set_.source_Storage_storage_offset: set_storage,
     aten.set_.source_Tensor: set_source,
     aten.set_.source_Tensor_storage_offset: set_source,
 }

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from djinn.errors import DeviceNameTakenError
 from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.tensor import LazyTensor
-from djinn_interceptor_device import factories, functions, handlers
+from djinn_interceptor_device import factories, functions, gradients, handlers, list_writes, optimizers, saving
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ def _keep_from_dynamo() -> None:
     skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
     for name in ("__torch_dispatch__", "__torch_function__"):
         dynamo.set_code_exec_strategy(getattr(LazyTensor, name).__func__.__code__, skip)
+
+
+def _let_tracers_trace() -> None:
+    """Let ``make_fx``, and with it ``torch.func.linearize``, record operations on lazy tensors.
+
+    It takes tensors of other classes than these for constants, silently.
+    """
+    if LazyTensor not in proxy_tensor.HANDLED_TYPES:
+        handled: Any = (*proxy_tensor.HANDLED_TYPES, LazyTensor)
+        proxy_tensor.HANDLED_TYPES = handled
 
 
 class DeviceInterceptor:
@@ -52,12 +63,16 @@ class DeviceInterceptor:
             _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
             factories.register()
             _keep_from_dynamo()
+            _let_tracers_trace()
+            gradients.notice_fused_optimizers()
         return torch.device(DEVICE_NAME, 0)
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
-        """Operators that copy between devices or ask about storages."""
-        return handlers.HANDLERS
+        """Operators that copy between devices, ask about storages or write into lists."""
+        optimizers.follow(session.link.welcome.device)
+        return {**list_writes.handlers(), **handlers.HANDLERS}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
-        """Functions that start a backward pass, and composites that stay whole without gradients."""
+        """Functions that start a backward pass or save, and composites that stay whole without gradients."""
+        saving.register()
         return functions.FUNCTIONS

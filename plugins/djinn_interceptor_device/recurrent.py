@@ -1,7 +1,8 @@
 """Recurrent layers on executors without PyTorch's fused cells.
 
-For a device of this kind PyTorch takes LSTM and GRU apart into fused cells that only GPUs have. On other executors the
-layers are taken apart by PyTorch's own decompositions instead, which consist of ordinary operators.
+For a device of this kind PyTorch takes LSTM and GRU apart into fused cells that only GPUs have. On other executors LSTM
+is carried out by the layers of oneDNN where local PyTorch does so. Everything else is taken apart by PyTorch's own
+decompositions, which consist of ordinary operators.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
 from djinn import runtime
+from djinn_interceptor_device import autocast
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 aten = torch.ops.aten
+_LSTM = 2
+"""``ideep::rnn_kind::LSTM``."""
 
 
 def _has_fused_cells() -> bool:
@@ -26,13 +30,69 @@ def layers(by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> C
     """Make the handler of a layer function; packed sequences take the second overload."""
 
     def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_packed = isinstance(args[3], (list, tuple))
+        if function is torch.lstm and not is_packed and autocast.is_on() and not _has_fused_cells():
+            # A CPU computes such layers whole, by an operator that is on its list.
+            return autocast.lowered(lambda *lowered: handle(function, lowered, {}), args, kwargs)
         with _without_functions():
             if _has_fused_cells():
                 return function(*args, **kwargs)
-            is_packed = isinstance(args[3], (list, tuple))
-            return _packed_stack(by_data, *args) if is_packed else _stack(by_input, *args)
+            if is_packed:
+                return _packed_stack(by_data, *args)
+            if function is torch.lstm and _takes_fused_layers(*args[:2]):
+                return _fused_stack(*args)
+            return _stack(by_input, *args)
 
     return handle
+
+
+def _takes_fused_layers(sequence: torch.Tensor, hx: Sequence[torch.Tensor]) -> bool:
+    """Whether local PyTorch on a CPU takes oneDNN's layers; there are none with projections.
+
+    Source:
+        ``use_mkldnn`` and ``lstm`` of aten/src/ATen/native/RNN.cpp.
+    """
+    if not torch._C._get_mkldnn_enabled() or not sequence.numel() or hx[0].shape[2] != hx[1].shape[2]:
+        return False
+    if sequence.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if sequence.dtype == torch.float16:
+        return not torch.is_grad_enabled() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return sequence.dtype == torch.float32
+
+
+def _fused_stack(
+    sequence: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], has_biases: bool,
+    num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Compute a stack of LSTM layers, each direction of each by one call of oneDNN.
+
+    Their kernel looks whether gradients are enabled, which nobody knows where it runs. So it is told in the argument
+    ``train``, which the kernel ignores and the executor heeds.
+
+    Source:
+        ``mkldnn_rnn`` of aten/src/ATen/native/mkldnn/RNN.cpp.
+    """
+    data = (sequence.transpose(0, 1) if batch_first else sequence).contiguous()
+    first, cells = (state.contiguous() for state in hx)
+    width, directions = 4 if has_biases else 2, 2 if bidirectional else 1
+    finals: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            weights = list(params[index * width : (index + 1) * width])
+            biases = [] if has_biases else [torch.zeros_like(weight) for weight in weights]
+            output, hy, cy, _ = aten.mkldnn_rnn_layer(
+                data, *weights, *biases, first[index], cells[index], direction > 0, [], _LSTM, first.shape[2],
+                num_layers, has_biases, bidirectional, batch_first, torch.is_grad_enabled())
+            outputs.append(output)
+            finals[0].append(hy)
+            finals[1].append(cy)
+        data = outputs[0] if directions == 1 else torch.cat(outputs, -1)
+        if dropout and train and layer < num_layers - 1:
+            data = torch.dropout(data, dropout, True)
+    return data.transpose(0, 1) if batch_first else data, *(torch.stack(final) for final in finals)
 
 
 def _stack(
@@ -143,6 +203,8 @@ def _gru_cell(
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.lstm: layers(aten.lstm.input, aten.lstm.data),
     torch.gru: layers(aten.gru.input, aten.gru.data),
+    torch.rnn_tanh: layers(aten.rnn_tanh.input, aten.rnn_tanh.data),
+    torch.rnn_relu: layers(aten.rnn_relu.input, aten.rnn_relu.data),
     torch.lstm_cell: lstm_cell,
     torch.gru_cell: gru_cell,
 }

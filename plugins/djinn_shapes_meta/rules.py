@@ -6,6 +6,7 @@ Each rule was found by comparing with eager on the CPU (``shapes.equals_eager``,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ Rule = Callable[[Sequence[torch.Tensor]], bool]
 _WRONG_ON_META = (
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
     "_embedding_bag _embedding_bag_forward_only embedding_bag _linalg_svd linalg_svd svd linalg_eig _linalg_eigh "
-    "linalg_eigh scaled_dot_product_attention _fft_r2c _fft_c2r _fft_c2c"
+    "linalg_eigh scaled_dot_product_attention _fft_r2c _fft_c2r _fft_c2c multilabel_margin_loss_forward "
+    "mkldnn_rnn_layer mkldnn_rnn_layer_backward nonzero_static nansum"
 ).split()
 _LAYOUT_KNOWN = frozenset(
     "add sub rsub mul reciprocal neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu gelu silu erf pow square where "
@@ -25,9 +27,24 @@ _LAYOUT_KNOWN = frozenset(
     "softmax log_softmax _softmax _log_softmax cat stack clone _to_copy mm bmm addmm baddbmm matmul linear mv dot "
     "embedding index_select native_layer_norm layer_norm empty_like zeros_like ones_like "
     "full_like rand_like randn_like new_empty new_zeros new_ones new_full new_empty_strided isfinite isnan isinf "
-    "_scaled_dot_product_flash_attention_for_cpu tanh_backward gelu_backward sigmoid_backward threshold_backward "
+    "_scaled_dot_product_flash_attention_for_cpu tanh_backward gelu_backward sigmoid_backward "
     "silu_backward _softmax_backward_data _log_softmax_backward_data native_dropout_backward".split()
 )
+_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_NUMBERS = _FLOATS | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+_MADE = {
+    **dict.fromkeys("rand rand_like randn randn_like normal bartlett_window blackman_window hamming_window hann_window "
+                    "kaiser_window fft_fftfreq fft_rfftfreq".split(), _FLOATS),
+    **dict.fromkeys("arange range linspace logspace randint randint_like randperm".split(), _NUMBERS),
+    **dict.fromkeys("full full_like new_full".split(), _NUMBERS | {torch.bool}),
+}
+"""Factories that do not make every dtype, and dtypes that they make everywhere; for others the executor is asked."""
+_COMPLEX_TOO = frozenset(
+    "add sub mul div neg clone copy _to_copy fill zero sum mean mm bmm view_as_real view_as_complex".split())
+"""Operators that are defined for complex numbers wherever they are on meta, which defines some that no device does."""
+_OF_ELEMENTS = frozenset("max min amax amin argmax argmin aminmax median mode kthvalue topk sort softmax log_softmax "
+                         "_softmax _log_softmax cummax cummin".split())
+"""Operators that eager refuses for some tensors without elements, and meta does not."""
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -41,9 +58,62 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
     rule = _RULES.get(facts.name) or _RULES.get(base.rstrip("_"))
     if rule is not None:
         return rule(tensors)
+    is_view = all(facts.aliases) and ReturnKind.WRITTEN not in facts.returns
+    if not is_view and base.rstrip("_") not in _COMPLEX_TOO and any(tensor.dtype.is_complex for tensor in tensors):
+        return False
+    if base in _OF_ELEMENTS and not all(tensor.numel() for tensor in tensors):
+        return False
     if all(kind is ReturnKind.WRITTEN or alias for kind, alias in zip(facts.returns, facts.aliases, strict=True)):
         return True
-    return base in _LAYOUT_KNOWN or all(tensor.is_contiguous() for tensor in tensors)
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return True
+    # Where dtypes differ, the CPU converts operands first, and a copy of one that overlaps itself lies otherwise.
+    return base in _LAYOUT_KNOWN and (_same_dtype(tensors) or all(map(_is_dense, tensors)))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill its stretch of memory, each once."""
+    length = 1
+    for step, extent in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+        if extent > 1 and step != length:
+            return False
+        length *= extent
+    return True
+
+
+def is_ordinary(facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a factory can make the dtype that it is asked for; meta makes any, of any number."""
+    base = facts.name.partition("::")[2].partition(".")[0]
+    allowed = _MADE.get(base)
+    tensors = (item for item in (*args, kwargs.get("out")) if isinstance(item, torch.Tensor))
+    dtype = kwargs.get("dtype") or next((tensor.dtype for tensor in tensors), None)
+    if allowed is None or dtype is None:
+        return True
+    if "full" not in base:
+        return dtype in allowed
+    return dtype in allowed and "out" not in kwargs and _holds(dtype, args[2 if base == "new_full" else 1])
+
+
+def _holds(dtype: torch.dtype, number: Any) -> bool:
+    if isinstance(number, (torch.Tensor, complex)):
+        return False
+    if dtype.is_floating_point or dtype is torch.bool:
+        return True
+    limits = torch.iinfo(dtype)
+    return bool(limits.min <= number <= limits.max)
+
+
+def has_dimension(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
+    """Whether the dimension that an operator over elements works along is there."""
+    tensor, dim = named.get("self"), named.get("dim")
+    if facts.name.partition("::")[2].partition(".")[0] not in _OF_ELEMENTS or not isinstance(tensor, torch.Tensor):
+        return True
+    rank = max(tensor.dim(), 1)
+    return not isinstance(dim, int) or -rank <= dim < rank
+
+
+def _always(tensors: Sequence[torch.Tensor]) -> bool:
+    return True
 
 
 def _never(tensors: Sequence[torch.Tensor]) -> bool:
@@ -52,6 +122,10 @@ def _never(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _same_dtype(tensors: Sequence[torch.Tensor]) -> bool:
     return len({tensor.dtype for tensor in tensors}) <= 1
+
+
+def _same_numbers(tensors: Sequence[torch.Tensor]) -> bool:
+    return _same_dtype(tensors) and _no_bools(tensors)
 
 
 def _convolution(tensors: Sequence[torch.Tensor]) -> bool:
@@ -66,6 +140,11 @@ def _integers(tensors: Sequence[torch.Tensor]) -> bool:
     return not any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors)
 
 
+def _no_bools(tensors: Sequence[torch.Tensor]) -> bool:
+    """Meta subtracts and multiplies them."""
+    return not any(tensor.dtype is torch.bool for tensor in tensors)
+
+
 def _last_is_index(tensors: Sequence[torch.Tensor]) -> bool:
     return tensors[1].dtype in _INDEX_DTYPES and tensors[1].dim() <= 1
 
@@ -73,6 +152,14 @@ def _last_is_index(tensors: Sequence[torch.Tensor]) -> bool:
 def _full_precision(tensors: Sequence[torch.Tensor]) -> bool:
     """For halves, the CPU keeps statistics in the input's dtype and meta says float32."""
     return all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors)
+
+
+def _all_contiguous(tensors: Sequence[torch.Tensor]) -> bool:
+    return all(tensor.is_contiguous() for tensor in tensors)
+
+
+def _plain_and_full_precision(tensors: Sequence[torch.Tensor]) -> bool:
+    return _full_precision(tensors) and _all_contiguous(tensors)
 
 
 def _not_empty(tensors: Sequence[torch.Tensor]) -> bool:
@@ -87,11 +174,16 @@ def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_WRONG_ON_META, _never),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "addmv", "matmul", "linear"),
-                    _same_dtype),
+                    _same_numbers),
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _integers),
-    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_layer_norm_backward",
-                     "native_group_norm_backward"), _full_precision),
+    **dict.fromkeys(("native_layer_norm", "native_group_norm"), _full_precision),
+    **dict.fromkeys(("native_layer_norm_backward", "native_group_norm_backward"), _plain_and_full_precision),
+    "aten::pow.Scalar": _all_contiguous,
+    **dict.fromkeys(("sub", "rsub", "_foreach_sub"), _no_bools),
+    # Nobody else can say how many tensors their lists have.
+    **dict.fromkeys(("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy",
+                     "unbind_copy"), _always),
     "index_select": _last_is_index,
     "complex": _real_parts,
     "native_dropout": _not_empty,

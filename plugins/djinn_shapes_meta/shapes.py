@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from djinn.kinds import Inference, OutputSpec
-from djinn.model.schema import ReturnKind, facts_of
+from djinn.model.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.model.spec import tensors_in
-from djinn_shapes_meta.rules import is_believable
+from djinn_shapes_meta.rules import has_dimension, is_believable, is_ordinary
 
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
                      "aten::logspace", "aten::histc", "aten::histogram")
@@ -36,8 +36,11 @@ class MetaShapes:
     ) -> Inference | None:
         """Infer what ``operator(*args, **kwargs)`` returns, or ``None``."""
         facts = facts_of(operator)
-        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))):
+        if not is_ordinary(facts, args, kwargs):
             return None
+        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))) or _is_unchecked(facts, args, kwargs):
+            return None
+        sizes = [tensor.size() for tensor in tensors_in((args, tuple(kwargs.values())))]
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
                 returned = operator(*args, **kwargs)
@@ -53,11 +56,52 @@ class MetaShapes:
             if kind is ReturnKind.PLAIN:
                 return None
             members = value if kind is ReturnKind.LIST else (value,)
-            if any(member is not None and not _is_plain_meta(member) for member in members):
+            if not all(member is None or (_is_plain_meta(member) and _is_within_storage(member)) for member in members):
                 return None
             specs = tuple(OutputSpec.of(member) for member in members if member is not None)
             results.append(specs if kind is ReturnKind.LIST else specs[0] if specs else None)
-        return Inference(tuple(results), tuple(map(OutputSpec.of, tensors_in((args, tuple(kwargs.values()))))))
+        arguments = tensors_in((args, tuple(kwargs.values())))
+        if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(operator, arguments, sizes):
+            return None
+        return Inference(tuple(results), tuple(map(OutputSpec.of, arguments)))
+
+
+def _is_unchecked(facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether eager refuses the call for a reason that meta does not look at."""
+    named = {**dict(zip(facts.argument_names, args, strict=False)), **kwargs}
+    written = tensors_in([named[name] for name in facts.written if name in named])
+    overlaps_itself = any(extent > 1 and not step for tensor in written
+                          for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
+    kinds = [_kind_of(item.dtype) for item in tensors_in(named.values())]
+    kinds += [_kind_of(torch.result_type(item, True)) for item in named.values() if type(item) in (int, float, complex)]
+    narrows = bool(written) and facts.name not in ("aten::copy_", "aten::fill_.Scalar") and (
+        max(kinds) > min(_kind_of(tensor.dtype) for tensor in written))
+    return overlaps_itself or narrows or not has_dimension(facts, named)
+
+
+def _kind_of(dtype: torch.dtype) -> tuple[bool, bool, bool]:
+    """Rank a dtype among bools, integers, reals and complex numbers; results are never cast downwards."""
+    return dtype.is_complex, dtype.is_complex or dtype.is_floating_point, dtype is not torch.bool
+
+
+def _is_laid_out_anew(
+    operator: torch._ops.OpOverload, arguments: Sequence[torch.Tensor], sizes: Sequence[torch.Size]
+) -> bool:
+    """Whether a destination has been resized, and the kernel chooses its layout by that of other arguments."""
+    return (
+        any(argument.is_out for argument in operator._schema.arguments)
+        and any(tensor.size() != size for tensor, size in zip(arguments, sizes, strict=True))
+        and not all(tensor.is_contiguous() or tensor.size() != size
+                    for tensor, size in zip(arguments, sizes, strict=True))
+    )
+
+
+def _is_within_storage(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stays within what is known to be there; meta makes views of anything."""
+    if not tensor.numel():
+        return True
+    reach = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return (tensor.storage_offset() + reach + 1) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _is_plain_meta(value: Any) -> bool:

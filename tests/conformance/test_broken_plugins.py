@@ -31,7 +31,7 @@ def test_each_law_has_a_plugin_that_breaks_it(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", specs.kinds())
 def test_broken_plugins_are_caught_by_the_law_named_for_them(kind: str, kit: Any) -> None:
-    outcome = kit.run(f"--djinn-plugin={kit.install_broken(kind)}")
+    outcome = kit.run(f"--djinn-plugin={kind}:{kit.install_broken(kind)}")
     broken = _broken(kind)
     laws = {law.id for law in specs.kind_spec(kind).laws}
     healthy = set(outcome.laws) - set(broken)

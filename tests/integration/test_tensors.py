@@ -196,8 +196,7 @@ def test_moving_a_module_keeps_identities_both_ways() -> None:
 
 def test_there_is_no_memory_to_point_at() -> None:
     x = torch.ones(2, device=DEVICE)
-    with pytest.raises(NotImplementedError, match="no address"):
-        x.data_ptr()
+    assert x.data_ptr() > 1 << 64
     with pytest.raises(NotImplementedError, match="no memory"):
         torch.from_dlpack(x)
 

@@ -1,0 +1,86 @@
+"""Sessions as subjects: what plugins make together, with one of them in the place of a default."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from djinn import runtime
+from djinn.plugins import DEFAULTS, Registered
+from djinn.session import Session
+from djinn_conformance.harness import Place
+from djinn_conformance.subjects import Subject
+
+__all__ = ("COMPOSED", "COMPUTING", "Composition", "composed", "running")
+
+COMPUTING = ("interceptor", "shapes", "executor")
+"""Kinds whose plugins may make any operator behave differently."""
+COMPOSED = (*COMPUTING, "classifier", "scheduler", "transport")
+"""Kinds whose plugins take part in every session."""
+_DEFAULTS = {**DEFAULTS, "transport": "local"}
+
+
+@attrs.frozen
+class Composition:
+    """A session's plugins: the defaults, but for one.
+
+    Attributes:
+        part: The subject that takes the place of a default; ``None`` for the defaults alone.
+        device: The executor's device.
+    """
+
+    part: Subject | None = None
+    device: str = "cpu"
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Settings of `djinn.init` that compose it, but for a server's address."""
+        chosen = [] if self.part is None or self.part.kind == "transport" else [
+            f"{self.part.kind}={self.part.registered.name}"]
+        return {"plugins": chosen, "device": self.device}
+
+
+def composed(subjects: Iterable[Subject], kinds: Collection[str]) -> list[Subject]:
+    """List the sessions that plugins of some kinds take part in, each once."""
+    made: dict[Composition, Subject] = {}
+    for subject in subjects:
+        if subject.kind in kinds:
+            composition = _composition(subject)
+            made.setdefault(composition, _as_subject(composition, subject))
+    return list(made.values())
+
+
+def _composition(subject: Subject) -> Composition:
+    is_default = _DEFAULTS[subject.kind] == subject.registered.name
+    if subject.kind == "executor":
+        return Composition(None if is_default else subject, subject.device)
+    return Composition(None if is_default else subject)
+
+
+def _as_subject(composition: Composition, subject: Subject) -> Subject:
+    entry = subject.registered
+    name, plugin = ("defaults", "session") if composition.part is None else (entry.name, entry.plugin)
+    return Subject(Registered("session", name, plugin, entry.distribution, composition), composition.device)
+
+
+@contextmanager
+def running(subject: Subject, **settings: object) -> Iterator[Session]:
+    """Start the session that a subject of the kind ``session`` is, and end it.
+
+    Args:
+        subject: The subject.
+        **settings: Further settings of `djinn.init`.
+    """
+    composition: Composition = subject.registered.value
+    part = composition.part
+    try:
+        if part is not None and part.kind == "transport":
+            with Place(part) as place:
+                yield runtime.init(place.address, **composition.settings, **settings)
+                runtime.shutdown()
+        else:
+            yield runtime.init("", **composition.settings, **settings)
+    finally:
+        runtime.shutdown()

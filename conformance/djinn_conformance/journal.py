@@ -1,0 +1,113 @@
+"""Journals: what a procedure leaves behind on a device, step by step, compared with what it leaves on another."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from math import isnan
+from typing import Any
+
+import attrs
+import torch
+
+from djinn import runtime
+from djinn.tensor import LazyTensor
+from djinn_conformance.assertions import Tolerance, describe, expect_equal, expect_same_tensor, violated
+
+__all__ = ("Journal", "expect_same_journals", "kept")
+
+
+@attrs.frozen
+class _Tensor:
+    """A tensor as it was: its metadata, and a copy of its elements that later writes do not reach."""
+
+    elements: torch.Tensor
+    metadata: tuple[Any, ...]
+
+
+@attrs.define
+class Journal:
+    """What happened on one device.
+
+    Attributes:
+        device: The device.
+        entries: What was noted, in order.
+        raised: The exception that ended the procedure.
+    """
+
+    device: torch.device
+    entries: list[tuple[str, Any]] = attrs.field(factory=list)
+    raised: Exception | None = None
+
+    def note(self, what: str, value: Any) -> None:
+        """Write down a value as it is now; members of containers one by one."""
+        if isinstance(value, torch.Tensor):
+            self.entries.append((what, _written_down(value, self.device)))
+        elif isinstance(value, Mapping):
+            self.entries.append((what, [str(key) for key in value]))
+            for key, member in value.items():
+                self.note(f"{what}[{key!r}]", member)
+        elif isinstance(value, (list, tuple)):
+            self.entries.append((what, len(value)))
+            for index, member in enumerate(value):
+                self.note(f"{what}[{index}]", member)
+        elif isinstance(value, (bool, int, float, complex, str, type(None))):
+            self.entries.append((what, value))
+        else:
+            self.entries.append((what, type(value).__qualname__))
+
+
+def kept(procedure: Callable[[Journal], None], device: torch.device) -> Journal:
+    """Run a procedure to its end, or to its exception, which it may raise at once or when the device is waited for."""
+    journal = Journal(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            procedure(journal)
+            _wait(journal)
+        except Exception as error:  # noqa: BLE001  # the exception is what is compared
+            journal.raised = error
+    return journal
+
+
+def expect_same_journals(got: Journal, wanted: Journal, where: str, tolerance: Tolerance | None = None) -> None:
+    """Check that the remote device leaves behind what eager does, bit for bit unless something is granted."""
+    __tracebackhide__ = True
+    if type(got.raised) is not type(wanted.raised):
+        error = AssertionError(f"exception: got {got.raised!r:.300}, should be {wanted.raised!r:.300} [{where}]")
+        raise error from got.raised
+    if wanted.raised is None:
+        expect_equal(len(got.entries), len(wanted.entries), "number of notes", where)
+    for (name, mine), (wanted_name, theirs) in zip(got.entries, wanted.entries, strict=False):
+        expect_equal(name, wanted_name, "what is noted", where)
+        if not isinstance(mine, _Tensor) or not isinstance(theirs, _Tensor):
+            if mine != theirs and not (_is_nan(mine) and _is_nan(theirs)):
+                violated(name, got=describe(mine), wanted=describe(theirs), where=where)
+            continue
+        expect_equal(mine.metadata, theirs.metadata, f"metadata of {name}", where)
+        expect_same_tensor(mine.elements.cpu(), theirs.elements.cpu(), name, where, tolerance)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and isnan(value)
+
+
+def _written_down(tensor: torch.Tensor, device: torch.device) -> _Tensor:
+    is_there = tensor.device.type == device.type or not tensor.dim()  # optimizers count steps on the CPU
+    strided = tensor.layout is torch.strided
+    has_elements = strided and tensor.numel() > 0
+    metadata = (tensor.dtype, tensor.layout, tuple(tensor.shape), tensor.stride() if has_elements else None,
+                tensor.storage_offset() if has_elements else None, tensor.requires_grad, tensor.is_leaf,
+                isinstance(tensor, torch.nn.Parameter), is_there)
+    with torch.no_grad():
+        return _Tensor(tensor.detach().clone(), metadata)
+
+
+def _wait(journal: Journal) -> None:
+    """Bring all elements home in one round trip."""
+    lazy = [index for index, (_, value) in enumerate(journal.entries)
+            if isinstance(value, _Tensor) and isinstance(value.elements, LazyTensor)]
+    homes = runtime.current().materialize([journal.entries[index][1].elements for index in lazy])
+    for index, home in zip(lazy, homes, strict=True):
+        what, value = journal.entries[index]
+        journal.entries[index] = what, attrs.evolve(value, elements=home)

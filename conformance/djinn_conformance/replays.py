@@ -1,0 +1,201 @@
+"""Recorded calls on the remote device: carried out there and here, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.kinds import OutputSpec
+from djinn.protocol.messages import Description
+from djinn.protocol.tensors import dtype_named
+from djinn.session import Session
+from djinn.tensor import LazyTensor
+from djinn_conformance.assertions import (
+    Tolerance,
+    expect,
+    expect_equal,
+    expect_same_tensor,
+    expect_same_value,
+    violated,
+)
+from djinn_conformance.oracle import copied, perform, seeded
+from djinn_conformance.programs import Call, Recording, written_refs
+
+__all__ = ("MODES", "Attempt", "attempt_eager", "attempt_lazily", "compare_all", "expect_metadata", "expect_same_error",
+           "mode_named", "run_program", "unflushed")
+
+MODES = ("gradients", "no_grad", "inference")
+"""What is in force while operations are called."""
+_CPU = torch.device("cpu")
+
+
+def mode_named(name: str) -> AbstractContextManager[None]:
+    """Make the context of one of `MODES`."""
+    made: Mapping[str, AbstractContextManager[Any]] = {
+        "gradients": nullcontext(), "no_grad": torch.no_grad(), "inference": torch.inference_mode()}
+    return made[name]
+
+
+@attrs.frozen
+class Attempt:
+    """What one call gave.
+
+    Attributes:
+        results: New results, and then the arguments that it has written.
+        error: What it raised instead.
+    """
+
+    results: tuple[Any, ...]
+    error: Exception | None = None
+
+
+def _attempt(calls: Sequence[Call], inputs: Sequence[torch.Tensor], device: torch.device) -> Attempt:
+    """Make preparing calls and then the one that is tried."""
+    values = {-1 - index: tensor for index, tensor in enumerate(inputs)}
+    for index, made in enumerate(calls[:-1]):
+        [values[index]] = perform(made, values, device)
+    try:
+        results = perform(calls[-1], values, device)
+    except Exception as error:  # noqa: BLE001  # whatever is raised is the outcome that is compared
+        return Attempt((), error)
+    return Attempt((*results, *(values[ref.index] for ref in written_refs(calls[-1]))))
+
+
+def attempt_eager(recording: Recording, mode: str = "gradients", seed: int = 0) -> Attempt:
+    """Carry a call out here, on copies of its inputs; those before it, views of one tensor each, prepare it."""
+    inputs = [copied(tensor, _CPU) for tensor in recording.inputs]
+    with seeded(_CPU, seed), mode_named(mode):
+        return _attempt(recording.calls, inputs, _CPU)
+
+
+def attempt_lazily(
+    recording: Recording, session: Session, mode: str = "gradients", *, must_raise: bool = False
+) -> Attempt:
+    """Carry a call out remotely, as `attempt_eager` does here.
+
+    Args:
+        recording: The call, and those that prepare it.
+        session: The running session.
+        mode: One of `MODES`.
+        must_raise: Whether eager raises, so that it is waited for an exception that only data shows.
+    """
+    inputs = [copied(tensor, session.device) for tensor in recording.inputs]
+    with mode_named(mode):
+        attempt = _attempt(recording.calls, inputs, session.device)
+    if not must_raise or attempt.error is not None:
+        return attempt
+    try:
+        session.synchronize()
+    except Exception as error:  # noqa: BLE001  # as above
+        return Attempt((), error)
+    return attempt
+
+
+@attrs.frozen
+class Ran:
+    """What a program gave.
+
+    Attributes:
+        values: By index, inputs included, as they are at its end.
+        seen: Copies of all values after each call that wrote something, if they were asked for.
+    """
+
+    values: dict[int, Any]
+    seen: list[Any]
+
+
+def run_program(recording: Recording, device: torch.device, *, watches: bool = False) -> Ran:
+    """Carry a program out on a device; none of its calls may raise.
+
+    Args:
+        recording: The program.
+        device: The CPU, or the remote device.
+        watches: Whether to copy all values after each call that writes something.
+    """
+    ran = Ran({-1 - index: copied(tensor, device) for index, tensor in enumerate(recording.inputs)}, [])
+    produced = 0
+    with torch.no_grad(), seeded(_CPU, 0):
+        for made in recording.calls:
+            for result in perform(made, ran.values, device):
+                ran.values[produced] = result
+                produced += 1
+            if watches and written_refs(made):
+                ran.seen.extend(value.clone() for value in ran.values.values() if isinstance(value, torch.Tensor))
+    return ran
+
+
+def compare_all(
+    session: Session, pairs: Sequence[tuple[str, Any, Any, Tolerance | None]], *, where: str, elements: bool = True
+) -> None:
+    """Compare values of the session with eager's, and bring all of them home at once.
+
+    Args:
+        session: The running session.
+        pairs: What is compared, the session's value, eager's, and the tolerance granted.
+        where: In which case, for messages.
+        elements: Whether elements are compared, and not metadata alone.
+    """
+    __tracebackhide__ = True
+    for what, got, wanted, _ in pairs:
+        if isinstance(wanted, torch.Tensor):
+            expect(isinstance(got, LazyTensor), f"type of {what}", got=type(got).__name__, wanted="LazyTensor",
+                   where=where)
+            expect_same_spec(OutputSpec.of(got), OutputSpec.of(wanted), what, where)
+    if not elements:
+        return
+    local = session.materialize([got for _, got, _, _ in pairs])
+    for (what, _, wanted, tolerance), mine in zip(pairs, local, strict=True):
+        if isinstance(wanted, torch.Tensor):
+            should = wanted.detach().resolve_conj().resolve_neg()
+            expect_same_tensor(mine, should, what, where, tolerance)
+        else:
+            expect_same_value(mine, wanted, what, where)
+
+
+def expect_same_error(got: Exception | None, wanted: Exception, what: str, where: str) -> None:
+    """Check that an exception is of eager's type."""
+    __tracebackhide__ = True
+    if got is None:
+        violated(f"outcome of {what}", got="no exception", wanted=f"{type(wanted).__name__}: {wanted}", where=where)
+    expect_equal(type(got).__name__, type(wanted).__name__, f"exception of {what} ({got})", where)
+
+
+@contextmanager
+def unflushed(session: Session) -> Iterator[None]:
+    """Let nothing be handed over before it is needed, as in a session with ``flush_every=None``."""
+    session.flush()
+    before = session.flush_every, session.recorder._limit
+    session.flush_every = session.recorder._limit = 0
+    try:
+        yield
+    finally:
+        session.flush_every, session.recorder._limit = before
+
+
+def expect_metadata(session: Session, told: Sequence[tuple[str, torch.Tensor, OutputSpec]], where: str) -> None:
+    """Let everything run, and hold metadata that was told before against what the executor has."""
+    __tracebackhide__ = True
+    with session.lock:
+        described = session.link.describe([tensor._value.slot for _, tensor, _ in told])  # type: ignore[attr-defined]  # lazy tensors
+    for (what, _, before), item in zip(told, described, strict=True):
+        expect(isinstance(item, Description), f"description of {what}", got=item, wanted="metadata", where=where)
+        expect_same_spec(before, OutputSpec(torch.Size(item.size), item.stride, item.storage_offset,
+                                            dtype_named(item.dtype)), what, where)
+
+
+def expect_same_spec(got: OutputSpec, wanted: OutputSpec, what: str, where: str) -> None:
+    """Check metadata. Strides of dimensions that have no second element carry no meaning."""
+    __tracebackhide__ = True
+    expect_equal(got.dtype, wanted.dtype, f"dtype of {what}", where)
+    expect_equal(tuple(got.size), tuple(wanted.size), f"size of {what}", where)
+    if wanted.size.numel():
+        expect_equal(_steps(got), _steps(wanted), f"stride of {what}", where)
+        expect_equal(got.storage_offset, wanted.storage_offset, f"storage offset of {what}", where)
+
+
+def _steps(spec: OutputSpec) -> tuple[int | None, ...]:
+    return tuple(step if extent > 1 else None for step, extent in zip(spec.stride, spec.size, strict=True))

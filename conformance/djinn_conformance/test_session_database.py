@@ -1,0 +1,124 @@
+"""Laws of sessions that PyTorch's own database of operator samples tests: one test for each of its entries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+
+import attrs
+import pytest
+
+from djinn_conformance.capabilities import declares
+from djinn_conformance.compositions import Composition
+from djinn_conformance.database import Direction, Unit, Verdict, operators, units
+from djinn_conformance.expectations import expected
+from djinn_conformance.laws import is_thorough, law
+from djinn_conformance.subjects import Subject
+from djinn_conformance.tally import record
+from djinn_conformance.workers import Pool, Task
+
+_MOST_PROCESSES = 8
+_SAMPLED = 40
+"""Where not everything is run: one sample of each unit, and of long units every so many."""
+
+Verdicts = Callable[[str, Direction], list[tuple[Unit, Verdict]]]
+
+
+def _tasks(operator: str, direction: Direction) -> list[Task]:
+    """List what is to be done for an entry; where not everything is, the samples differ between units."""
+    found = [unit for unit in units(operator) if unit.direction is direction]
+    if is_thorough():
+        return [Task(unit) for unit in found]
+    return [Task(unit, sum(map(ord, str(unit))) % 3, _SAMPLED) for unit in found]
+
+
+@attrs.define
+class _Bench:
+    """Hands all chosen entries to the processes before the first verdict is asked for."""
+
+    pool: Pool
+    waiting: dict[tuple[str, Direction], list[tuple[Unit, Future[Verdict]]]] = attrs.field(factory=dict)
+
+    def submit(self, operator: str, direction: Direction) -> None:
+        self.waiting[operator, direction] = [(task.unit, self.pool.submit(task))
+                                             for task in _tasks(operator, direction)]
+
+    def verdicts(self, operator: str, direction: Direction) -> list[tuple[Unit, Verdict]]:
+        return [(unit, future.result()) for unit, future in self.waiting.pop((operator, direction))]
+
+
+@pytest.fixture(scope="session")
+def bench(request: pytest.FixtureRequest, subject: Subject) -> Iterator[_Bench]:
+    """Processes that run samples in the subject's session, busy with all chosen tests of it."""
+    composition: Composition = subject.registered.value
+    made = _Bench(Pool({"server": "", **composition.settings}, min(os.cpu_count() or 1, _MOST_PROCESSES)))
+    for operator, direction in _chosen(request.session.items, subject):
+        made.submit(operator, direction)
+    yield made
+    made.pool.close()
+
+
+def _chosen(items: Iterable[pytest.Item], subject: Subject) -> Iterator[tuple[str, Direction]]:
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.module.__name__ == __name__:
+            params = item.callspec.params
+            if params["subject"] == subject:
+                yield str(params["operator"]), _DIRECTIONS[item.originalname]
+
+
+def _check(subject: Subject, bench: _Bench, operator: str, direction: Direction) -> None:
+    __tracebackhide__ = True
+    faults: list[str] = []
+    left_out = total = 0
+    for unit, verdict in bench.verdicts(operator, direction):
+        faults += _faults(subject, unit, verdict)
+        total += verdict.total
+        left_out += verdict.left_out
+        record(suite="operators", name=operator, variant="", dtype=unit.dtype, direction=str(direction),
+               equal=verdict.total - len(verdict.differences), different=len(verdict.differences), total=verdict.total)
+    if faults:
+        raise AssertionError("\n".join(faults))
+    if not total:
+        pytest.skip(f"the database has no sample of {operator} for this" + (" that is small" if left_out else ""))
+
+
+def _faults(subject: Subject, unit: Unit, verdict: Verdict) -> Iterator[str]:
+    wanted = expected(unit, subject.device)
+    approximate = subject.registered.value.part is not None and declares(subject.registered.value.part, "approximate")
+    for difference in verdict.differences:
+        if approximate and difference.status == "rounding":
+            continue
+        if not any(expectation.explains(difference) for expectation in wanted):
+            yield f"{unit}, sample {difference.sample}: {difference.status}: {difference.message}"
+    for expectation in wanted:
+        if is_thorough() and expectation.is_certain and not any(map(expectation.explains, verdict.differences)):
+            yield f"{unit}: no sample differs as expected ({expectation.status}); delete the expectation"
+
+
+_ENTRIES = pytest.mark.parametrize("operator", list(operators()))
+
+
+@law("session.samples_forward")
+@_ENTRIES
+def test_samples_forward(subject: Subject, bench: _Bench, operator: str) -> None:
+    """Run an entry in every dtype that it supports."""
+    _check(subject, bench, operator, Direction.FORWARD)
+
+
+@law("session.samples_backward")
+@_ENTRIES
+def test_samples_backward(subject: Subject, bench: _Bench, operator: str) -> None:
+    """Take the gradients of an entry's results."""
+    _check(subject, bench, operator, Direction.BACKWARD)
+
+
+@law("session.samples_refused")
+@_ENTRIES
+def test_samples_refused(subject: Subject, bench: _Bench, operator: str) -> None:
+    """Make an entry's wrong calls."""
+    _check(subject, bench, operator, Direction.ERRORS)
+
+
+_DIRECTIONS = {"test_samples_forward": Direction.FORWARD, "test_samples_backward": Direction.BACKWARD,
+               "test_samples_refused": Direction.ERRORS}

@@ -1,0 +1,49 @@
+"""The law of whole programs: whatever is written down in which order, a session gives what eager gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from djinn.session import Session
+from djinn_conformance.assertions import expect
+from djinn_conformance.laws import active_profile, law
+from djinn_conformance.lines import table
+from djinn_conformance.machine import FLUSHES, Machine, Statistics
+from djinn_conformance.subjects import Subject
+
+_LINES = 25
+_ENOUGH = 1000
+"""From so many programs on, every form must have given something, and every number must be high."""
+
+
+@law("session.programs_equal")
+def test_programs_equal(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
+    """Draw programs, and see that there were enough of every kind."""
+    profile = active_profile()
+    wanted = table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"]
+    statistics = Statistics()
+    run_state_machine_as_test(
+        lambda: Machine(session, statistics),  # type: ignore[arg-type]  # called, whatever it is
+        settings=settings(profile, max_examples=wanted, stateful_step_count=_LINES),
+    )
+    record_property("djinn_said", f"{statistics}")
+    _expect_variety(statistics, wanted, str(subject))
+
+
+def _expect_variety(statistics: Statistics, wanted: int, where: str) -> None:
+    """Check that the programs have not become trivial."""
+    expect(statistics.programs >= wanted, "programs", got=statistics.programs, wanted=f"at least {wanted}", where=where)
+    if wanted < _ENOUGH:
+        return
+    for name, share in table().floors.items():
+        count = statistics.counts[name]
+        expect(count >= share * wanted, name, got=count, wanted=f"at least {share} in each program", where=where)
+    for every in FLUSHES:
+        count = statistics.counts[f"flush_every={every}"]
+        expect(count >= wanted / 50, f"programs that hand over after {every}", got=count, wanted="more", where=where)
+    idle = [form.text for forms in table().groups.values() for form in forms if not statistics.forms[form.text]]
+    expect(not idle, "forms that never gave anything", got=idle, wanted="none", where=where)

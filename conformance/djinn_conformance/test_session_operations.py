@@ -1,0 +1,127 @@
+"""Laws of sessions about operators, for every overload of the families in ``specs/ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn.kinds import OutputSpec
+from djinn.session import Session
+from djinn_conformance.derivatives import derivatives, derivatives_remotely, differentiable
+from djinn_conformance.families import OperatorSpec
+from djinn_conformance.family_groups import Group, groups
+from djinn_conformance.family_strategies import call_batches
+from djinn_conformance.laws import is_thorough, law
+from djinn_conformance.programs import Recording
+from djinn_conformance.replays import (
+    MODES,
+    Attempt,
+    attempt_eager,
+    attempt_lazily,
+    compare_all,
+    expect_metadata,
+    expect_same_error,
+    unflushed,
+)
+from djinn_conformance.subjects import Subject
+from djinn_conformance.variants import variant_calls, variants_of
+
+_EFFORT = 0.2 if is_thorough() else 0.04
+"""A share of the examples is enough: each is a call of every operator of a group."""
+_MODES = st.sampled_from(MODES)
+
+
+def _compare_batch(
+    session: Session,
+    batch: Sequence[tuple[OperatorSpec, Recording]],
+    eagerly: Callable[[Recording], Attempt],
+    remotely: Callable[[Recording, bool], Attempt],
+    where: str,
+) -> None:
+    """Make each call of a batch here and remotely, and bring all results home at once."""
+    pairs: list[tuple[str, Any, Any, Any]] = []
+    for spec, recording in batch:
+        place = f"{where}, {spec.family}: {recording}"
+        wanted = eagerly(recording)
+        if spec.is_random:
+            session.seed(0)
+        got = remotely(recording, wanted.error is not None)
+        if wanted.error is not None:
+            expect_same_error(got.error, wanted.error, repr(spec), place)
+            continue
+        if got.error is not None:
+            raise AssertionError(f"{spec}: got {type(got.error).__name__}: {got.error}, should be a result [{place}]"
+                                 ) from got.error
+        named = [(f"result {index} of {place}", mine, theirs, spec.tolerance)
+                 for index, (mine, theirs) in enumerate(zip(got.results, wanted.results, strict=True))]
+        compare_all(session, named, where=place, elements=False)
+        pairs += [] if spec.undefined else named
+    compare_all(session, pairs, where=where)
+
+
+@law("session.operations_equal", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.operations_equal"), ids=str)
+@given(data=st.data(), mode=_MODES)
+def test_operations_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, mode: str) -> None:
+    """Call each operator of a group on arguments of its own."""
+    batch = list(zip(group.operators, data.draw(call_batches(group.operators)), strict=True))
+    _compare_batch(session, batch, lambda recording: attempt_eager(recording, mode),
+                   lambda recording, raises: attempt_lazily(recording, session, mode, must_raise=raises),
+                   f"{subject}: {mode}")
+
+
+@law("session.specs_inferred", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.specs_inferred"), ids=str)
+@given(data=st.data())
+def test_specs_inferred(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
+    """Look at metadata before anything has run, and ask the executor for it afterwards."""
+    told: list[tuple[str, torch.Tensor, OutputSpec]] = []
+    with unflushed(session):
+        for spec, recording in zip(group.operators, data.draw(call_batches(group.operators)), strict=True):
+            if attempt_eager(recording).error is None:
+                got = attempt_lazily(recording, session)
+                told += [(f"result {index} of {spec.family}: {recording}", result, OutputSpec.of(result))
+                         for index, result in enumerate(got.results) if isinstance(result, torch.Tensor)]
+        expect_metadata(session, told, str(subject))
+
+
+@law("session.variants_equal", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.variants_equal", variants_of), ids=str)
+@given(data=st.data())
+def test_variants_equal(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
+    """Write into arguments and into destinations of every kind."""
+    drawn = data.draw(st.tuples(*(variant_calls(spec) for spec in group.operators)))
+    _compare_batch(session, list(zip(group.operators, drawn, strict=True)), attempt_eager,
+                   lambda recording, raises: attempt_lazily(recording, session, must_raise=raises), str(subject))
+
+
+def _compare_derivatives(
+    subject: Subject, session: Session, group: Group, drawn: tuple[Recording, ...], order: int, seed: int
+) -> None:
+    _compare_batch(
+        session, list(zip(group.operators, drawn, strict=True)), lambda recording: derivatives(recording, order, seed),
+        lambda recording, raises: derivatives_remotely(recording, session, order, seed, must_raise=raises),
+        str(subject))
+
+
+@law("session.gradients_equal", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.gradients_equal", differentiable), ids=str)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_gradients_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, seed: int) -> None:
+    """Differentiate each operator of a group once."""
+    _compare_derivatives(subject, session, group, data.draw(call_batches(group.operators)), 1, seed)
+
+
+@law("session.second_gradients_equal", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.second_gradients_equal", differentiable), ids=str)
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_second_gradients_equal(
+    subject: Subject, session: Session, group: Group, data: st.DataObject, seed: int
+) -> None:
+    """Differentiate each operator of a group twice."""
+    _compare_derivatives(subject, session, group, data.draw(call_batches(group.operators)), 2, seed)

@@ -1,0 +1,107 @@
+"""Laws of sessions about whole programs of the operators in ``specs/ops``: aliases, replay, slices, lifetimes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn.session import Session
+from djinn.tensor import LazyTensor
+from djinn_conformance.assertions import expect, expect_same_tensor
+from djinn_conformance.families import specs_of
+from djinn_conformance.family_groups import Group, groups
+from djinn_conformance.family_strategies import programs
+from djinn_conformance.laws import is_thorough, law
+from djinn_conformance.replays import compare_all, run_program, unflushed
+from djinn_conformance.subjects import Subject
+from djinn_conformance.wire_replays import expect_freed, replayed, written_down
+
+_CPU = torch.device("cpu")
+_EFFORT = 0.2 if is_thorough() else 0.04
+_WRITES = specs_of("session.aliases_seen", "in_place")
+_RANDOM = specs_of("session.slices_equal", "random")
+
+
+def _named(index: int, where: str) -> str:
+    return f"{f'result r{index}' if index >= 0 else f'input i{-1 - index}'} of {where}"
+
+
+def _pairs(got: dict[int, Any], wanted: dict[int, Any], where: str) -> list[tuple[str, Any, Any, Any]]:
+    return [(_named(index, where), got[index], wanted[index], {}) for index in sorted(wanted)]
+
+
+@law("session.aliases_seen", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.aliases_seen"), ids=str)
+@given(data=st.data())
+def test_aliases_seen(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
+    """Take views of views, write through them, and look at everything after each write."""
+    recording = data.draw(programs(group.operators, favoured=_WRITES, max_calls=8))
+    here, there = (run_program(recording, device, watches=True) for device in (_CPU, session.device))
+    where = f"{subject}: {recording}"
+    seen: list[tuple[str, Any, Any, Any]] = [(f"a value after a write of {where}", mine, theirs, {})
+            for mine, theirs in zip(there.seen, here.seen, strict=True)]
+    compare_all(session, seen + _pairs(there.values, here.values, where), where=where)
+
+
+@law("session.programs_replay", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.programs_replay"), ids=str)
+@given(data=st.data())
+def test_programs_replay(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
+    """Write down what is recorded, encode and decode it, and run it three times: new, known and compiled."""
+    recording = data.draw(programs([spec for spec in group.operators if not spec.undefined], max_calls=6))
+    where = f"{subject}: {recording}"
+    wanted = run_program(recording, _CPU).values
+    with unflushed(session):
+        session.seed(0)
+        written = written_down(recording, session)
+    for number, values in enumerate(replayed(written, session, 3, where), 1):
+        for index, value in values.items():
+            should = wanted[index].resolve_conj().resolve_neg()
+            expect_same_tensor(value, should, f"run {number}, {_named(index, where)}", where, group.tolerance)
+
+
+@law("session.slices_equal", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.slices_equal"), ids=str)
+@given(data=st.data(), order=st.randoms(use_true_random=False))
+def test_slices_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, order: Any) -> None:
+    """Bring the values of a program home in any order, while nothing else makes the session hand anything over."""
+    specs = [spec for spec in group.operators if not spec.undefined]
+    recording = data.draw(programs(specs, favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8))
+    wanted = run_program(recording, _CPU).values
+    indices = sorted(wanted)
+    order.shuffle(indices)
+    where = f"{subject}: {recording} in the order {indices}"
+    with unflushed(session):
+        session.seed(0)
+        got = run_program(recording, session.device).values
+        for index in indices:
+            compare_all(session, [(_named(index, where), got[index], wanted[index], group.tolerance)], where=where)
+
+
+@law("session.handles_freed", effort=_EFFORT)
+@pytest.mark.parametrize("group", groups("session.handles_freed"), ids=str)
+@given(data=st.data(), home=st.booleans(), waits=st.booleans())
+def test_handles_freed(
+    subject: Subject, session: Session, group: Group, data: st.DataObject, home: bool, waits: bool
+) -> None:
+    """Drop all tensors of a program: some of them brought home before, or all of them computed, or neither."""
+    recording = data.draw(programs(group.operators, favoured=_WRITES, max_calls=8))
+    where = f"{subject}: {recording}"
+    session.synchronize()
+    before = session.stats()["live_handles"]
+    values = run_program(recording, session.device).values
+    handles = [value._value.slot.number for value in values.values() if isinstance(value, LazyTensor)]
+    if home:
+        session.materialize(list(values.values())[:2])
+    if waits:
+        session.synchronize()
+    values.clear()
+    session.synchronize()
+    # Fewer than before are those of an earlier program, freed by the garbage collector meanwhile.
+    left = session.stats()["live_handles"]
+    expect(left <= before, "live handles", got=left, wanted=f"{before}, as before", where=where)
+    expect_freed(session, handles, where)

@@ -1,0 +1,42 @@
+"""Laws of sessions that train: PyTorch's own databases of optimizers and of modules, over several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import pytest
+import torch
+
+from djinn import runtime
+from djinn.session import Session
+from djinn_conformance import modules, optimizers
+from djinn_conformance.laws import active_profile, is_thorough, law
+from djinn_conformance.subjects import Subject, torch_device
+from djinn_conformance.training import Case, check_all
+
+_TIMEOUT_S = 900
+_ALL_EXAMPLES = 200
+"""A profile with fewer goes through fewer cases."""
+
+
+def _check(suite: str, cases: Callable[..., Iterator[Case]], subject: Subject) -> None:
+    __tracebackhide__ = True
+    device: torch.device = torch_device(subject)
+    step = max(1, _ALL_EXAMPLES // active_profile().max_examples)
+    chosen = islice(cases(device, thorough=is_thorough()), 0, None, step)
+    check_all(suite, chosen, device, runtime.logical_device(), thorough=is_thorough())
+
+
+@pytest.mark.timeout(_TIMEOUT_S)
+@law("session.optimizers_equal")
+def test_optimizers_equal(session: Session, subject: Subject) -> None:
+    """Optimizers, and what people use beside them."""
+    _check("optimizers", optimizers.cases, subject)
+
+
+@pytest.mark.timeout(_TIMEOUT_S)
+@law("session.modules_equal")
+def test_modules_equal(session: Session, subject: Subject) -> None:
+    """Modules, in training and in evaluation."""
+    _check("modules", modules.cases, subject)

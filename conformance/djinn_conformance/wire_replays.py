@@ -1,0 +1,125 @@
+"""Recording a program in a session, and running what comes out of its encoding at an executor of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.model.value import Slot
+from djinn.programs import lay_out, program_of
+from djinn.protocol import messages
+from djinn.protocol.messages import Batch, Define, Poisoned, Run, Seed, TensorHeader, Upload, from_wire, to_wire
+from djinn.protocol.service import SessionService
+from djinn.protocol.tensors import header_of
+from djinn.session import Session
+from djinn.tape import Node
+from djinn.tensor import LazyTensor
+from djinn_conformance.assertions import expect_equal, violated
+from djinn_conformance.oracle import perform
+from djinn_conformance.programs import Recording
+
+__all__ = ("Written", "expect_freed", "replayed", "written_down")
+
+_PROGRAM = 1
+
+
+@attrs.frozen
+class Written:
+    """A recorded program in the form in which it travels.
+
+    Attributes:
+        data: A batch that uploads the inputs, defines the program, runs it and fetches its results.
+        tensors: The uploads.
+        handles: By index of the recording, the handle of each value that it still has.
+        fetched: The handles that the batch fetches.
+    """
+
+    data: bytes
+    tensors: tuple[torch.Tensor, ...]
+    handles: dict[int, int]
+    fetched: tuple[int, ...]
+
+
+def written_down(recording: Recording, session: Session) -> Written:
+    """Record a program in a session, and encode what the session would send."""
+    nodes: list[Node] = []
+    uploads: dict[int, torch.Tensor] = {}
+    alive: list[Any] = []
+    values: dict[int, Any] = {}
+    for index, tensor in enumerate(recording.inputs):
+        length = tensor.untyped_storage().nbytes() // tensor.element_size()
+        whole = tensor.as_strided((length,), (1,), 0)
+        sent = whole.to(session.device, copy=True)
+        uploads[_handle(sent)] = whole.clone()
+        alive.append(sent)
+        values[-1 - index] = sent
+    stop = session.capture(nodes.append)
+    try:
+        for index, tensor in enumerate(recording.inputs):
+            values[-1 - index] = values[-1 - index].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        with torch.no_grad():
+            produced = 0
+            for made in recording.calls:
+                for result in perform(made, values, session.device):
+                    values[produced] = result
+                    produced += 1
+    finally:
+        stop()
+    return _encoded(nodes, uploads, {index: _handle(value) for index, value in values.items()
+                                     if isinstance(value, LazyTensor)})
+
+
+def _handle(tensor: Any) -> int:
+    value: Slot = tensor._value.slot
+    return value.number
+
+
+def _encoded(nodes: Sequence[Node], uploads: dict[int, torch.Tensor], handles: dict[int, int]) -> Written:
+    layout = lay_out(nodes, set())
+    program = program_of(nodes, layout)
+    program.check()
+    run = Run(_PROGRAM, layout.inputs, to_wire(layout.numbers), layout.outputs)
+    fetched = tuple(dict.fromkeys(handles.values()))
+    batch = Batch([Seed(0), *(Upload(handle, header_of(tensor)) for handle, tensor in uploads.items()),
+                   Define(_PROGRAM, program), run], fetch=fetched)
+    return Written(messages.encode(batch), tuple(uploads.values()), handles, fetched)
+
+
+def replayed(written: Written, session: Session, times: int, where: str) -> list[dict[int, Any]]:
+    """Decode a program and run it several times at an executor like the session's.
+
+    Returns:
+        For each run, the values by index of the recording.
+    """
+    batch = messages.decode(written.data)
+    expect_equal(messages.encode(batch), written.data, "what is encoded again", where)
+    executor = session.plugins.choose("executor", "torch").open(session.config.device)
+    service = SessionService(executor)
+    try:
+        return [_run(service, batch, written, where) for _ in range(times)]
+    finally:
+        service.close()
+        executor.close()
+
+
+def _run(service: SessionService, batch: Any, written: Written, where: str) -> dict[int, Any]:
+    result, tensors = service.handle(batch, [tensor.clone() for tensor in written.tensors])
+    if result.failures:
+        violated("replay", got=result.failures[0].message, wanted="no failure", where=where)
+    data = iter(tensors)
+    values = [next(data) if isinstance(item, TensorHeader) else from_wire(getattr(item, "value", None))
+              for item in result.items]
+    by_handle = dict(zip(written.fetched, values, strict=True))
+    return {index: by_handle[handle] for index, handle in written.handles.items()}
+
+
+def expect_freed(session: Session, handles: Sequence[int], where: str) -> None:
+    """Check that the executor has none of these values any more."""
+    __tracebackhide__ = True
+    with session.lock:
+        result, _ = session.link._connection.request(Batch([], describe=tuple(handles), synchronize=True), [])
+    kept = [handle for handle, item in zip(handles, result.items, strict=True) if not isinstance(item, Poisoned)]
+    expect_equal(kept, [], "handles that the executor still has", where)

@@ -1,0 +1,163 @@
+"""Processes that judge units of PyTorch's operator database, because a kernel may end or hold up a process.
+
+``python -m djinn_conformance.workers SETTINGS`` is such a process: it starts the session that ``SETTINGS`` (JSON)
+describes, reads one unit a line from standard input, and writes one verdict a line to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import attrs
+import cattrs
+import torch
+
+from djinn_conformance.database import Difference, Unit, Verdict, judge
+
+__all__ = ("Pool", "Task")
+
+LONGEST_UNIT_S = 240.0
+"""How long a unit may take before its process counts as hung."""
+
+
+@attrs.frozen
+class Task:
+    """A unit, and which of its samples: every ``every``-th, beginning with the ``first``."""
+
+    unit: Unit
+    first: int = 0
+    every: int = 1
+
+    def chooses(self, index: int) -> bool:
+        """Whether the sample at a position is one of them."""
+        return index % self.every == self.first % self.every
+
+
+class Pool:
+    """Some processes that work through tasks in the order in which they were handed in.
+
+    Concurrency:
+        `submit` may be called from any thread; each process is looked after by a thread of its own.
+    """
+
+    def __init__(self, settings: dict[str, Any], processes: int) -> None:
+        self._settings = settings
+        self._tasks: SimpleQueue[tuple[Task, Future[Verdict]] | None] = SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(processes)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: Task) -> Future[Verdict]:
+        """Hand a task in."""
+        future: Future[Verdict] = Future()
+        self._tasks.put((task, future))
+        return future
+
+    def close(self) -> None:
+        """Drop what has not begun, and end the processes."""
+        try:
+            while True:
+                waiting = self._tasks.get_nowait()
+                if waiting is not None:
+                    waiting[1].cancel()
+        except Empty:
+            pass
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        process = _Process(self._settings)
+        try:
+            while (received := self._tasks.get()) is not None:
+                task, future = received
+                try:
+                    future.set_result(process.judge(task))
+                except Exception as error:  # noqa: BLE001  # not swallowed: whoever waits for the verdict receives it
+                    future.set_exception(error)
+        finally:
+            process.end()
+
+
+class _Process:
+    """One process, started when there is something to do and again when it has ended."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._command = [sys.executable, "-m", "djinn_conformance.workers", json.dumps(settings)]
+        self._running: subprocess.Popen[str] | None = None
+
+    def judge(self, task: Task) -> Verdict:
+        running = self._running or self._start()
+        assert running.stdin is not None
+        assert running.stdout is not None
+        hung = threading.Event()
+
+        def give_up() -> None:
+            hung.set()
+            running.kill()
+
+        timer = threading.Timer(LONGEST_UNIT_S, give_up)
+        timer.start()
+        try:
+            running.stdin.write(json.dumps(cattrs.unstructure(task)) + "\n")
+            running.stdin.flush()
+            answer = running.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            timer.cancel()
+        if answer:
+            return cattrs.structure(json.loads(answer), Verdict)
+        status = running.wait()
+        self._running = None
+        if hung.is_set():
+            return Verdict(1, 0, [Difference(0, "hung", f"no answer after {LONGEST_UNIT_S:g} s")])
+        return Verdict(1, 0, [Difference(0, "aborted", f"the process ended with {status}")])
+
+    def end(self) -> None:
+        if self._running is not None:
+            self._running.communicate()
+
+    def _start(self) -> subprocess.Popen[str]:
+        path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+        self._running = subprocess.Popen(  # noqa: S603  # this interpreter and this module
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+        return self._running
+
+
+def serve(lines: Iterable[str], settings: dict[str, Any]) -> Iterator[str]:
+    """Judge one task a line.
+
+    Args:
+        lines: Tasks as JSON.
+        settings: Settings of `djinn.init`.
+
+    Yields:
+        Verdicts as JSON.
+    """
+    import djinn
+    from djinn import runtime
+
+    torch.set_num_threads(1)
+    djinn.init(**settings)
+    device = runtime.logical_device()
+    for line in lines:
+        task = cattrs.structure(json.loads(line), Task)
+        yield json.dumps(cattrs.unstructure(judge(task.unit, device, task.chooses)))
+
+
+if __name__ == "__main__":
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for verdict in serve(sys.stdin, json.loads(sys.argv[1])):
+        answers.write(verdict + "\n")

@@ -1,0 +1,36 @@
+"""Deep copies, which stay on the device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn.tensor import LazyTensor
+
+
+def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Copy a lazy tensor with its gradient and attributes.
+
+    Raises:
+        RuntimeError: It is the result of an operation that autograd knows, as for any tensor.
+    """
+    tensor, memo = args
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    with torch._C.DisableTorchFunctionSubclass():
+        if not tensor.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                               "protocol at the moment.")
+        with torch.no_grad():
+            made: Any = tensor.detach().clone()
+        made.requires_grad_(tensor.requires_grad)
+        memo[id(tensor)] = made
+        if tensor.grad is not None:
+            made.grad = LazyTensor.__deepcopy__(tensor.grad, memo)
+    for name, attribute in vars(tensor).items():
+        if name != "_value":
+            setattr(made, name, copy.deepcopy(attribute, memo))
+    return made

@@ -1,0 +1,75 @@
+"""Gradients across the border: ordinary tensors that meet lazy ones get ordinary gradients.
+
+An operation that meets both is carried out below autograd, which cannot move a gradient between devices by itself. If
+one is wanted, the operation is given up there and called again with arguments that were moved in a differentiable way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from djinn import runtime
+from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
+
+
+class _Upload(torch.autograd.Function):
+    """Meet lazy tensors as the one upload of this version; the gradient comes home."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return runtime.current().mixer.upload(tensor).detach()
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].cpu()
+
+
+def _upload(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, LazyTensor) or not tensor.requires_grad:
+        return tensor
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return tensor.to(runtime.logical_device())
+    made: torch.Tensor = _Upload.apply(tensor)  # type: ignore[no-untyped-call]  # untyped there
+    return made
+
+
+def _bring_home(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.cpu() if isinstance(tensor, LazyTensor) else tensor
+
+
+def _again(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        moved_args, moved_kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, move, (args, kwargs))
+        before, after = (torch.utils._pytree.tree_leaves(tree) for tree in ((args, kwargs), (moved_args, moved_kwargs)))
+        if all(old is new for old, new in zip(before, after, strict=True)):
+            # What met is not among the arguments: the exception that is being handled stands.
+            raise  # noqa: PLE0704  # called where it was caught
+        return function(*moved_args, **moved_kwargs)
+
+    return handle
+
+
+def notice_fused_optimizers() -> None:
+    """Upload anew what a fused optimizer has written: PyTorch does not count those writes."""
+    register_optimizer_step_post_hook(_forget_uploads)
+
+
+def _forget_uploads(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not runtime.is_initialized():
+        return
+    forget = runtime.current().mixer.forget
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for parameter in group["params"]:
+                forget(parameter)
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    MixedGradientError: _again(_upload),
+    HomeGradientError: _again(_bring_home),
+}

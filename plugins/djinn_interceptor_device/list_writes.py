@@ -1,0 +1,38 @@
+"""Operators that write into each tensor of a list: their writes count for autograd as on any other device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from djinn.kinds.interceptor import Handler
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+_PREFIX = "aten::_foreach_"
+
+
+def _write_each(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record, and count the writes, so that a backward pass that needs what they replaced is refused.
+
+    These operators return nothing, and PyTorch counts by itself only the writes into what is returned; the kernels of
+    other devices do as this one does.
+
+    Source:
+        ``increment_version`` in aten/src/ATen/native/cuda/ForeachBinaryOpScalar.cu.
+    """
+    made = session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+    torch.autograd.graph.increment_version(args[0])
+    return made
+
+
+@cache
+def handlers() -> Mapping[torch._ops.OpOverload, Handler]:
+    """List the operators, whatever this release of PyTorch has."""
+    names = [name.partition(".") for name in torch._C._dispatch_get_all_op_names() if name.startswith(_PREFIX)]
+    return {getattr(getattr(torch.ops.aten, base.removeprefix("aten::")), overload or "default"): _write_each
+            for base, _, overload in names if base.endswith("_")}

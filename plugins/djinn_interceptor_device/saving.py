@@ -1,0 +1,222 @@
+"""Storages: which tensors share one, how large it is, what it holds; and loading files to the device.
+
+A storage of a remote tensor is known here by a number. Its address is an integer that no machine has, beyond 64 bits:
+it tells tensors apart, as those who save models want, and nobody can follow it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NoReturn, Self
+
+import torch
+
+from djinn import runtime
+from djinn.errors import UnsupportedTensorError
+from djinn.tensor import LazyTensor
+
+_without_functions = torch._C.DisableTorchFunctionSubclass
+_PRIORITY = 15
+"""After ordinary CPU storages, before what PyTorch would try for the device."""
+_OWN_ATTRIBUTES = ("_value", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
+_is_registered = False
+_KEPT = frozenset("is_cuda is_hpu is_shared share_memory_ is_sparse is_sparse_csr".split())
+
+
+class RemoteStorage(torch.UntypedStorage):
+    """Bytes that an executor holds.
+
+    Attributes:
+        tensor: A tensor in this storage.
+    """
+
+    tensor: LazyTensor
+
+    @classmethod
+    def of(cls, tensor: LazyTensor) -> Self:
+        """Name the storage of a tensor."""
+        # Inside it is a storage of the meta device, which PyTorch gives to no tensor of another.
+        made = cls(0, device="meta")
+        made.tensor = tensor
+        return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]  # an attribute there
+        """Logical device."""
+        return self.tensor.device
+
+    @property
+    def _cdata(self) -> int:
+        # ``torch.save`` writes one of those that are equal in this, so they must have the same bytes.
+        return (self.tensor._value.slot.storage << 64) + self.nbytes()
+
+    def data_ptr(self) -> int:
+        """Return the number that stands for the storage's address; 0 if it is empty."""
+        return self.tensor._value.slot.storage << 64 if self.nbytes() else 0
+
+    def nbytes(self) -> int:
+        """Count the bytes; those that no living tensor reaches may be missing."""
+        with _without_functions():
+            base = self.tensor._base
+        spec = (base if isinstance(base, LazyTensor) else self.tensor)._value.spec
+        if 0 in spec.size:
+            return 0
+        reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
+        return (spec.storage_offset + reach + 1) * spec.dtype.itemsize
+
+    def size(self) -> int:
+        """Count the bytes."""
+        return self.nbytes()
+
+    def __len__(self) -> int:
+        return self.nbytes()
+
+    def elements(self, dtype: torch.dtype) -> LazyTensor:
+        """View the whole storage as ``dtype[N]``."""
+        with _without_functions(), torch.no_grad():
+            held: Any = self.tensor.detach()
+            whole = held.as_strided((self.nbytes() // held.dtype.itemsize,), (1,), 0)
+            if whole.dtype != dtype:
+                count = self.nbytes() // dtype.itemsize * dtype.itemsize
+                whole = whole.view(torch.uint8)[:count].view(dtype)
+        return whole  # type: ignore[no-any-return]  # a LazyTensor, but PyTorch says Tensor
+
+    def cpu(self) -> torch.UntypedStorage:
+        """Bring the bytes home."""
+        return self.elements(torch.uint8).materialize().untyped_storage()
+
+    def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        """Bring the bytes home, or leave them where they are."""
+        kind = torch.device(device).type
+        return self if kind == self.device.type else self.cpu() if kind == "cpu" else self._refuse()
+
+    def tolist(self) -> list[int]:
+        """Bring the bytes home as integers."""
+        return self.cpu().tolist()  # type: ignore[no-any-return]  # untyped there
+
+    def _set_from_file(self, *args: Any) -> Self:
+        """Fill it from a file of the format that older releases of PyTorch wrote."""
+        local = torch.UntypedStorage(self.nbytes())
+        local._set_from_file(*args)
+        self.elements(torch.uint8).copy_(_bytes_of(local))
+        return self
+
+    def _write_file(self, *args: Any) -> None:
+        self.cpu()._write_file(*args)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self.cpu(),)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(device={self.device}, size={self.nbytes()})"
+
+    __str__ = __repr__
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedTensorError("The memory of a remote tensor is not in this process.",
+                                     hint="Use tensor.cpu() to bring its data home.")
+
+    __getitem__ = __setitem__ = __iter__ = __copy__ = __deepcopy__ = _refuse
+
+
+for _name in dir(torch.UntypedStorage):
+    if not _name.startswith("__") and _name not in vars(RemoteStorage) and _name not in _KEPT:
+        setattr(RemoteStorage, _name, RemoteStorage._refuse)
+
+
+def untyped_storage(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle ``Tensor.untyped_storage``."""
+    return RemoteStorage.of(args[0])
+
+
+def storage(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle ``Tensor.storage``, which is deprecated."""
+    torch.storage._warn_typed_storage_removal(stacklevel=5)
+    return _typed(args[0])
+
+
+def _typed(tensor: LazyTensor) -> torch.storage.TypedStorage:
+    return torch.storage.TypedStorage(wrap_storage=RemoteStorage.of(tensor), dtype=tensor.dtype, _internal=True)
+
+
+def reduce(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle ``Tensor.__reduce_ex__``: what is saved are ordinary CPU tensors, which share storages as these do."""
+    tensor, protocol = args
+    with _without_functions():
+        needs_gradient = tensor.requires_grad
+    hooks: OrderedDict[int, Any] = OrderedDict()
+    state = {name: value for name, value in vars(tensor).items() if name not in _OWN_ATTRIBUTES}
+    if getattr(tensor, "_is_param", False):
+        held = (tensor.data, needs_gradient, hooks)
+        if state:
+            return torch._utils._rebuild_parameter_with_state, (*held, state)
+        return torch._utils._rebuild_parameter, held
+    if tensor.dtype.is_complex or tensor.dtype in torch.storage._new_dtypes():
+        # Bytes do not say whether they are to be conjugated; and new dtypes have no typed storages.
+        rebuild, parts = tensor.materialize().requires_grad_(needs_gradient).__reduce_ex__(protocol)
+    else:
+        spec = tensor._value.spec
+        rebuild = torch._utils._rebuild_tensor_v2
+        parts = (_typed(tensor), spec.storage_offset, tuple(spec.size), tuple(spec.stride), needs_gradient, hooks)
+    if state:
+        return torch._tensor._rebuild_from_type_v2, (rebuild, torch.Tensor, parts, state)
+    return rebuild, parts
+
+
+def _itself(item: Any) -> Any:
+    return item
+
+
+def set_storage(session: Any, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let a tensor look at a storage.
+
+    Raises:
+        RuntimeError: The storage is of another device, as in eager.
+    """
+    target, storage, *place = args
+    if not isinstance(target, LazyTensor) or not isinstance(storage, RemoteStorage):
+        raise RuntimeError(  # noqa: TRY004  # as eager
+            f'Attempted to set the storage of a tensor on device "{target.device}" to a storage on different device '
+            f'"{storage.device}".  This is no longer allowed; the devices must match.')
+    elements = storage.elements(target.dtype)
+    names = ("storage_offset", "size", "stride")
+    given = {**dict(zip(names, place, strict=False)), **kwargs} or {"storage_offset": 0, "size": (len(elements),)}
+    stride = given.get("stride") or _contiguous(given["size"])
+    return torch.ops.aten.set_.source_Tensor_storage_offset(
+        target, elements, given["storage_offset"], given["size"], stride)
+
+
+def _contiguous(size: Any) -> list[int]:
+    strides = [1]
+    for extent in reversed(size[1:]):
+        strides.insert(0, strides[0] * max(extent, 1))
+    return strides[: len(size)]
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _load(storage: Any, location: str) -> Any:
+    """Move a storage that ``torch.load`` has read to the device, if it is to go there."""
+    device = runtime.logical_device()
+    if location.partition(":")[0] != device.type:
+        return None
+    if location not in (device.type, str(device)):
+        raise RuntimeError(f"Attempting to deserialize object on {location}, but there is 1 remote accelerator, "
+                           f"{device}. Use torch.load with map_location to map your storages to an existing device.")
+    if getattr(storage, "_torch_load_uninitialized", False):
+        return RemoteStorage.of(torch.empty(storage.nbytes(), dtype=torch.uint8, device=device))  # type: ignore[arg-type]  # lazy, on this device
+    return RemoteStorage.of(runtime.current().upload(_bytes_of(storage)))
+
+
+def _tag(storage: Any) -> str | None:
+    return "cpu" if isinstance(storage, RemoteStorage) else None
+
+
+def register() -> None:
+    """Let ``torch.save`` write what it would write of CPU tensors, and ``torch.load`` map to the device."""
+    global _is_registered
+    if not _is_registered:
+        _is_registered = True
+        torch.serialization.register_package(_PRIORITY, _tag, _load)
