@@ -79,6 +79,8 @@ class TorchProgram:
         """Run once; see `djinn.kinds.executor.CompiledProgram`."""
         if len(numbers) != self._numbers:
             raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
+        # Asking sets this thread up as PyTorch's own loops do; MKL's transforms would go by their own count otherwise.
+        torch.get_num_threads()
         with self._lock, torch.inference_mode():
             if not self._is_random:
                 return self._run(inputs, numbers, report)

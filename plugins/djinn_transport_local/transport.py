@@ -62,7 +62,8 @@ class LocalConnection:
     The executor's work runs on a thread of its own: there, none of the caller's modes (inference, autocast, function
     or dispatch modes) are in force, and it overlaps with recording. The caller waits for a batch that asks for
     something; for one with uploads, whose tensors are the caller's; and for one that draws random numbers, because the
-    executor borrows the process's default generator for that, which the caller may be about to use.
+    executor borrows the process's default generator for that, which the caller may be about to use. It computes with as
+    many threads as the caller would.
     """
 
     def __init__(self, address: str, executor: Executor) -> None:
@@ -110,7 +111,15 @@ class LocalConnection:
             raise TransportError(f"The session on {self.address} is closed.", hint="Call djinn.init() again.")
         done: Future[tuple[Result, list[torch.Tensor]]] = Future()
         self._room.acquire()
-        self._work.put((lambda: self._service.handle(batch, tensors), done))
+        threads = torch.get_num_threads()
+
+        def work() -> tuple[Result, list[torch.Tensor]]:
+            # PyTorch counts threads by thread; libraries round differently with another number of them.
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            return self._service.handle(batch, tensors)
+
+        self._work.put((work, done))
         return done
 
     def _draws_random(self, batch: Batch) -> bool:
