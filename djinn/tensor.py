@@ -76,6 +76,11 @@ class LazyTensor(torch.Tensor):
         except MixedGradientError as mixed:
             # The handler calls the function again, with all tensors on one side.
             return _functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
+        except SystemError as hiding:
+            # PyTorch issues a call's warnings while its exception is on the way out, which hides the exception.
+            if (hidden := hiding.__cause__) is None:
+                raise
+            raise hidden from hidden.__cause__
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]  # a plain attribute there; this one skips __torch_function__

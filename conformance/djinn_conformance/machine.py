@@ -401,7 +401,7 @@ class Machine(RuleBasedStateMachine):
             gc.collect()
             djinn.synchronize()
         left = self.session.stats()["live_handles"]
-        expect(left <= self.handles, "handles that are left", got=left, wanted=str(self.handles), where=self._where())
+        expect(left == 0, "handles that are left", got=left, wanted="none", where=self._where())
         self.statistics.programs += 1
 
 

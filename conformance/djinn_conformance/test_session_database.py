@@ -20,7 +20,7 @@ from djinn_conformance.workers import Pool, Task
 
 _MOST_PROCESSES = 8
 _SAMPLED = 40
-"""Where not everything is run: one sample of each unit, and of long units every so many."""
+"""Where not everything is run: the first sample of each unit, and every so many after some other one."""
 
 Verdicts = Callable[[str, Direction], list[tuple[Unit, Verdict]]]
 
@@ -30,7 +30,7 @@ def _tasks(operator: str, direction: Direction) -> list[Task]:
     found = [unit for unit in units(operator) if unit.direction is direction]
     if is_thorough():
         return [Task(unit) for unit in found]
-    return [Task(unit, sum(map(ord, str(unit))) % 3, _SAMPLED) for unit in found]
+    return [Task(unit, sum(map(ord, str(unit))) % 5, _SAMPLED) for unit in found]
 
 
 @attrs.define
@@ -80,7 +80,7 @@ def _check(subject: Subject, bench: _Bench, operator: str, direction: Direction)
     if faults:
         raise AssertionError("\n".join(faults))
     if not total:
-        pytest.skip(f"the database has no sample of {operator} for this" + (" that is small" if left_out else ""))
+        pytest.skip(f"no sample of {operator} is small enough" if left_out else f"{operator} has no sample")
 
 
 def _faults(subject: Subject, unit: Unit, verdict: Verdict) -> Iterator[str]:
@@ -96,25 +96,27 @@ def _faults(subject: Subject, unit: Unit, verdict: Verdict) -> Iterator[str]:
             yield f"{unit}: no sample differs as expected ({expectation.status}); delete the expectation"
 
 
-_ENTRIES = pytest.mark.parametrize("operator", list(operators()))
+def _entries(direction: Direction) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("operator", [
+        name for name in operators() if any(unit.direction is direction for unit in units(name))])
 
 
 @law("session.samples_forward")
-@_ENTRIES
+@_entries(Direction.FORWARD)
 def test_samples_forward(subject: Subject, bench: _Bench, operator: str) -> None:
     """Run an entry in every dtype that it supports."""
     _check(subject, bench, operator, Direction.FORWARD)
 
 
 @law("session.samples_backward")
-@_ENTRIES
+@_entries(Direction.BACKWARD)
 def test_samples_backward(subject: Subject, bench: _Bench, operator: str) -> None:
     """Take the gradients of an entry's results."""
     _check(subject, bench, operator, Direction.BACKWARD)
 
 
 @law("session.samples_refused")
-@_ENTRIES
+@_entries(Direction.ERRORS)
 def test_samples_refused(subject: Subject, bench: _Bench, operator: str) -> None:
     """Make an entry's wrong calls."""
     _check(subject, bench, operator, Direction.ERRORS)

@@ -30,7 +30,7 @@ LONGEST_UNIT_S = 240.0
 
 @attrs.frozen
 class Task:
-    """A unit, and which of its samples: every ``every``-th, beginning with the ``first``."""
+    """A unit, and which of its samples: the very first, and every ``every``-th beginning with the ``first``."""
 
     unit: Unit
     first: int = 0
@@ -38,7 +38,7 @@ class Task:
 
     def chooses(self, index: int) -> bool:
         """Whether the sample at a position is one of them."""
-        return index % self.every == self.first % self.every
+        return index == 0 or index % self.every == self.first % self.every
 
 
 class Pool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 import torch
 
 from djinn.errors import UnsupportedTensorError
 
+_ACCESSORS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values", "_nnz")
+"""Operators of compressed tensors that PyTorch answers for any device, with an error about something else."""
 _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1")
 
 
@@ -18,7 +21,10 @@ def register() -> list[torch.library.Library]:
         library = torch.library.Library("_", "IMPL")
         library.fallback(_refuse, key)
         libraries.append(library)
-    return libraries
+    compressed = torch.library.Library("aten", "IMPL")
+    for name in _ACCESSORS:
+        compressed.impl(name, functools.partial(_refuse, name), "SparseCsrPrivateUse1")
+    return [*libraries, compressed]
 
 
 def _refuse(operator: Any, *args: Any, **kwargs: Any) -> NoReturn:

@@ -205,6 +205,6 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.gru: layers(aten.gru.input, aten.gru.data),
     torch.rnn_tanh: layers(aten.rnn_tanh.input, aten.rnn_tanh.data),
     torch.rnn_relu: layers(aten.rnn_relu.input, aten.rnn_relu.data),
-    torch.lstm_cell: lstm_cell,
-    torch.gru_cell: gru_cell,
+    **dict.fromkeys((torch.lstm_cell, aten.lstm_cell, aten.lstm_cell.default), lstm_cell),
+    **dict.fromkeys((torch.gru_cell, aten.gru_cell, aten.gru_cell.default), gru_cell),
 }

@@ -133,6 +133,8 @@ def _used(tensor: torch.Tensor) -> Any:
 CLEARLY_REFUSED: dict[str, Callable[[], Any]] = {
     "coo_moved": lambda: _sparse().to(DEVICE),
     "csr_moved": lambda: _used(torch.eye(3).to_sparse_csr().to(DEVICE)),
+    "csr_read": lambda: torch.eye(3).to_sparse_csr().to(DEVICE).values(),
+    "csr_printed": lambda: repr(torch.eye(3).to_sparse_csr().to(DEVICE)),
     "coo_copied": lambda: _lazy().copy_(_sparse()),
     "coo_met": lambda: torch.sparse.mm(_sparse(), _lazy()),
     "to_sparse": lambda: _lazy().to_sparse(),

@@ -1,0 +1,134 @@
+"""Tries mutants, each in a fork of a process that has everything imported and nothing started."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from djinn_conformance import laws as kit
+from djinn_conformance.compositions import running
+from djinn_conformance.lines import table
+from hypothesis import Phase, settings
+
+_LONGEST_S = float(os.environ.get("ML", "60"))
+_EXAMPLES = int(os.environ.get("ME", "1000"))
+"""Of which a law about operators takes its share."""
+_PROGRAMS = int(os.environ.get("MP", "100"))
+
+# Nobody reads the smallest example of what was planted.
+kit.PROFILES["ci"] = settings(kit.PROFILES["ci"], max_examples=_EXAMPLES, phases=(Phase.generate,),  # type: ignore[index]  # declared as read-only
+                              report_multiple_bugs=False)
+
+from mutants import laws  # noqa: E402  # the suites take the profile when they are imported
+from mutants.catalogue import MUTANTS  # noqa: E402
+from mutants.planting import Mutant, plant  # noqa: E402
+
+
+@attrs.frozen
+class Trial:
+    """A law that is run, with a mutant or without one.
+
+    Attributes:
+        name: The mutant's, or the law's for a trial without one.
+    """
+
+    name: str
+    law: str
+    within: tuple[str, ...]
+    over: str
+    planted: Mutant | None = None
+
+
+def trials(chosen: Sequence[Mutant]) -> list[Trial]:
+    """List the mutants' trials, and one without any for each law and session."""
+    healthy: dict[tuple[str, str], list[str]] = {}
+    for mutant in chosen:
+        healthy.setdefault((mutant.law, mutant.over), []).extend(mutant.within)
+    made = [Trial(law, law, tuple(dict.fromkeys(within)), over) for (law, over), within in healthy.items()]
+    return made + [Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen]
+
+
+def _attempt(trial: Trial) -> tuple[str, str]:
+    """Say what a law makes of a mutant: ``kept``, ``broken``, or ``unable`` if it never came to that."""
+    try:
+        if trial.planted is not None:
+            plant(trial.planted)
+        subject = laws.subject_of(trial.over)
+        with running(subject) as session:
+            if (torch.ones(2, device=session.device) + 1).tolist() != [2.0, 2.0]:
+                return "unable", "the session cannot even add"
+            try:
+                laws.run(trial.law, trial.within, subject, session)
+            except Exception as error:  # noqa: BLE001  # whatever a test raises is its verdict
+                return "broken", _first_line(error)
+            return "kept", ""
+    except BaseException as error:  # noqa: BLE001  # told to whoever asked for the trial
+        return "unable", _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"[:600]
+
+
+def _child(trial: Trial, answer: int) -> None:
+    """Try, and end without a clean-up that could hang because of what was planted."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    os.write(answer, json.dumps(_attempt(trial)).encode())
+    os._exit(0)
+
+
+def attempts(waiting: list[Trial]) -> Iterator[dict[str, Any]]:
+    """Try everything, as many at a time as there are processors."""
+    selector = selectors.DefaultSelector()
+    while waiting or selector.get_map():
+        while waiting and len(selector.get_map()) < (os.cpu_count() or 1):
+            trial = waiting.pop(0)
+            reader, writer = os.pipe()
+            pid = os.fork()
+            if not pid:
+                _child(trial, writer)
+            os.close(writer)
+            selector.register(reader, selectors.EVENT_READ, (trial, pid, time.monotonic()))
+        ready = {key.fd for key, _ in selector.select(1.0)}
+        for fd, key in list(selector.get_map().items()):
+            trial, pid, began = key.data
+            if fd not in ready and time.monotonic() - began < _LONGEST_S:
+                continue
+            if fd not in ready:
+                os.kill(pid, signal.SIGKILL)
+            text = os.read(fd, 65536)
+            selector.unregister(fd)
+            os.close(fd)
+            _, status = os.waitpid(pid, 0)
+            verdict, message = json.loads(text) if text else ("unable", f"the process ended with {status}")
+            yield {"name": trial.name, "over": trial.over, "law": trial.law, "verdict": verdict, "message": message,
+                   "seconds": round(time.monotonic() - began, 1)}
+
+
+def main(names: Sequence[str]) -> None:
+    """Try the mutants with these names, or all."""
+    torch.set_num_threads(1)
+    table().programs["ci"] = _PROGRAMS  # type: ignore[index]  # declared as read-only
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    for law_plugin in {mutant.over for mutant in chosen}:
+        laws.subject_of(law_plugin)
+    for outcome in attempts(trials(chosen)):
+        print(json.dumps(outcome), flush=True)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    main(sys.argv[1:])

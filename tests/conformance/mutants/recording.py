@@ -1,0 +1,76 @@
+"""Faults of recording: metadata, keys of caches, lazy tensors, ordinary tensors that meet them, and the device."""
+
+from __future__ import annotations
+
+from mutants.planting import mutant
+
+MUTANTS = (
+    # Metadata.
+    mutant("strides-inferred-as-if-contiguous", "session.specs_inferred", "djinn.binding:Planner._intern",
+           "spec.stride,", "tuple(sorted(spec.stride, reverse=True)),", within="transpose.int permute t add.Tensor"),
+    mutant("storage-offset-lost", "session.specs_inferred", "djinn.binding:Planner._intern",
+           "spec.storage_offset,", "0,", within="select.int slice.Tensor narrow"),
+    mutant("promoted-to-double", "session.operations_equal", "djinn.binding:Planner._intern",
+           "spec.dtype,", "torch.float64 if spec.dtype is torch.complex64 else spec.dtype,", within="add.Tensor real conj"),
+    mutant("meta-kernels-believed-about-layouts", "session.specs_inferred", "djinn_shapes_meta.rules:is_believable",
+           "    if rule is not None:\n        return rule(tensors)", "    return True",
+           within="convolution fmod.Tensor heaviside _softmax nansum"),
+    mutant("wrong-calls-believed", "session.variants_equal", "djinn_shapes_meta.shapes:_is_unchecked",
+           "return overlaps_itself or narrows or not has_dimension(facts, named)", "return False",
+           within="add.out neg.out add_.Tensor"),
+    # Keys of the metadata cache.
+    mutant("plan-key-without-dtype", "session.operations_equal", "djinn.recorder:_scan",
+           "        if kind is LazyTensor:\n            value = item._value\n            key.append(value.spec)",
+           "        if kind is LazyTensor:\n            value = item._value\n"
+           "            key.append((value.spec.size, value.spec.stride, value.spec.storage_offset))",
+           within="neg add.Tensor mul.Tensor"),
+    mutant("plan-key-without-flags", "session.operations_equal", "djinn.recorder:_scan",
+           "            key.append(item)\n            key.append(bool)", "            key.append(bool)",
+           within="hann_window.periodic"),
+    mutant("plan-key-without-lists", "session.operations_equal", "djinn.recorder:_scan",
+           "                key.append(tuple(item))\n", "", within="permute flip sum.dim_IntList"),
+    mutant("real-number-erased-where-it-sizes", "session.operations_equal",
+           "djinn_shapes_meta.shapes:MetaShapes.depends_on_numbers",
+           "return not takes_tensors or", "return", "facts.name.startswith(_SIZED_BY_NUMBERS)", "False",
+           within="arange.start_step"),
+    mutant("answer-kept-though-data-decides", "session.operations_equal", "djinn.session:Session.ask",
+           "if changes_metadata or depends_on_data:", "if changes_metadata:", within="nonzero masked_select argwhere"),
+    # What a call gives back.
+    mutant("destination-resized-there-only", "session.variants_equal", "djinn.recorder:Recorder._append",
+           "if plan.changes:", "if plan.changes and not kwargs:", within="add.out mul.out neg.out sum.IntList_out"),
+    mutant("metadata-changed-in-python-only", "session.programs_equal", "djinn.tensor:reshape_wrapper",
+           "torch.Tensor.data.__set__(tensor, bare)", "bare"),
+    mutant("metadata-changed-there-only", "session.programs_equal", "djinn.recorder:Recorder._append",
+           "if plan.changes:", "if plan.changes and kwargs:"),
+    mutant("results-of-a-list-swapped", "session.operations_equal", "djinn.binding:Plan.returned",
+           "values.append([next(rest) for _ in range(length)])",
+           "values.append([next(rest) for _ in range(length)][::-1])", within="split.Tensor unbind.int _foreach_neg"),
+    # Ordinary tensors.
+    mutant("upload-kept-over-a-write", "session.programs_equal", "djinn.mixing:Mixer.upload",
+           "known[1] == version and", ""),
+    mutant("upload-in-place-of-a-used-factory", "session.programs_equal", "djinn.session:Session.upload_into",
+           "tuple(last.outputs) != (slot,) or", ""),
+    # The device.
+    mutant("conjugate-that-is-none", "session.gradients_equal", "djinn_interceptor_device.handlers:conjugate",
+           "made = _record(session, operator, args, kwargs)", "made = _record(session, aten.alias.default, args, kwargs)", within="mul.Tensor div.Tensor mm"),
+    mutant("conjugation-unknown-to-pytorch", "session.aliases_seen", "djinn_interceptor_device.handlers:conjugate",
+           "torch._C._set_conj(made, not args[0].is_conj())", "pass", within="_conj imag view_as_real"),
+    mutant("composite-kept-whole-with-gradients", "session.samples_backward",
+           "djinn_interceptor_device.functions:_needs_autograd",
+           "return any(tensor.requires_grad for tensor in tensors_in((args, tuple(kwargs.values()))))", "return False",
+           within="matmul nn.functional.linear"),
+    mutant("second-pass-cut-off", "session.second_gradients_equal", "djinn_interceptor_device.functions:run_backward",
+           "return function(*args, **kwargs)", "return function(*args, **{**kwargs, 'create_graph': False})",
+           within="mul.Tensor exp"),
+    mutant("seed-not-forwarded", "session.samples_forward",
+           "djinn_interceptor_device.backend:BackendModule.manual_seed_all", "runtime.seed_all(int(seed))", "pass",
+           within="bernoulli nn.functional.dropout"),
+    mutant("writes-into-lists-not-counted", "session.programs_equal", "djinn_interceptor_device.list_writes:_write_each",
+           "torch.autograd.graph.increment_version(args[0])", "pass"),
+    mutant("deep-copy-shares-memory", "session.optimizers_equal", "djinn_interceptor_device.copying:deepcopy",
+           "tensor.detach().clone()", "tensor.detach()", within="*/AveragedModel/*"),
+    mutant("statistics-written-by-nobody", "session.modules_equal", "djinn_interceptor_device.handlers:batch_norm",
+           "writes = training and mean is not None and variance is not None",
+           "writes, args = False, (*args[:3], *(s if s is None else s.clone() for s in args[3:5]), *args[5:])",
+           within="*/nn.BatchNorm1d/train/*/steps/0*"),
+)
