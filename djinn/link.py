@@ -184,7 +184,8 @@ class Link:
         try:
             return action()
         except DjinnError as error:
-            self._broken = error
+            # A copy: the error's traceback refers to tensors of its callers.
+            self._broken = type(error)(error.summary, hint=error.hint)
             raise
 
     def _learn(self, result: Result) -> None:
@@ -195,24 +196,26 @@ class Link:
             self._failures.popitem(last=False)
 
     def _raise_failure(self, result: Result) -> None:
-        """Raise what has not been reported yet, the earliest first, and what poisoned a value that was asked for."""
+        """Raise what has not been reported yet, the earliest first, and what poisoned a value that was asked for.
+
+        Nothing here may name the error: its traceback refers to this frame, and so to every tensor of its callers.
+        """
         failed = [item.failure for item in result.items if isinstance(item, Poisoned)]
         if self._unreported:
-            first, *others = self._unreported
-            self._unreported = []
-            error = self._exception(first)
-            if others:
-                error.add_note(f"djinn: {len(others)} more operations failed after it, the next: {others[0].message}")
-            raise error
+            failures, self._unreported = self._unreported, []
+            raise self._exception(*failures)
         if failed:
             known = self._failures.get(failed[0])
             if known is None:
                 raise TransportError(f"{self.address} could not compute a value and no longer knows why.")
             raise self._exception(known)
 
-    def _exception(self, failure: Failure) -> BaseException:
+    def _exception(self, failure: Failure, *others: Failure) -> BaseException:
         origin = "" if self._origins is None else self._origins.get((failure.run, failure.step), "")
-        return to_exception(failure, origin)
+        error = to_exception(failure, origin)
+        if others:
+            error.add_note(f"djinn: {len(others)} more operations failed after it, the next: {others[0].message}")
+        return error
 
     def _remember_origins(self, commands: Sequence[Command], nodes: Sequence[Node]) -> None:
         if self._origins is None:

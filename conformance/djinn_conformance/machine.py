@@ -93,7 +93,6 @@ class Machine(RuleBasedStateMachine):
         self.offsets: dict[str, int] = {}
         self.names = 0
         self._drain()
-        self.handles = session.stats()["live_handles"]
         self.flushing = _flushing(session, "auto")
         self.flushing.__enter__()
         torch.manual_seed(0)
@@ -397,7 +396,8 @@ class Machine(RuleBasedStateMachine):
         self.eager.space.clear()
         self.remote.space.clear()
         djinn.synchronize()
-        if self.session.stats()["live_handles"] != self.handles:
+        if self.session.stats()["live_handles"]:
+            self.statistics.counts["garbage"] += 1
             gc.collect()
             djinn.synchronize()
         left = self.session.stats()["live_handles"]

@@ -6,6 +6,7 @@ describes, reads one unit a line from standard input, and writes one verdict a l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -118,14 +119,23 @@ class _Process:
         if answer:
             return cattrs.structure(json.loads(answer), Verdict)
         status = running.wait()
-        self._running = None
+        self.end()
         if hung.is_set():
             return Verdict(1, 0, [Difference(0, "hung", f"no answer after {LONGEST_UNIT_S:g} s")])
         return Verdict(1, 0, [Difference(0, "aborted", f"the process ended with {status}")])
 
     def end(self) -> None:
-        if self._running is not None:
-            self._running.communicate()
+        """Let the process end, and give back what connected to it."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        # What was written to a process that has ended cannot be flushed.
+        with contextlib.suppress(BrokenPipeError):
+            running.communicate()
+        for pipe in (running.stdin, running.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     def _start(self) -> subprocess.Popen[str]:
         path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))

@@ -64,7 +64,7 @@ def test_sources_of_this_repository_exist(kind: str) -> None:
 
 
 def test_capabilities_that_are_found_out_are_described() -> None:
-    described = {f"{kind}.{name}" for kind in specs.kinds() for name in specs.kind_spec(kind).capabilities}
+    described = {f"{kind}.{name}" for kind in specs.suites() for name in specs.kind_spec(kind).capabilities}
     assert set(FOUND_OUT) <= described
 
 

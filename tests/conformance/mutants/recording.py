@@ -15,9 +15,9 @@ MUTANTS = (
     mutant("meta-kernels-believed-about-layouts", "session.specs_inferred", "djinn_shapes_meta.rules:is_believable",
            "    if rule is not None:\n        return rule(tensors)", "    return True",
            within="convolution fmod.Tensor heaviside _softmax nansum"),
-    mutant("wrong-calls-believed", "session.variants_equal", "djinn_shapes_meta.shapes:_is_unchecked",
+    mutant("wrong-calls-believed", "session.samples_refused", "djinn_shapes_meta.shapes:_is_unchecked",
            "return overlaps_itself or narrows or not has_dimension(facts, named)", "return False",
-           within="add.out neg.out add_.Tensor"),
+           within="amax amin aminmax logcumsumexp"),
     # Keys of the metadata cache.
     mutant("plan-key-without-dtype", "session.operations_equal", "djinn.recorder:_scan",
            "        if kind is LazyTensor:\n            value = item._value\n            key.append(value.spec)",

@@ -19,9 +19,9 @@ MUTANTS = (
            "results += value", "results += [item.clone() for item in value]",
            within="split.Tensor unbind.int zero_ add_.Tensor mul_.Scalar"),
     # The compiled program, from the second run on.
-    mutant("result-dropped-too-early", "session.programs_replay", "djinn_executor_torch.codegen:_compile",
+    mutant("result-dropped-too-early", "session.optimizers_equal", "djinn_executor_torch.codegen:_compile",
            "if position in dead:", "if position + 1 in dead:", "sorted(dead[position])", "sorted(dead[position + 1])",
-           within="add.Tensor neg view"),
+           within="optimizers/Adam/scheduled/*"),
     mutant("numbers-of-the-wrong-step", "session.programs_replay", "djinn_executor_torch.codegen:_compile",
            "taken += call.numbers", "taken += 0", within="mul.Scalar add.Scalar select.int"),
     mutant("keyword-compiled-away", "session.programs_replay", "djinn_executor_torch.codegen:_compile",
