@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -134,19 +135,27 @@ class Session:
         """
         signature = plan.signature
         outputs = tuple(self._new_slot(slots, alias) for alias in signature.aliases)
+        changes_metadata = facts_of(operator).changes_metadata
+        written = [slots[index] for index in signature.writes]
+
+        def change(items: Sequence[Any]) -> None:
+            specs = map(self._spec_of, items)
+            change_metadata(args, kwargs, zip(signature.writes, specs, strict=True))
+
         with self.lock:
             self.recorder.append(Node(signature, slots, outputs, numbers))
-            written = [slots[index] for index in signature.writes]
             try:
                 items = self.link.describe([*outputs, *written])
             except BaseException:
                 self.released.extend(slot.number for slot in outputs)
+                if changes_metadata:
+                    # Some kernels resize what they write to before they refuse. If that cannot be told, nobody can use it.
+                    with suppress(Exception):
+                        change(self.link.describe(written))
                 raise
         results = [self._described(slot, item) for slot, item in zip(outputs, items, strict=False)]
-        changes_metadata = facts_of(operator).changes_metadata
         if changes_metadata:
-            specs = map(self._spec_of, items[len(outputs):])
-            change_metadata(args, kwargs, zip(signature.writes, specs, strict=True))
+            change(items[len(outputs):])
         returned = plan.returned(results, args, kwargs)
         depends_on_data = self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT or (
             # A mask may be among the indices.

@@ -103,9 +103,9 @@ def _form(group: str, text: str) -> Form:
     return form
 
 
-def _requires_grad(value: torch.Tensor) -> bool:
+def _requires_grad(value: torch.Tensor, *, leaf: bool = False) -> bool:
     try:
-        return value.requires_grad
+        return value.requires_grad and (value.is_leaf or not leaf)
     except RuntimeError:
         # A view that autograd cannot follow any more: PyTorch raises whatever one asks.
         return False
@@ -118,7 +118,7 @@ _KINDS: Mapping[str, Callable[[str, torch.Tensor], bool]] = {
     "b": lambda name, value: name.startswith("t") and value.dtype is torch.bool,
     "l": lambda name, value: name.startswith("t") and value.dtype is torch.int64,
     "g": lambda name, value: name.startswith("t") and _requires_grad(value),
-    "h": lambda name, value: name.startswith("t") and _requires_grad(value) and value.is_leaf,
+    "h": lambda name, value: name.startswith("t") and _requires_grad(value, leaf=True),
     "v": lambda name, value: name.startswith("c"),
     "w": lambda name, value: name.startswith("c"),
 }

@@ -169,9 +169,15 @@ class Machine(RuleBasedStateMachine):
 
     def _do(self, text: str, group: str, form: str = "") -> Line:
         """Run a line on both sides and compare."""
+        sizes = {name: value.size() for name, value in self.eager.tensors.items()} if group == "out" else {}
         line = self.eager.run_first(text, group, self._new_name(form or text))
         self.history.append(str(line))
         self._mirror(line)
+        if line.outcome.error is not None:
+            for name, size in sizes.items():
+                if self.eager.space[name].size() != size:
+                    # It was resized before it was refused: nobody has written what it now holds.
+                    self._do(f"del {name}", "drop")
         return line
 
     def _mirror(self, line: Line) -> None:

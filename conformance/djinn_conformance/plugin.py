@@ -198,6 +198,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         line = f"{kind:<12} {subject:<{width}}  {kept:>3} laws kept  {len(broken):>3} broken"
         line += f"  {left_out:>3} not applicable" if left_out else ""
         terminalreporter.line(f"{line}  {', '.join(broken)}".rstrip(), red=bool(broken), green=not broken)
+    from djinn_conformance.tally import totals
+
+    for (suite, direction), count in totals.items():
+        terminalreporter.line(f"{suite} {direction}: {count['equal']} of {count['total']} samples equal, "
+                              f"{count['different']} different as expected")
     for report in terminalreporter.stats.get("passed", ()):
         said = dict(getattr(report, "user_properties", ())).get("djinn_said")
         if said:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
-__all__ = ("record", "record_to")
+__all__ = ("record", "record_to", "totals")
 
 _path: Path | None = None
+totals: dict[tuple[str, str], Counter[str]] = {}
+"""What has been counted in this process, by suite and direction: ``equal``, ``different`` and ``total``."""
 
 
 def record_to(path: str | None) -> None:
@@ -19,7 +22,7 @@ def record_to(path: str | None) -> None:
 def record(
     *, suite: str, name: str, variant: str, dtype: str, direction: str, equal: int, different: int, total: int
 ) -> None:
-    """Append the counts of a group of samples to the file that the option ``--djinn-report`` names.
+    """Count a group of samples, and append it to the file that the option ``--djinn-report`` names.
 
     Args:
         suite: Where the samples come from: ``operators``, ``optimizers``, ``modules``.
@@ -31,6 +34,8 @@ def record(
         different: Samples that were different, as expected.
         total: All samples; more than the sum of the other two if some differed that should not.
     """
+    counted = totals.setdefault((suite, direction), Counter())
+    counted.update(equal=equal, different=different, total=total)
     if _path is None:
         return
     line = {"suite": suite, "name": name, "variant": variant, "dtype": dtype, "direction": direction,

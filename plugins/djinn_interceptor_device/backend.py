@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import Any
 
@@ -135,25 +136,34 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
     """Without it, the first matrix product aborts the process; and with a careless one, errors in a backward pass do.
 
     Autograd's guards call `type_` from destructors that must not fail, also while a Python exception is on its way out
-    of a hook or an operation. A Python function cannot return a result while an exception is pending, so the
-    destructor would fail and end the process. `type_` therefore takes the exception over: the first call of a C
-    function notices it and raises SystemError with the exception as its cause. The exception is raised again where
-    the backward pass was called (`djinn_interceptor_device.functions.run_backward`).
+    of a hook or an operation. No callable can return a result while an exception is pending, so the destructor would
+    fail and end the process. `type_` therefore takes the exception over first. It is raised again where the backward
+    pass was called (`djinn_interceptor_device.functions.run_backward`). No line of Python may run before that: a
+    debugger's or a coverage tool's trace function would be called for it, and fail.
 
     Source:
         torch/csrc/acc/Module.cpp (``PythonDeviceGuard``), Objects/call.c of CPython (``_Py_CheckFunctionResult``).
     """
 
-    def type_(self) -> Any:
-        """Return the device's type, whatever is going on."""
-        try:
-            _touch()
-        except SystemError as noticed:
-            if noticed.__cause__ is not None:
-                pending_errors.append(noticed.__cause__)
-        return _TYPE
 
-
-_touch = functools.partial(int)
-"""A call that CPython never specialises, so that it always notices a pending exception."""
+_taken = tuple(ctypes.c_void_p() for _ in range(3))
+"""Type, value and traceback that were pending; null pointers if nothing was."""
+_references = tuple(map(ctypes.byref, _taken))
+_fetch = ctypes.pythonapi["PyErr_Fetch"]
+_fetch.restype = None
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
+
+
+def _keep(*_: Any) -> Any:
+    """Keep the exception that was fetched, if any, and return the device's type."""
+    if _taken[0].value:
+        ctypes.pythonapi.PyErr_NormalizeException(*_references)
+        _, error, traceback = (ctypes.cast(item, ctypes.py_object).value if item.value else None for item in _taken)
+        pending_errors.append(error.with_traceback(traceback))
+        for item in _taken:
+            ctypes.pythonapi.Py_DecRef(item)
+    return _TYPE
+
+
+_fetch.errcheck = _keep
+DeviceGuard.type_ = staticmethod(functools.partial(_fetch, *_references))  # type: ignore[method-assign]  # see the class

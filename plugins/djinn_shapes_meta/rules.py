@@ -21,6 +21,9 @@ _WRONG_ON_META = (
     "linalg_eigh scaled_dot_product_attention _fft_r2c _fft_c2r _fft_c2c multilabel_margin_loss_forward "
     "mkldnn_rnn_layer mkldnn_rnn_layer_backward nonzero_static nansum"
 ).split()
+_KEEP_OUT = ("aten::arange.out aten::arange.start_out aten::range.out aten::range.out_ aten::linspace.out "
+             "aten::logspace.out").split()
+"""Factories that leave ``out`` as it is if it has as many elements as they make; meta resizes it."""
 _LAYOUT_KNOWN = frozenset(
     "add sub rsub mul reciprocal neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu gelu silu erf pow square where "
     "eq ne lt le gt ge logical_not bitwise_not clamp lerp addcmul addcdiv masked_fill sum mean amax amin argmax argmin "
@@ -44,7 +47,7 @@ _COMPLEX_TOO = frozenset(
 """Operators that are defined for complex numbers wherever they are on meta, which defines some that no device does."""
 _OF_ELEMENTS = frozenset("max min amax amin argmax argmin aminmax median mode kthvalue topk sort softmax log_softmax "
                          "_softmax _log_softmax cummax cummin".split())
-"""Operators that eager refuses for some tensors without elements, and meta does not."""
+"""Operators that eager refuses for some tensors without elements and for some dtypes, and meta does not."""
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -61,7 +64,8 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
     is_view = all(facts.aliases) and ReturnKind.WRITTEN not in facts.returns
     if not is_view and base.rstrip("_") not in _COMPLEX_TOO and any(tensor.dtype.is_complex for tensor in tensors):
         return False
-    if base in _OF_ELEMENTS and not all(tensor.numel() for tensor in tensors):
+    dtypes = _FLOATS if "softmax" in base else _NUMBERS
+    if base in _OF_ELEMENTS and not all(tensor.numel() and tensor.dtype in dtypes for tensor in tensors):
         return False
     if all(kind is ReturnKind.WRITTEN or alias for kind, alias in zip(facts.returns, facts.aliases, strict=True)):
         return True
@@ -103,13 +107,21 @@ def _holds(dtype: torch.dtype, number: Any) -> bool:
     return bool(limits.min <= number <= limits.max)
 
 
-def has_dimension(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
-    """Whether the dimension that an operator over elements works along is there."""
-    tensor, dim = named.get("self"), named.get("dim")
-    if facts.name.partition("::")[2].partition(".")[0] not in _OF_ELEMENTS or not isinstance(tensor, torch.Tensor):
+def has_dimensions(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
+    """Whether the dimension that an operator over elements works along is there, or those that indices are for."""
+    tensor, dim, indices = named.get("self"), named.get("dim"), named.get("indices")
+    if not isinstance(tensor, torch.Tensor):
+        return True
+    if isinstance(indices, (list, tuple)):
+        return sum(map(_indexed_by, indices)) <= tensor.dim()
+    if facts.name.partition("::")[2].partition(".")[0] not in _OF_ELEMENTS:
         return True
     rank = max(tensor.dim(), 1)
     return not isinstance(dim, int) or -rank <= dim < rank
+
+
+def _indexed_by(index: torch.Tensor | None) -> int:
+    return index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _always(tensors: Sequence[torch.Tensor]) -> bool:
@@ -172,7 +184,7 @@ def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 _RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_WRONG_ON_META, _never),
+    **dict.fromkeys((*_WRONG_ON_META, *_KEEP_OUT), _never),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "addmv", "matmul", "linear"),
                     _same_numbers),
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), _convolution),

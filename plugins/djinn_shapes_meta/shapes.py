@@ -10,7 +10,7 @@ import torch
 from djinn.kinds import Inference, OutputSpec
 from djinn.model.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.model.spec import tensors_in
-from djinn_shapes_meta.rules import has_dimension, is_believable, is_ordinary
+from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
 
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
                      "aten::logspace", "aten::histc", "aten::histogram")
@@ -38,7 +38,7 @@ class MetaShapes:
         facts = facts_of(operator)
         if not is_ordinary(facts, args, kwargs):
             return None
-        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))) or _is_unchecked(facts, args, kwargs):
+        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))) or _is_unchecked(operator, facts, args, kwargs):
             return None
         sizes = [tensor.size() for tensor in tensors_in((args, tuple(kwargs.values())))]
         try:
@@ -66,7 +66,9 @@ class MetaShapes:
         return Inference(tuple(results), tuple(map(OutputSpec.of, arguments)))
 
 
-def _is_unchecked(facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _is_unchecked(
+    operator: torch._ops.OpOverload, facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
     """Whether eager refuses the call for a reason that meta does not look at."""
     named = {**dict(zip(facts.argument_names, args, strict=False)), **kwargs}
     written = tensors_in([named[name] for name in facts.written if name in named])
@@ -76,7 +78,14 @@ def _is_unchecked(facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, 
     kinds += [_kind_of(torch.result_type(item, True)) for item in named.values() if type(item) in (int, float, complex)]
     narrows = bool(written) and facts.name not in ("aten::copy_", "aten::fill_.Scalar") and (
         max(kinds) > min(_kind_of(tensor.dtype) for tensor in written))
-    return overlaps_itself or narrows or not has_dimension(facts, named)
+    return overlaps_itself or narrows or _converts_out(operator, named) or not has_dimensions(facts, named)
+
+
+def _converts_out(operator: torch._ops.OpOverload, named: Mapping[str, Any]) -> bool:
+    """Whether results go to a destination of a dtype that no argument has: not every kernel converts."""
+    outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
+    sources = {tensor.dtype for name, item in named.items() if name not in outs for tensor in tensors_in([item])}
+    return bool(sources) and any(tensor.dtype not in sources for name in outs for tensor in tensors_in([named[name]]))
 
 
 def _kind_of(dtype: torch.dtype) -> tuple[bool, bool, bool]:

@@ -73,7 +73,7 @@ MUTANTS = (
     mutant("exception-of-another-type", "session.samples_refused", "djinn.protocol.failures:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),
     mutant("error-swallowed-at-a-wait", "session.programs_equal", "djinn.link:Link._raise_failure",
-           "raise error", "return"),
+           "raise self._exception(*failures)", "return"),
     mutant("poison-lost", "session.programs_equal", "djinn.protocol.service:SessionService._run",
            "outputs = self._outputs_of(run)",
            "outputs = [torch.zeros(()) if isinstance(made, Poisoned) else made for made in self._outputs_of(run)]"),
