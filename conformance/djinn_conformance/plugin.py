@@ -72,10 +72,11 @@ def _subjects(config: pytest.Config) -> list[Subject]:
 def _select(name: str | None) -> list[Subject]:
     """Choose plugins' objects and the sessions that they take part in.
 
-    By its own name, a plugin is tested in a session only if operators may behave differently with it; ``session:NAME``
-    asks for any.
+    A plugin that cannot make operators behave differently is tested in a session if ``session:NAME`` asks for it, or if
+    everything is tested thoroughly.
     """
     from djinn_conformance.compositions import COMPOSED, COMPUTING, composed
+    from djinn_conformance.laws import is_thorough
     from djinn_conformance.specs import SESSION
     from djinn_conformance.subjects import installed_plugins, select
 
@@ -85,7 +86,7 @@ def _select(name: str | None) -> list[Subject]:
     chosen = select(name, *installed_plugins())
     if kind:
         return chosen
-    return [*chosen, *composed(chosen, COMPOSED if name is None else COMPUTING)]
+    return [*chosen, *composed(chosen, COMPOSED if name is None and is_thorough() else COMPUTING)]
 
 
 def _kind_of(path: Path) -> str | None:
