@@ -30,6 +30,7 @@ from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
 log = logging.getLogger("djinn.session")
+_VIEWS_AND_WRITES = torch._C.DispatchKey.ADInplaceOrView
 
 
 class Session:
@@ -101,16 +102,10 @@ class Session:
         for tensor in lazy:
             self.check_owner(tensor)
         items = iter(self._fetch([tensor._value.slot for tensor in lazy]))
-        made = []
-        for tensor in tensors:
-            if not isinstance(tensor, LazyTensor):
-                made.append(tensor)
-                continue
-            local = next(items)
-            spec = tensor._value.spec
-            if isinstance(local, torch.Tensor) and local.dtype != spec.dtype:
-                raise TransportError(f"{self.link.address} sent {local.dtype} where {spec.dtype} was expected.")
-            made.append(local)
+        made = [next(items) if isinstance(tensor, LazyTensor) else tensor for tensor in tensors]
+        for wanted, local in zip(tensors, made, strict=True):
+            if isinstance(local, torch.Tensor) and local.dtype != wanted.dtype:
+                raise TransportError(f"{self.link.address} sent {local.dtype} where {wanted.dtype} was expected.")
         return made
 
     def _fetch(self, slots: Sequence[Slot]) -> list[Any]:
@@ -139,17 +134,19 @@ class Session:
         written = [slots[index] for index in signature.writes]
 
         def change(items: Sequence[Any]) -> None:
-            specs = map(self._spec_of, items)
-            change_metadata(args, kwargs, zip(signature.writes, specs, strict=True))
+            change_metadata(args, kwargs, zip(signature.writes, map(self._spec_of, items), strict=True))
 
         with self.lock:
+            if signature.has_effect:
+                # Whoever hears of an earlier failure here will try again, and must find nothing done.
+                self.link.synchronize()
             self.recorder.append(Node(signature, slots, outputs, numbers))
             try:
                 items = self.link.describe([*outputs, *written])
             except BaseException:
                 self.released.extend(slot.number for slot in outputs)
                 if changes_metadata:
-                    # Some kernels resize what they write to before they refuse. If that cannot be told, nobody can use it.
+                    # Some kernels resize what they write to before they refuse. It is of no use if that stays unknown.
                     with suppress(Exception):
                         change(self.link.describe(written))
                 raise
@@ -226,7 +223,7 @@ class Session:
     def replace(self, target: LazyTensor, new: LazyTensor) -> None:
         """Give ``target`` the values and metadata of ``new``, as assigning ``.data`` does."""
         value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
-        reshape_wrapper(target, value.spec)
+        reshape_wrapper(target, value.spec, new.is_inference())
         target._value = value
 
     def seed(self, seed: int) -> None:
@@ -356,7 +353,12 @@ class Session:
         return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
     def _decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = operator.decompose(*args, **kwargs)
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(facts_of(operator).name, _VIEWS_AND_WRITES.name):
+            # Inference mode leaves it to the parts to say that they are views or writes.
+            excluded = excluded.remove(_VIEWS_AND_WRITES)
+        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+            made = operator.decompose(*args, **kwargs)
         if made is NotImplemented:
             return self.recorder.record(self.recorder.binding(operator), operator, args, kwargs)
         return made

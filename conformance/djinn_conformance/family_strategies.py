@@ -9,17 +9,8 @@ import attrs
 import torch
 from hypothesis import strategies as st
 
-from djinn_conformance.families import (
-    ListWord,
-    LiteralWord,
-    OperatorSpec,
-    ScalarDomain,
-    ScalarWord,
-    TensorWord,
-    Values,
-    Word,
-    domains,
-)
+from djinn_conformance.families import OperatorSpec, domains
+from djinn_conformance.forms import ListWord, LiteralWord, ScalarDomain, ScalarWord, TensorWord, Values, Word
 from djinn_conformance.oracle import copied, perform, seeded
 from djinn_conformance.programs import Call, Recording, Ref, refs_in
 
@@ -179,7 +170,7 @@ class _Caller:
 
     def _reused(self, word: TensorWord) -> Ref | None:
         """Take a tensor of the program, if one fits and nothing is asked of its elements."""
-        if word.values or not self.draw(st.integers(0, 3)):
+        if word.values or self.draw(st.integers(0, 3)) == 3:
             return None
         fitting = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)
                    and self._fits(word, value)]

@@ -12,7 +12,8 @@ from hypothesis.errors import InvalidArgument
 
 from djinn_conformance.specs import KindSpec, law_named
 
-__all__ = ("PROFILES", "ProfileError", "active_profile", "is_thorough", "law", "law_of", "laws_by_test", "mismatches")
+__all__ = ("PROFILES", "ProfileError", "active_profile", "is_cursory", "is_thorough", "law", "law_of", "laws_by_test",
+           "mismatches")
 
 Test = TypeVar("Test", bound=Callable[..., None])
 _ATTRIBUTE = "djinn_law"
@@ -48,6 +49,11 @@ def is_thorough() -> bool:
     return os.environ.get("HYPOTHESIS_PROFILE") in _THOROUGH
 
 
+def is_cursory() -> bool:
+    """Whether only a few of a collection's members are looked at."""
+    return os.environ.get("HYPOTHESIS_PROFILE") == "smoke"
+
+
 def active_profile() -> settings:
     """Return the profile that ``HYPOTHESIS_PROFILE`` chooses; ``dev`` if it is unset.
 
@@ -60,12 +66,13 @@ def active_profile() -> settings:
     return PROFILES[name]
 
 
-def law(identity: str, *, effort: float = 1.0) -> Callable[[Test], Test]:
+def law(identity: str, *, effort: float = 1.0, shrinks: bool = True) -> Callable[[Test], Test]:
     """Bind a test to the law that it tests.
 
     Args:
         identity: The law, ``kind.name``. A test written with Hypothesis gets the active profile.
         effort: Share of the profile's examples that it runs.
+        shrinks: Whether a derandomized run makes an example that breaks it smaller, which takes its time.
 
     Raises:
         SpecError: No specification has that law.
@@ -76,7 +83,9 @@ def law(identity: str, *, effort: float = 1.0) -> Callable[[Test], Test]:
         if getattr(test, "is_hypothesis_test", False):
             try:
                 profile = active_profile()
-                test = settings(profile, max_examples=max(1, round(profile.max_examples * effort)))(test)
+                phases = [phase for phase in profile.phases
+                          if shrinks or not profile.derandomize or phase not in (Phase.shrink, Phase.explain)]
+                test = settings(profile, max_examples=max(1, round(profile.max_examples * effort)), phases=phases)(test)
             except InvalidArgument as error:
                 raise TypeError(f"{identity}: put @law above every decorator of Hypothesis") from error
         setattr(test, _ATTRIBUTE, identity)

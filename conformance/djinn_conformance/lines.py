@@ -196,7 +196,9 @@ class Drawer:
         if first is None:
             self._first = self.values[name]
         elif word == "z":
-            return f"{name}.clone()" if any(_share(self.values[name], value) for value in self.used) else name
+            target = self.values[name]
+            is_tracked_view = target._is_view() and _requires_grad(target)
+            return f"{name}.clone()" if is_tracked_view or any(_share(target, value) for value in self.used) else name
         elif group in _WRITING and _overlaps_in_part(self.values[name], first):
             return f"{name}.clone()"
         return name
@@ -239,8 +241,10 @@ class Drawer:
         return str(self.pick(options))
 
     def smaller(self) -> str:
-        """Draw a size with no more elements than the first tensor has."""
-        count = torch.Size(self.size).numel()
+        """Draw a size with no more elements than the first tensor has, and room for them."""
+        assert self._first is not None
+        room = self._first.untyped_storage().nbytes() // self._first.element_size() - self._first.storage_offset()
+        count = min(self._first.numel(), room)
         return str(self.pick([size for size in (*_SIZES, self.size) if torch.Size(size).numel() <= count]))
 
     def strided(self) -> str:

@@ -39,10 +39,10 @@ FLUSHES = ("auto", None, 1, 2, 7)
 """After how many operations a program hands over; "auto" is the session's own choice, ``None`` is never."""
 _INFERENCE = "with torch.inference_mode(): "
 _MODES = (*[""] * 10, "with torch.no_grad(): ", _INFERENCE, "with torch.enable_grad(): ")
-_RELATING = ("view", "metadata", "out", "mixed", "gradient")
-"""Groups whose lines make tensors that share memory."""
 _MOST_NAMES = 10
 _GROUPS_OF_WORKERS = ("view", "write", "compute", "read", "write", "metadata", "gradient")
+_NOT_REPEATABLE = ("gradient", "mixed", "random", "random_state")
+"""Groups of lines that may write and then wait: what is told there about an earlier failure comes too late to repeat."""
 _PLAIN_GROUPS = ("late", "refused", "random_state")
 """Groups whose lines run in no particular mode."""
 
@@ -93,6 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.offsets: dict[str, int] = {}
         self.names = 0
         self._drain()
+        self.handles = session.stats()["live_handles"]
         self.flushing = _flushing(session, "auto")
         self.flushing.__enter__()
         torch.manual_seed(0)
@@ -141,25 +142,20 @@ class Machine(RuleBasedStateMachine):
             return
         text = drawer.fill(form)
         mode = self._mode(drawer, group)
-        if mode is None:
-            return
         line = self._do(mode + text, group, form.text)
         self.statistics.tried[form.text] += 1
         self.statistics.forms[form.text] += line.outcome.error is None or group in ("refused", "late")
         self.statistics.counts["in a mode"] += bool(mode)
         self._forget_some(drawer)
 
-    def _mode(self, drawer: Drawer, group: str) -> str | None:
-        """Draw the mode that a line runs in, if it may run at all.
+    def _mode(self, drawer: Drawer, group: str) -> str:
+        """Draw the mode that a line runs in.
 
-        What is made of an inference tensor outside of that mode is an ordinary tensor in a session, and what is made of
-        an ordinary one inside of it may be no view: neither is part of what these programs compare.
+        A view that is made of an inference tensor outside of that mode is an ordinary tensor in a session.
         """
-        which = {value.is_inference() for value in drawer.used}
-        if True in which:
-            return None if False in which and group in _RELATING else _INFERENCE
-        mode = "" if group in _PLAIN_GROUPS else drawer.pick(_MODES)
-        return "" if mode == _INFERENCE and group in _RELATING else mode
+        if any(value.is_inference() for value in drawer.used):
+            return _INFERENCE
+        return "" if group in _PLAIN_GROUPS else drawer.pick(_MODES)
 
     def _forget_some(self, drawer: Drawer) -> None:
         while len(drawer.values) >= _MOST_NAMES:
@@ -169,7 +165,7 @@ class Machine(RuleBasedStateMachine):
 
     def _do(self, text: str, group: str, form: str = "") -> Line:
         """Run a line on both sides and compare."""
-        sizes = {name: value.size() for name, value in self.eager.tensors.items()} if group == "out" else {}
+        sizes = {name: value.size() for name, value in self.eager.tensors.items()} if "out=" in text else {}
         line = self.eager.run_first(text, group, self._new_name(form or text))
         self.history.append(str(line))
         self._mirror(line)
@@ -184,7 +180,7 @@ class Machine(RuleBasedStateMachine):
         error = line.outcome.error
         self.statistics.counts[line.group] += 1
         self.statistics.counts["refused by eager"] += error is not None
-        if error is not None and self.pending:
+        if self.pending and (error is not None or line.group in _NOT_REPEATABLE):
             self._settle()
         outcome = self.remote.run(line.text)
         if outcome.error is not None and error is None and outcome.error in self.pending:
@@ -203,9 +199,6 @@ class Machine(RuleBasedStateMachine):
                 violated("a line", got=difference, wanted="what eager does", where=self._where())
         self._remember(line)
         self._count_versions(line.names, line.known)
-        if line.text.startswith(_INFERENCE):
-            # Composites that stay whole there are not counted as writes.
-            self._count_versions([*self.eager.tensors], [False] * len(self.eager.tensors))
         compare_metadata(self.eager, self.remote, self._where, self.offsets)
 
     def _count_versions(self, names: Sequence[str], known: Sequence[bool]) -> None:
@@ -351,8 +344,8 @@ class Machine(RuleBasedStateMachine):
             offsets = {name: version_offset(remote.tensors[name], value) for name, value in eager.tensors.items()}
             compare_metadata(eager, remote, self._where, offsets)
             self.offsets |= offsets
-            self.eager.space.update(eager.tensors)
-            self.remote.space.update(remote.tensors)
+            self.eager.adopt(eager)
+            self.remote.adopt(remote)
         self._read_at_once(count)
         self.statistics.counts["threads"] += count
         self._forget_some(Drawer(data.draw, self.eager.tensors))
@@ -399,15 +392,17 @@ class Machine(RuleBasedStateMachine):
     def _finish(self) -> None:
         self._settle()
         compare_values(self.eager, self.remote, None, self._where)
-        self.eager.space.clear()
-        self.remote.space.clear()
+        immortal = self.eager.immortal()
+        expect_equal(self.remote.immortal(), immortal, "tensors that outlive their names", self._where())
         djinn.synchronize()
-        if self.session.stats()["live_handles"]:
-            self.statistics.counts["garbage"] += 1
+        if self.session.stats()["live_handles"] != self.handles:
             gc.collect()
             djinn.synchronize()
-        left = self.session.stats()["live_handles"]
-        expect(left == 0, "handles that are left", got=left, wanted="none", where=self._where())
+        left = self.session.stats()["live_handles"] - self.handles
+        if immortal:
+            self.statistics.counts["refers to itself"] += 1
+        else:
+            expect(left == 0, "handles that are left", got=left, wanted="none", where=self._where())
         self.statistics.programs += 1
 
 

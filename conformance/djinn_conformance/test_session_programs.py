@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from djinn.session import Session
 from djinn.tensor import LazyTensor
-from djinn_conformance.assertions import expect, expect_same_tensor
+from djinn_conformance.assertions import expect_equal, expect_same_tensor
 from djinn_conformance.families import specs_of
 from djinn_conformance.family_groups import Group, groups
 from djinn_conformance.family_strategies import programs
@@ -21,7 +22,7 @@ from djinn_conformance.subjects import Subject
 from djinn_conformance.wire_replays import expect_freed, replayed, written_down
 
 _CPU = torch.device("cpu")
-_EFFORT = 0.2 if is_thorough() else 0.04
+_EFFORT = 0.15 if is_thorough() else 0.02
 _WRITES = specs_of("session.aliases_seen", "in_place")
 _RANDOM = specs_of("session.slices_equal", "random")
 
@@ -34,7 +35,7 @@ def _pairs(got: dict[int, Any], wanted: dict[int, Any], where: str) -> list[tupl
     return [(_named(index, where), got[index], wanted[index], {}) for index in sorted(wanted)]
 
 
-@law("session.aliases_seen", effort=_EFFORT)
+@law("session.aliases_seen", effort=_EFFORT, shrinks=False)
 @pytest.mark.parametrize("group", groups("session.aliases_seen"), ids=str)
 @given(data=st.data())
 def test_aliases_seen(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
@@ -47,7 +48,7 @@ def test_aliases_seen(subject: Subject, session: Session, group: Group, data: st
     compare_all(session, seen + _pairs(there.values, here.values, where), where=where)
 
 
-@law("session.programs_replay", effort=_EFFORT)
+@law("session.programs_replay", effort=_EFFORT, shrinks=False)
 @pytest.mark.parametrize("group", groups("session.programs_replay"), ids=str)
 @given(data=st.data())
 def test_programs_replay(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
@@ -64,11 +65,11 @@ def test_programs_replay(subject: Subject, session: Session, group: Group, data:
             expect_same_tensor(value, should, f"run {number}, {_named(index, where)}", where, group.tolerance)
 
 
-@law("session.slices_equal", effort=_EFFORT)
+@law("session.slices_equal", effort=_EFFORT, shrinks=False)
 @pytest.mark.parametrize("group", groups("session.slices_equal"), ids=str)
 @given(data=st.data(), order=st.randoms(use_true_random=False))
 def test_slices_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, order: Any) -> None:
-    """Bring the values of a program home in any order, while nothing else makes the session hand anything over."""
+    """Bring a program's values home in any order and let each go, while nothing else hands anything over."""
     specs = [spec for spec in group.operators if not spec.undefined]
     recording = data.draw(programs(specs, favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8))
     wanted = run_program(recording, _CPU).values
@@ -79,10 +80,17 @@ def test_slices_equal(subject: Subject, session: Session, group: Group, data: st
         session.seed(0)
         got = run_program(recording, session.device).values
         for index in indices:
-            compare_all(session, [(_named(index, where), got[index], wanted[index], group.tolerance)], where=where)
+            compare_all(session, [(_named(index, where), got.pop(index), wanted[index], group.tolerance)], where=where)
 
 
-@law("session.handles_freed", effort=_EFFORT)
+def _settled(session: Session) -> int:
+    """Count the handles that are held once nothing is pending and no garbage of earlier programs is left."""
+    gc.collect()
+    session.synchronize()
+    return session.stats()["live_handles"]
+
+
+@law("session.handles_freed", effort=_EFFORT, shrinks=False)
 @pytest.mark.parametrize("group", groups("session.handles_freed"), ids=str)
 @given(data=st.data(), home=st.booleans(), waits=st.booleans())
 def test_handles_freed(
@@ -91,8 +99,7 @@ def test_handles_freed(
     """Drop all tensors of a program: some of them brought home before, or all of them computed, or neither."""
     recording = data.draw(programs(group.operators, favoured=_WRITES, max_calls=8))
     where = f"{subject}: {recording}"
-    session.synchronize()
-    before = session.stats()["live_handles"]
+    before = _settled(session)
     values = run_program(recording, session.device).values
     handles = [value._value.slot.number for value in values.values() if isinstance(value, LazyTensor)]
     if home:
@@ -100,8 +107,5 @@ def test_handles_freed(
     if waits:
         session.synchronize()
     values.clear()
-    session.synchronize()
-    # Fewer than before are those of an earlier program, freed by the garbage collector meanwhile.
-    left = session.stats()["live_handles"]
-    expect(left <= before, "live handles", got=left, wanted=f"{before}, as before", where=where)
+    expect_equal(_settled(session), before, "live handles", where)
     expect_freed(session, handles, where)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType
@@ -92,6 +94,7 @@ class Twin:
 
     space: dict[str, Any]
     is_remote: bool
+    _made: list[tuple[str, weakref.ref[torch.Tensor]]] = attrs.field(init=False, factory=list)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -118,6 +121,19 @@ class Twin:
         for name, value in zip(names, outcome.tensors, strict=True):
             if name:
                 self.space[name] = value
+                self._made.append((name, weakref.ref(value)))
+
+    def adopt(self, other: Twin) -> None:
+        """Take the tensors of another twin over."""
+        self.space.update(other.tensors)
+        self._made += other._made
+
+    def immortal(self) -> list[str]:
+        """Let everything go, and list the tensors that live on; a graph of autograd's that refers to itself does so."""
+        self.space.clear()
+        if any(reference() is not None for _, reference in self._made):
+            gc.collect()
+        return sorted({name for name, reference in self._made if reference() is not None})
 
     def run_first(self, text: str, group: str, new_name: Callable[[], str]) -> Line:
         """Run a line eagerly, and find names for what it gives."""
@@ -302,6 +318,9 @@ def _equal(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
     if mine.dtype.is_complex:
         return _equal(torch.view_as_real(mine.resolve_conj().resolve_neg()),
                       torch.view_as_real(theirs.resolve_conj().resolve_neg()))
+    if mine.dtype is torch.bool:
+        # Bytes other than 0 and 1, written through a view of another dtype, are all true.
+        return bool(mine.tolist() == theirs.tolist())
     if not mine.dtype.is_floating_point:
         return False
     is_nan = mine.isnan()

@@ -95,6 +95,7 @@ def replayed(written: Written, session: Session, times: int, where: str) -> list
         For each run, the values by index of the recording.
     """
     batch = messages.decode(written.data)
+    assert isinstance(batch, Batch), batch
     expect_equal(messages.encode(batch), written.data, "what is encoded again", where)
     executor = session.plugins.choose("executor", "torch").open(session.config.device)
     service = SessionService(executor)

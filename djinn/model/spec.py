@@ -73,8 +73,8 @@ class SpecTable:
         return self._known.setdefault(_key(made), made)
 
     def of(self, tensor: torch.Tensor, device: torch.device) -> TensorSpec:
-        """Return the spec of a strided tensor, as if it were on ``device``."""
-        return self.intern(tensor.size(), tensor.stride(), int(tensor.storage_offset()), tensor.dtype, device)
+        """Return the spec of a copy of a dense tensor on ``device``."""
+        return self.intern(tensor.size(), tensor.stride(), 0, tensor.dtype, device)
 
 
 def tensors_in(items: Iterable[Any]) -> list[torch.Tensor]:

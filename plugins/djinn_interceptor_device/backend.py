@@ -158,7 +158,8 @@ def _keep(*_: Any) -> Any:
     """Keep the exception that was fetched, if any, and return the device's type."""
     if _taken[0].value:
         ctypes.pythonapi.PyErr_NormalizeException(*_references)
-        _, error, traceback = (ctypes.cast(item, ctypes.py_object).value if item.value else None for item in _taken)
+        error: BaseException = ctypes.cast(_taken[1], ctypes.py_object).value
+        traceback = ctypes.cast(_taken[2], ctypes.py_object).value if _taken[2].value else None
         pending_errors.append(error.with_traceback(traceback))
         for item in _taken:
             ctypes.pythonapi.Py_DecRef(item)

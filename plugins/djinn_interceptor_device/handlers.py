@@ -140,7 +140,8 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._to_copy.default: to_copy,
     aten.copy_.default: copy_,
     aten.lift_fresh.default: lift_fresh,
-    aten.lift_fresh_copy.default: lambda session, operator, args, kwargs: args[0].clone(),
+    aten.lift_fresh_copy.default: lambda session, operator, args, kwargs: args[0].clone(
+        memory_format=torch.contiguous_format),
     aten.is_pinned.default: is_pinned,
     aten._pin_memory.default: pin_memory,
     aten.is_same_size.default: is_same_size,

@@ -16,7 +16,7 @@ Rule = Callable[[Sequence[torch.Tensor]], bool]
 """Says whether the meta kernel can be believed for these tensor arguments."""
 
 _WRONG_ON_META = (
-    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
     "_embedding_bag _embedding_bag_forward_only embedding_bag _linalg_svd linalg_svd svd linalg_eig _linalg_eigh "
     "linalg_eigh scaled_dot_product_attention _fft_r2c _fft_c2r _fft_c2c multilabel_margin_loss_forward "
     "mkldnn_rnn_layer mkldnn_rnn_layer_backward nonzero_static nansum"
@@ -71,8 +71,14 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
         return True
     if all(tensor.is_contiguous() for tensor in tensors):
         return True
-    # Where dtypes differ, the CPU converts operands first, and a copy of one that overlaps itself lies otherwise.
-    return base in _LAYOUT_KNOWN and (_same_dtype(tensors) or all(map(_is_dense, tensors)))
+    # The CPU converts halves, and operands whose dtypes differ; a copy of one that overlaps itself lies otherwise.
+    return base in _LAYOUT_KNOWN and (all(map(_is_dense, tensors)) or (
+        _same_dtype(tensors) and not any(map(_is_repeated_half, tensors))))
+
+
+def _is_repeated_half(tensor: torch.Tensor) -> bool:
+    reach = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
+    return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.numel() > reach + 1
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -158,7 +164,8 @@ def _no_bools(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _last_is_index(tensors: Sequence[torch.Tensor]) -> bool:
-    return tensors[1].dtype in _INDEX_DTYPES and tensors[1].dim() <= 1
+    source, index, *out = tensors
+    return index.dtype in _INDEX_DTYPES and index.dim() <= 1 and all(tensor.dtype is source.dtype for tensor in out)
 
 
 def _full_precision(tensors: Sequence[torch.Tensor]) -> bool:
@@ -175,7 +182,7 @@ def _plain_and_full_precision(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _not_empty(tensors: Sequence[torch.Tensor]) -> bool:
-    """For nothing at all, the CPU gives a mask of another dtype."""
+    """For nothing at all, the CPU gives a mask of another dtype, and pixels keep their size."""
     return tensors[0].numel() > 0 and tensors[0].is_contiguous()
 
 
@@ -183,20 +190,29 @@ def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
     return _same_dtype(tensors) and tensors[0].dtype in (torch.float16, torch.float32, torch.float64)
 
 
+def _into_rank(rank: int) -> Rule:
+    """Meta broadcasts what is written to."""
+    return lambda tensors: _same_numbers(tensors) and tensors[0].dim() == rank
+
+
+_INTO = {"aten::addmv_": 1, "aten::addmm_": 2, "aten::addbmm_": 2, "aten::baddbmm_": 3}
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys((*_WRONG_ON_META, *_KEEP_OUT), _never),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "addmv", "matmul", "linear"),
                     _same_numbers),
+    **{name: _into_rank(rank) for name, rank in _INTO.items()},
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _integers),
     **dict.fromkeys(("native_layer_norm", "native_group_norm"), _full_precision),
     **dict.fromkeys(("native_layer_norm_backward", "native_group_norm_backward"), _plain_and_full_precision),
     "aten::pow.Scalar": _all_contiguous,
+    # They lay their destination out as their argument.
+    **dict.fromkeys(("aten::replication_pad2d.out", "aten::replication_pad3d.out"), _all_contiguous),
     **dict.fromkeys(("sub", "rsub", "_foreach_sub"), _no_bools),
     # Nobody else can say how many tensors their lists have.
     **dict.fromkeys(("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy",
                      "unbind_copy"), _always),
     "index_select": _last_is_index,
     "complex": _real_parts,
-    "native_dropout": _not_empty,
+    **dict.fromkeys(("native_dropout", "pixel_shuffle", "pixel_unshuffle"), _not_empty),
 }

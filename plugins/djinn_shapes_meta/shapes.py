@@ -36,9 +36,9 @@ class MetaShapes:
     ) -> Inference | None:
         """Infer what ``operator(*args, **kwargs)`` returns, or ``None``."""
         facts = facts_of(operator)
-        if not is_ordinary(facts, args, kwargs):
+        if not is_ordinary(facts, args, kwargs) or _is_unchecked(operator, facts, args, kwargs):
             return None
-        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))) or _is_unchecked(operator, facts, args, kwargs):
+        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))):
             return None
         sizes = [tensor.size() for tensor in tensors_in((args, tuple(kwargs.values())))]
         try:
@@ -96,13 +96,13 @@ def _kind_of(dtype: torch.dtype) -> tuple[bool, bool, bool]:
 def _is_laid_out_anew(
     operator: torch._ops.OpOverload, arguments: Sequence[torch.Tensor], sizes: Sequence[torch.Size]
 ) -> bool:
-    """Whether a destination has been resized, and the kernel chooses its layout by that of other arguments."""
-    return (
-        any(argument.is_out for argument in operator._schema.arguments)
-        and any(tensor.size() != size for tensor, size in zip(arguments, sizes, strict=True))
-        and not all(tensor.is_contiguous() or tensor.size() != size
-                    for tensor, size in zip(arguments, sizes, strict=True))
-    )
+    """Whether an argument has been resized that never should be, or one whose layout follows that of others."""
+    resized = [tensor.size() != size for tensor, size in zip(arguments, sizes, strict=True)]
+    if not any(resized):
+        return False
+    if not any(argument.is_out for argument in operator._schema.arguments):
+        return not facts_of(operator).changes_metadata
+    return not all(tensor.is_contiguous() or is_new for tensor, is_new in zip(arguments, resized, strict=True))
 
 
 def _is_within_storage(tensor: torch.Tensor) -> bool:

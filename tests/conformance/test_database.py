@@ -188,3 +188,20 @@ def test_a_published_run_is_read_back_and_shown(tmp_path: Path) -> None:
     assert "| forward | float32 | 9 | 1 | 10 | 90.000 |" in page
     assert "| **forward** | **all** | 14 | 1 | 15 | 93.333 |" in page
     assert "`empty` forward" in page
+
+
+def test_the_published_page_is_what_the_published_results_give() -> None:
+    docs = Path(report.__file__).parents[2] / "docs"
+    runs = [report.load(path) for path in sorted((docs / "results").glob("conformance-*.csv"))]
+    assert runs
+    assert (docs / "conformance.md").read_text(encoding="utf-8") == report.page(runs)
+
+
+@pytest.mark.parametrize(("direction", "least_percent"), [("forward", 99.5), ("backward", 99.0), ("errors", 100.0)])
+def test_the_published_results_keep_the_bars(direction: str, least_percent: float) -> None:
+    results = Path(report.__file__).parents[2] / "docs" / "results"
+    counts = [count for count in report.load(results / "conformance-torch-2.13.0-cpu.csv").counts
+              if (count.suite, count.direction) == ("operators", direction)]
+    equal, different, total = (sum(getattr(count, name) for count in counts) for name in ("equal", "different", "total"))
+    assert equal + different == total
+    assert 100 * equal / total >= least_percent

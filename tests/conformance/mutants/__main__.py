@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import selectors
@@ -19,10 +18,11 @@ from djinn_conformance.compositions import running
 from djinn_conformance.lines import table
 from hypothesis import Phase, settings
 
-_LONGEST_S = float(os.environ.get("ML", "60"))
-_EXAMPLES = int(os.environ.get("ME", "1000"))
+_LONGEST_S = 60.0
+_EXAMPLES = 4000
 """Of which a law about operators takes its share."""
-_PROGRAMS = int(os.environ.get("MP", "100"))
+_PROGRAMS = 60
+"""Of the law of whole programs; forms are few."""
 
 # Nobody reads the smallest example of what was planted.
 kit.PROFILES["ci"] = settings(kit.PROFILES["ci"], max_examples=_EXAMPLES, phases=(Phase.generate,),  # type: ignore[index]  # declared as read-only
@@ -35,11 +35,7 @@ from mutants.planting import Mutant, plant  # noqa: E402
 
 @attrs.frozen
 class Trial:
-    """A law that is run, with a mutant or without one.
-
-    Attributes:
-        name: The mutant's, or the law's for a trial without one.
-    """
+    """A law that is run, with a mutant or without one: then the name is empty."""
 
     name: str
     law: str
@@ -49,16 +45,14 @@ class Trial:
 
 
 def trials(chosen: Sequence[Mutant]) -> list[Trial]:
-    """List the mutants' trials, and one without any for each law and session."""
-    healthy: dict[tuple[str, str], list[str]] = {}
-    for mutant in chosen:
-        healthy.setdefault((mutant.law, mutant.over), []).extend(mutant.within)
-    made = [Trial(law, law, tuple(dict.fromkeys(within)), over) for (law, over), within in healthy.items()]
-    return made + [Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen]
+    """List the mutants' trials, and for what each of them looks at one without any mutant."""
+    looks = dict.fromkeys((mutant.law, mutant.within, mutant.over) for mutant in chosen)
+    return [*(Trial("", *look) for look in looks),
+            *(Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen)]
 
 
 def _attempt(trial: Trial) -> tuple[str, str]:
-    """Say what a law makes of a mutant: ``kept``, ``broken``, or ``unable`` if it never came to that."""
+    """Say what a law makes of a mutant: ``kept``, ``broken``, or ``unable`` if nothing works at all."""
     try:
         if trial.planted is not None:
             plant(trial.planted)
@@ -68,10 +62,10 @@ def _attempt(trial: Trial) -> tuple[str, str]:
                 return "unable", "the session cannot even add"
             try:
                 laws.run(trial.law, trial.within, subject, session)
-            except Exception as error:  # noqa: BLE001  # whatever a test raises is its verdict
+            except Exception as error:  # whatever a test raises is its verdict
                 return "broken", _first_line(error)
             return "kept", ""
-    except BaseException as error:  # noqa: BLE001  # told to whoever asked for the trial
+    except BaseException as error:  # told to whoever asked for the trial
         return "unable", _first_line(error)
 
 
@@ -114,8 +108,8 @@ def attempts(waiting: list[Trial]) -> Iterator[dict[str, Any]]:
             os.close(fd)
             _, status = os.waitpid(pid, 0)
             verdict, message = json.loads(text) if text else ("unable", f"the process ended with {status}")
-            yield {"name": trial.name, "over": trial.over, "law": trial.law, "verdict": verdict, "message": message,
-                   "seconds": round(time.monotonic() - began, 1)}
+            yield {"name": trial.name, "law": trial.law, "within": trial.within, "over": trial.over,
+                   "verdict": verdict, "message": message, "seconds": round(time.monotonic() - began, 1)}
 
 
 def main(names: Sequence[str]) -> None:
@@ -130,5 +124,4 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.enable()
     main(sys.argv[1:])

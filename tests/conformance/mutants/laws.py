@@ -8,9 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
-import torch
 from djinn_conformance import (
-    laws,
     lines,
     modules,
     optimizers,
@@ -60,6 +58,9 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> 
     test = tests()[law]
     given = partial(test, subject=subject, session=session)
     if test.__module__ == test_session_machine.__name__:
+        groups: Any = lines.table().groups
+        groups.update({name: tuple(form for form in forms if _is_within(f"{name}:{form.text}", within))
+                       for name, forms in groups.items()})
         given(record_property=lambda *_: None)
     elif test.__module__ == test_session_database.__name__:
         for name in within:
@@ -80,7 +81,11 @@ def _group(test: Any, within: Sequence[str]) -> Group:
 
 
 def _chosen(cases: Callable[..., Iterator[Any]], within: Sequence[str], *args: Any, **kwargs: Any) -> Iterator[Any]:
-    return (case for case in cases(*args, **kwargs) if any(fnmatchcase(str(case), pattern) for pattern in within))
+    return (case for case in cases(*args, **kwargs) if _is_within(str(case), within))
+
+
+def _is_within(name: str, within: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in within)
 
 
 class _Here:

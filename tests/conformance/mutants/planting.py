@@ -1,8 +1,8 @@
 """Mutants, and how one is planted: the code of one function of the product is replaced in this process."""
 
 from __future__ import annotations
-
 import __future__
+
 import importlib
 import inspect
 import textwrap
@@ -42,8 +42,10 @@ class Mutant:
     over: str = DEFAULTS
 
 
-def mutant(name: str, law: str, at: str, old: str, new: str, *more: str, within: str = "", over: str = DEFAULTS) -> Mutant:
-    """Make a mutant; ``within`` lists names that are parted by blanks."""
+def mutant(
+    name: str, law: str, at: str, old: str, new: str, *more: str, within: str = "", over: str = DEFAULTS
+) -> Mutant:
+    """Make a mutant; ``within`` lists names that are parted by blanks, ``more`` further texts in pairs."""
     texts = (old, new, *more)
     return Mutant(name, law, at, tuple(zip(texts[::2], texts[1::2], strict=True)), tuple(within.split()), over)
 
