@@ -35,10 +35,10 @@ class Group:
 
 
 def groups(law: str, choose: Callable[[OperatorSpec], Sequence[OperatorSpec]] = lambda spec: [spec]) -> list[Any]:
-    """List the operators that keep a law as parameters of its test; each that is expected to break it stands alone,
-    and is called many times so that it does break it.
+    """List the operators that keep a law as parameters of its test.
 
-    A cursory run has one group of each family, of operators at equal distances; laws begin at different ones.
+    Each that is expected to break it stands alone, and is called many times so that it does. A cursory run has one
+    group of each family, of operators at equal distances; laws begin at different ones.
 
     Args:
         law: The law.

@@ -158,6 +158,7 @@ class Drawer:
     def form(self, forms: Sequence[Form]) -> Form | None:
         """Draw a form that there are tensors for."""
         lacking = {word for word, fits in _KINDS.items() if not any(fits(n, v) for n, v in self.values.items())}
+        lacking |= {"y", "z"} if "x" in lacking else set()
         usable = [form for form in forms if lacking.isdisjoint(form.words)]
         return self.pick(usable) if usable else None
 

@@ -41,8 +41,8 @@ _INFERENCE = "with torch.inference_mode(): "
 _MODES = (*[""] * 10, "with torch.no_grad(): ", _INFERENCE, "with torch.enable_grad(): ")
 _MOST_NAMES = 10
 _GROUPS_OF_WORKERS = ("view", "write", "compute", "read", "write", "metadata", "gradient")
-_NOT_REPEATABLE = ("gradient", "mixed", "random", "random_state")
-"""Groups of lines that may write and then wait: what is told there about an earlier failure comes too late to repeat."""
+_NOT_REPEATABLE = ("gradient", "mixed", "random", "random_state", "sliced")
+"""Groups of lines that may write and then wait: if that tells of an earlier failure, it is too late to repeat them."""
 _PLAIN_GROUPS = ("late", "refused", "random_state")
 """Groups whose lines run in no particular mode."""
 
@@ -277,6 +277,11 @@ class Machine(RuleBasedStateMachine):
     def read(self, data: Any) -> None:
         """Need a value."""
         self._draw(data, "read")
+
+    @rule(data=st.data())
+    def sliced(self, data: Any) -> None:
+        """Need a value while others are pending that share its memory."""
+        self._draw(data, "sliced")
 
     @rule(data=st.data())
     def data_dependent(self, data: Any) -> None:

@@ -6,6 +6,7 @@ Each rule was found by comparing with eager on the CPU (``shapes.equals_eager``,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ Rule = Callable[[Sequence[torch.Tensor]], bool]
 """Says whether the meta kernel can be believed for these tensor arguments."""
 
 _WRONG_ON_META = (
-    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update "
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update "
     "_embedding_bag _embedding_bag_forward_only embedding_bag _linalg_svd linalg_svd svd linalg_eig _linalg_eigh "
     "linalg_eigh scaled_dot_product_attention _fft_r2c _fft_c2r _fft_c2c multilabel_margin_loss_forward "
     "mkldnn_rnn_layer mkldnn_rnn_layer_backward nonzero_static nansum"
@@ -190,17 +192,23 @@ def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
     return _same_dtype(tensors) and tensors[0].dtype in (torch.float16, torch.float32, torch.float64)
 
 
-def _into_rank(rank: int) -> Rule:
-    """Meta broadcasts what is written to."""
-    return lambda tensors: _same_numbers(tensors) and tensors[0].dim() == rank
+def _added_to_product(tensors: Sequence[torch.Tensor], *, in_place: bool = False, sums: int = 0) -> bool:
+    """Meta broadcasts the product to what it is added to, too; elsewhere only the other way round."""
+    first, left, right = tensors[:3]
+    size = (*left.shape[sums:-1], *right.shape[left.dim() - 1 :])
+    pairs = zip(reversed(first.shape), reversed(size), strict=False)
+    fits = first.dim() <= len(size) and all(mine in (1, theirs) for mine, theirs in pairs)
+    return _same_numbers(tensors) and fits and (not in_place or first.shape == size)
 
 
-_INTO = {"aten::addmv_": 1, "aten::addmm_": 2, "aten::addbmm_": 2, "aten::baddbmm_": 3}
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys((*_WRONG_ON_META, *_KEEP_OUT), _never),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addbmm", "addmv", "matmul", "linear"),
                     _same_numbers),
-    **{name: _into_rank(rank) for name, rank in _INTO.items()},
+    **dict.fromkeys(("addmm", "addmv", "baddbmm"), _added_to_product),
+    **{f"aten::{name}_": partial(_added_to_product, in_place=True) for name in ("addmm", "addmv", "baddbmm")},
+    "addbmm": partial(_added_to_product, sums=1),
+    "aten::addbmm_": partial(_added_to_product, in_place=True, sums=1),
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), _convolution),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _integers),
     **dict.fromkeys(("native_layer_norm", "native_group_norm"), _full_precision),

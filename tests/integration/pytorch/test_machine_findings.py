@@ -90,6 +90,9 @@ def writes_of_another_rank_are_refused(device: str) -> Any:
     with torch.inference_mode():
         inside = outcome(lambda: square[None].addmm_(square, square))
     return (
+        outcome(lambda: torch.addmm(square, square, square[:, :1])), torch.addmm(row, square, square),
+        torch.addmm(number, square, square[:, :1]), torch.addmv(number, square, row),
+        square.clone().addmm_(square, square),
         inside, outcome(lambda: square[None].addmm_(square, square)), outcome(lambda: square.addmv_(square, row)),
         outcome(lambda: number.index_put_((rows,), torch.ones((), device=device))), square,
     )
