@@ -270,7 +270,7 @@ def change_metadata(
     tensors = lazy_tensors(args, kwargs)
     for index, spec in changed:
         if spec is not tensors[index]._value.spec:
-            reshape_wrapper(tensors[index], spec, tensors[index].is_inference())
+            reshape_wrapper(tensors[index], spec, tensors[index])
 
 
 def _guess_lengths(binding: Binding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:

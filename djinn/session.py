@@ -223,7 +223,7 @@ class Session:
     def replace(self, target: LazyTensor, new: LazyTensor) -> None:
         """Give ``target`` the values and metadata of ``new``, as assigning ``.data`` does."""
         value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
-        reshape_wrapper(target, value.spec, new.is_inference())
+        reshape_wrapper(target, value.spec, new)
         target._value = value
 
     def seed(self, seed: int) -> None:

@@ -238,9 +238,12 @@ def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
     return made
 
 
-def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec, is_inference: bool) -> None:
-    """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for ours."""
-    with _without_functions(), torch._C._InferenceMode(is_inference):
+def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec, like: torch.Tensor) -> None:
+    """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for ours.
+
+    It becomes an inference tensor, or an ordinary one, as ``like`` is.
+    """
+    with _without_functions(), torch._C._InferenceMode(like.is_inference()):
         bare = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
                              dtype=spec.dtype, device=spec.device)
     with _without_functions():

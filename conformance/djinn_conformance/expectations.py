@@ -9,9 +9,6 @@ from functools import lru_cache
 
 import attrs
 import cattrs
-import torch
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from djinn_conformance import specs
 from djinn_conformance.database import DTYPES, STATUSES, Difference, Direction, Unit
@@ -64,7 +61,7 @@ class Expectation:
             (self.operator, self.direction) == (unit.operator, unit.direction)
             and unit.dtype in self.dtypes
             and device.partition(":")[0] == self.device
-            and Version(torch.__version__) in SpecifierSet(self.torch, prereleases=True)
+            and specs.is_running(self.torch)
         )
 
     def explains(self, difference: Difference) -> bool:

@@ -18,7 +18,7 @@ import torch
 from djinn.errors import UnknownOperatorError
 from djinn.model.schema import facts_of, operator_named
 from djinn_conformance.forms import Domains, Word, parse_form
-from djinn_conformance.specs import SpecError, folder, law_named
+from djinn_conformance.specs import SpecError, fault, folder, is_running, law_named
 
 __all__ = ("Expected", "Family", "OperatorSpec", "domains", "expected_differences", "families", "parse_domains",
            "parse_expected", "parse_family", "specs_of")
@@ -58,6 +58,8 @@ class Entry:
     undefined: bool = False
     """Whether the elements of its results mean nothing, as those of ``empty``."""
     tolerance: tuple[Granted, ...] = ()
+    torch: str = ""
+    """Releases of PyTorch that have it, as a version specifier; empty for all."""
 
 
 @attrs.frozen
@@ -116,17 +118,13 @@ _converter.register_structure_hook(
 _converter.register_structure_hook(Any, lambda value, _: value)
 
 
-def _fault(error: BaseException, _: type[object] | None) -> str:
-    return str(error) if isinstance(error, ValueError) else cattrs.v.format_exception(error, None)
-
-
 def _load(text: str, origin: str, kind: type[Loaded]) -> Loaded:
     try:
         return _converter.structure(tomllib.loads(text), kind)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{origin}: {error}") from None
     except cattrs.BaseValidationError as error:
-        raise SpecError(f"{origin}: {'; '.join(cattrs.transform_error(error, format_exception=_fault))}") from None
+        raise SpecError(f"{origin}: {'; '.join(cattrs.transform_error(error, format_exception=fault))}") from None
 
 
 def parse_domains(text: str, origin: str) -> Domains:
@@ -148,6 +146,8 @@ def parse_family(text: str, origin: str, known: Domains) -> Family:
     specs: list[OperatorSpec] = []
     faults: list[str] = []
     for name, entry in raw.operators.items():
+        if not is_running(entry.torch):
+            continue
         try:
             specs.append(_spec(raw, name, entry, known))
         except (ValueError, UnknownOperatorError) as error:
@@ -220,6 +220,8 @@ class Expected:
     status: Literal["raises", "differs"]
     reason: str = attrs.field(validator=attrs.validators.min_len(20))
     link: str = attrs.field(validator=attrs.validators.min_len(5))
+    torch: str = ""
+    """Releases of PyTorch, as a version specifier; empty for all."""
 
 
 @attrs.frozen
@@ -247,7 +249,8 @@ def parse_expected(text: str, origin: str) -> tuple[Expected, ...]:
 def expected_differences() -> tuple[Expected, ...]:
     """Read ``expected_of_families.toml``."""
     path = folder() / "ops" / "expected_of_families.toml"
-    return parse_expected(path.read_text(encoding="utf-8"), "ops/expected_of_families.toml")
+    found = parse_expected(path.read_text(encoding="utf-8"), "ops/expected_of_families.toml")
+    return tuple(entry for entry in found if is_running(entry.torch))
 
 
 def specs_of(law: str, *names: str) -> tuple[OperatorSpec, ...]:

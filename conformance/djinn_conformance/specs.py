@@ -13,9 +13,12 @@ from typing import Any
 
 import attrs
 import cattrs
+import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-__all__ = ("SESSION", "KindSpec", "Law", "SpecError", "fault", "folder", "kind_spec", "kinds", "law_named",
-           "parse_kind", "suites")
+__all__ = ("SESSION", "KindSpec", "Law", "SpecError", "fault", "folder", "is_running", "kind_spec", "kinds",
+           "law_named", "parse_kind", "suites")
 
 SESSION = "session"
 """What plugins make together; it has laws as a kind has."""
@@ -113,6 +116,11 @@ def parse_kind(text: str, origin: str) -> KindSpec:
     except cattrs.BaseValidationError as error:
         faults = cattrs.transform_error(error, format_exception=fault)
         raise SpecError(f"{origin}: {'; '.join(faults)}") from None
+
+
+def is_running(releases: str) -> bool:
+    """Whether a version specifier names the release of PyTorch that is running; an empty one names all."""
+    return Version(torch.__version__) in SpecifierSet(releases, prereleases=True)
 
 
 def folder() -> Traversable:

@@ -12,13 +12,11 @@ from typing import Any, Literal
 import attrs
 import cattrs
 import torch
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from djinn_conformance import tally
 from djinn_conformance.assertions import Tolerance
 from djinn_conformance.journal import Journal, expect_same_journals, kept
-from djinn_conformance.specs import SpecError, folder
+from djinn_conformance.specs import SpecError, folder, is_running
 
 __all__ = ("Case", "Expectation", "OptimizerSpec", "SchedulerSpec", "TrainingSpec", "check_all", "training_spec")
 
@@ -83,7 +81,7 @@ class Expectation:
 
     def applies(self, device: str) -> bool:
         """Whether it speaks of a type of device, in the release of PyTorch that is running."""
-        is_release = Version(torch.__version__) in SpecifierSet(self.torch, prereleases=True)
+        is_release = is_running(self.torch)
         return is_release and self.device in ("", device)
 
 

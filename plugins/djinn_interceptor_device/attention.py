@@ -53,8 +53,15 @@ def attend(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.full((), float("-inf"), dtype=query.dtype, device=query.device)
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), hidden)
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    # Of three dimensions the kernel sees four, where eager takes it for them at all.
+    batched = query.dim() == 4
+    if not batched:
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        if attn_mask is not None:
+            attn_mask = attn_mask.expand(1, *((1,) * (3 - attn_mask.dim())), *attn_mask.shape)
+    attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    return attended if batched else attended.squeeze(0)
 
 
 def _takes_flash(

@@ -84,8 +84,9 @@ class LocalConnection:
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Carry out a batch that wants no answer."""
+        draws = self._draws_random(batch)
         done = self._carry_out(batch, tensors)
-        if tensors or self._draws_random(batch):
+        if tensors or draws:
             done.result()
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
