@@ -23,7 +23,7 @@ def _plain(matches: Sequence[PatternMatch]) -> list[dict[str, Any]]:
     return [attrs.asdict(match) for match in matches]
 
 
-@law("pattern.known_nodes", effort=0.4)
+@law("pattern.known_nodes")
 @given(graph=graphs())
 def test_known_nodes(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
     """Look the matches' nodes up."""
@@ -37,7 +37,7 @@ def test_known_nodes(subject: Subject, plugin: Pattern, graph: RecordedGraph) ->
                wanted="each once, in topological order", where=where)
 
 
-@law("pattern.well_formed", effort=0.4)
+@law("pattern.well_formed")
 @given(graph=graphs())
 def test_well_formed(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
     """Check names, confidences and repetitions."""
