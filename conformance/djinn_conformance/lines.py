@@ -198,8 +198,9 @@ class Drawer:
             self._first = self.values[name]
         elif word == "z":
             target = self.values[name]
-            is_tracked_view = target._is_view() and _requires_grad(target)
-            return f"{name}.clone()" if is_tracked_view or any(_share(target, value) for value in self.used) else name
+            tracked = any(value._is_view() and _requires_grad(value) and (value is target or _share(target, value))
+                          for value in self.values.values())
+            return f"{name}.clone()" if tracked or any(_share(target, value) for value in self.used) else name
         elif group in _WRITING and _overlaps_in_part(self.values[name], first):
             return f"{name}.clone()"
         return name

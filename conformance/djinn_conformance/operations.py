@@ -177,7 +177,6 @@ _IN_PLACE = """
     squeeze_.dim: t d
     unsqueeze_: t d
     add.out: t s out=s
-    mm.out: x s out=s
     sum.IntList_out: x D True out=s
     _foreach_add_.Scalar: T n
     _foreach_mul_.List: T T

@@ -23,7 +23,8 @@ _IGNORED_WARNINGS = (
     "ignore:An output with one or more elements was resized:UserWarning",
     "ignore:.*degrees of freedom is <= 0:UserWarning",
 )
-"""PyTorch's remarks on calls that are there on purpose."""
+"""PyTorch's remarks on calls that are there on purpose. Sessions are tested with every call there is, so that nobody
+is told."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -127,9 +128,10 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         if kind is None or not isinstance(item, pytest.Function):
             continue
         from djinn_conformance.laws import law_of
+        from djinn_conformance.specs import SESSION
 
         kinds.add(kind)
-        for warning in _IGNORED_WARNINGS:
+        for warning in ("ignore",) if kind == SESSION else _IGNORED_WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(warning))
         subject = item.callspec.params["subject"] if hasattr(item, "callspec") else None
         item.user_properties.append((_PROPERTY, (str(subject), kind, law_of(item.function) or "")))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from djinn.session import Session
@@ -16,6 +17,9 @@ from djinn_conformance.machine import FLUSHES, Machine, Statistics
 from djinn_conformance.subjects import Subject
 
 _LINES = 25
+_AT_ONCE = 100
+"""Hypothesis leads programs that begin alike to the same point again, and wants the same choices there. What the first
+lines of a program have left, garbage of PyTorch's for example, may offer others; so it does not go on for too long."""
 _ENOUGH = 1000
 """From so many programs on, every form must have given something, and every number must be high."""
 
@@ -26,12 +30,21 @@ def test_programs_equal(subject: Subject, session: Session, record_property: Cal
     profile = active_profile()
     wanted = table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"]
     statistics = Statistics()
-    run_state_machine_as_test(
-        lambda: Machine(session, statistics),  # type: ignore[arg-type]  # called, whatever it is
-        settings=settings(profile, max_examples=wanted, stateful_step_count=_LINES),
-    )
+    for begun in range(0, wanted, _AT_ONCE):
+        run_state_machine_as_test(
+            _machines(session, statistics, begun if profile.derandomize else None),
+            settings=settings(profile, max_examples=min(_AT_ONCE, wanted - begun), stateful_step_count=_LINES))
     record_property("djinn_said", f"{statistics}")
     _expect_variety(statistics, wanted, str(subject))
+
+
+def _machines(session: Session, statistics: Statistics, number: int | None) -> Any:
+    """Make what makes the machines; ``number`` is the seed of their programs, if they shall be the same every time."""
+
+    def make() -> Machine:
+        return Machine(session, statistics)
+
+    return make if number is None else seed(number)(make)
 
 
 def _expect_variety(statistics: Statistics, wanted: int, where: str) -> None:

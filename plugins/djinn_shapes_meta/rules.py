@@ -189,7 +189,8 @@ def _not_empty(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
-    return _same_dtype(tensors) and tensors[0].dtype in (torch.float16, torch.float32, torch.float64)
+    return _same_dtype(tensors) and tensors[0].dtype in (torch.float16, torch.float32, torch.float64) and all(
+        tensor.is_contiguous() for tensor in tensors)
 
 
 def _added_to_product(tensors: Sequence[torch.Tensor], *, in_place: bool = False, sums: int = 0) -> bool:
