@@ -407,7 +407,8 @@ class Machine(RuleBasedStateMachine):
         if immortal:
             self.statistics.counts["refers to itself"] += 1
         else:
-            expect(left == 0, "handles that are left", got=left, wanted="none", where=self._where())
+            # Fewer than at the beginning are no loss: garbage of whatever ran before may have gone since.
+            expect(left <= 0, "handles that are left", got=left, wanted="none", where=self._where())
         self.statistics.programs += 1
 
 
