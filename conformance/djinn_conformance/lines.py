@@ -196,14 +196,21 @@ class Drawer:
         name = self.pick(names)
         if first is None:
             self._first = self.values[name]
+            if group == "metadata" and self._is_tracked(name):
+                return f"{name}.clone()"
         elif word == "z":
             target = self.values[name]
-            tracked = any(value._is_view() and _requires_grad(value) and (value is target or _share(target, value))
-                          for value in self.values.values())
-            return f"{name}.clone()" if tracked or any(_share(target, value) for value in self.used) else name
+            used = any(_share(target, value) for value in self.used)
+            return f"{name}.clone()" if used or self._is_tracked(name) else name
         elif group in _WRITING and _overlaps_in_part(self.values[name], first):
             return f"{name}.clone()"
         return name
+
+    def _is_tracked(self, name: str) -> bool:
+        """Whether a tensor is, or has, a view that autograd follows."""
+        target = self.values[name]
+        return any(value._is_view() and _requires_grad(value) and (value is target or _share(target, value))
+                   for value in self.values.values())
 
     @property
     def rank(self) -> int:
