@@ -21,7 +21,7 @@ from djinn_conformance.subjects import Subject
 _LINES = 25
 _AT_ONCE = 100
 """Hypothesis leads programs that begin alike to the same point again, and gives up if other choices are offered there.
-They may be: what threads and garbage have left differs. Then other programs are drawn, as long as none was different."""
+They may be: what threads and garbage have left differs. Then others are drawn, as long as none was different."""
 _ENOUGH = 1000
 """From so many programs on, every form must have given something, and every number must be high."""
 
