@@ -14,7 +14,7 @@ from djinn.model.graph import Graph, GraphNode
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "by-identifier": ("pattern.renumbering", set()),
-    "names-values": ("pattern.known_nodes", {"pattern.renumbering"}),
+    "names-values": ("pattern.known_nodes", {"pattern.renumbering", "pattern.well_formed"}),
     "backwards": ("pattern.known_nodes", set()),
     "overconfident": ("pattern.well_formed", set()),
     "repeats": ("pattern.well_formed", set()),
