@@ -77,8 +77,10 @@ class LazyTensor(torch.Tensor):
             # The handler calls the function again, with all tensors on one side.
             return _functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
         except SystemError as hiding:
-            # PyTorch issues a call's warnings while its exception is on the way out, which hides the exception.
-            if (hidden := hiding.__cause__) is None:
+            # PyTorch issues a call's warnings while its exception is on the way out, which hides the exception; and a
+            # device guard may have taken it over.
+            hidden = hiding.__cause__ or (pending_errors.pop() if pending_errors else None)
+            if hidden is None:
                 raise
             raise hidden from hidden.__cause__
 
