@@ -30,6 +30,7 @@ from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
 log = logging.getLogger("djinn.session")
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS_AND_WRITES = torch._C.DispatchKey.ADInplaceOrView
 
 
@@ -358,10 +359,8 @@ class Session:
             # Inference mode leaves it to the parts to say that they are views or writes.
             excluded = excluded.remove(_VIEWS_AND_WRITES)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
-            made = operator.decompose(*args, **kwargs)
-        if made is NotImplemented:
-            return self.recorder.record(self.recorder.binding(operator), operator, args, kwargs)
-        return made
+            # PyTorch's own kernel, as eager runs it; decompose() would prefer a rewriting in Python of some.
+            return operator._op_dk(_COMPOSITE, *args, **kwargs)
 
     def _arrange(self, nodes: Sequence[Node]) -> list[int] | None:
         """Ask the scheduler for the order of a new program's nodes."""
