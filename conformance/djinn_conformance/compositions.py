@@ -10,7 +10,7 @@ import attrs
 from djinn import runtime
 from djinn.plugins import DEFAULTS, Registered
 from djinn.session import Session
-from djinn_conformance.harness import Place
+from djinn_conformance.harness import served
 from djinn_conformance.subjects import Subject
 
 __all__ = ("COMPOSED", "COMPUTING", "Composition", "composed", "running")
@@ -77,8 +77,8 @@ def running(subject: Subject, **settings: object) -> Iterator[Session]:
     part = composition.part
     try:
         if part is not None and part.kind == "transport":
-            with Place(part) as place:
-                yield runtime.init(place.address, **composition.settings, **settings)
+            with served(part) as address:
+                yield runtime.init(address, **composition.settings, **settings)
                 runtime.shutdown()
         else:
             yield runtime.init("", **composition.settings, **settings)

@@ -1,11 +1,15 @@
-"""The other side of a transport: a server in this process, or an executor for transports that have none."""
+"""The other side of a transport: a server, or an executor for transports that have none."""
 
 from __future__ import annotations
 
+import os
 import platform
 import secrets
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -16,9 +20,9 @@ from djinn.kinds import Channel, Connection, ConnectOptions, Executor, Listener,
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Welcome
 from djinn.protocol.service import SessionService
 from djinn_conformance.capabilities import listening_address, listens
-from djinn_conformance.subjects import Subject, installed_plugins
+from djinn_conformance.subjects import Subject, installed_plugins, select
 
-__all__ = ("Place", "open_executor")
+__all__ = ("Place", "open_executor", "served")
 
 _PATIENCE_S = 2.0
 
@@ -32,7 +36,7 @@ def open_executor() -> Executor:
 
 
 class Place:
-    """Somewhere that a transport can connect to.
+    """Somewhere in this process that a transport can connect to.
 
     Attributes:
         address: What to connect to.
@@ -122,3 +126,40 @@ class Place:
             result, data = service.handle(batch, tensors)
             if batch.wants_reply:
                 channel.send(sequence, result, data)
+
+
+@contextmanager
+def served(subject: Subject) -> Iterator[str]:
+    """Serve a transport, from a process of its own if it has a listening side; yield the address.
+
+    Random operators draw from the default generator of their process, and programs that arrive over a transport run
+    while the caller goes on: in the caller's process, one would take numbers from the other.
+    """
+    if not listens(subject):
+        yield f"{subject.registered.value.scheme}://"
+        return
+    with subprocess.Popen(  # noqa: S603  # this interpreter, this module, and the name of a plugin
+        [sys.executable, "-m", "djinn_conformance.harness", f"transport:{subject.registered.name}"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, sys.path)))},
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, f"the server of {subject} ended with {process.wait()}"
+        yield address
+        # Its standard input ends, and with it the process.
+        process.communicate()
+    assert process.returncode == 0, f"the server of {subject} ended with {process.returncode}"
+
+
+def _serve_until_input_ends(name: str) -> None:
+    torch.set_num_threads(1)
+    with Place(select(name, *installed_plugins())[0]) as place:
+        print(place.address, flush=True)  # noqa: T201  # `served` reads it
+        sys.stdin.read()
+    if place.faults:
+        sys.exit(f"The server's end met {place.faults}.")
+
+
+if __name__ == "__main__":
+    _serve_until_input_ends(sys.argv[1])

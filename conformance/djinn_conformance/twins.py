@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,6 +89,21 @@ def _compiled(text: str) -> tuple[CodeType, bool]:
     return compile(f"{mode}_ = {body}", text, "exec"), True
 
 
+def _empty_ready_queue() -> None:
+    """Let go what a backward pass that failed has left; its thread keeps it until it goes backward again.
+
+    Operations with low sequence numbers, which begin anew in each thread, come last.
+
+    Source:
+        torch/csrc/autograd/engine.cpp (``ReadyQueue``, ``Engine::thread_main``).
+    """
+    made: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(torch.ones((), requires_grad=True) * 1))
+    thread.start()
+    thread.join()
+    made[0].backward()
+
+
 @attrs.define
 class Twin:
     """One of the two: the names of a program and what they stand for."""
@@ -132,6 +148,7 @@ class Twin:
         """Let everything go, and list the tensors that live on; a graph of autograd's that refers to itself does so."""
         self.space.clear()
         if any(reference() is not None for _, reference in self._made):
+            _empty_ready_queue()
             gc.collect()
         return sorted({name for name, reference in self._made if reference() is not None})
 

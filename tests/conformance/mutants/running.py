@@ -33,7 +33,7 @@ MUTANTS = (
            "    if name is None",
            "    name = {'float16': 'bfloat16', 'bfloat16': 'float16'}.get(name, name)\n    if name is None",
            within="neg add.Tensor", over=TCP),
-    mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn.protocol.tensors:header_of",
-           "tuple(tensor.stride())", "tuple(tensor.contiguous().stride())",
+    mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn.protocol.tensors:empty_from",
+           "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
            within="neg transpose.int permute", over=TCP),
 )
