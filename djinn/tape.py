@@ -102,12 +102,9 @@ def needed_for(nodes: Sequence[Node], wanted: Iterable[Slot]) -> list[bool]:
     A node is needed if a needed node, or the reading itself, uses its result, or if the two touch one storage and at
     least one of them writes it. What stays behind may then run later: it neither feeds nor disturbs what goes ahead.
     """
-    values = set()
-    reads: set[int] = set()
+    values = set(wanted)
+    reads = {slot.storage for slot in values}
     writes: set[int] = set()
-    for slot in wanted:
-        values.add(slot)
-        reads.add(slot.storage)
     needed = [False] * len(nodes)
     for position in range(len(nodes) - 1, -1, -1):
         node = nodes[position]
@@ -117,12 +114,8 @@ def needed_for(nodes: Sequence[Node], wanted: Iterable[Slot]) -> list[bool]:
         if signature.is_random:
             written.add(_RANDOM)
             read.add(_RANDOM)
-        if (
-            any(slot in values for slot in node.outputs)
-            or not written.isdisjoint(reads)
-            or not written.isdisjoint(writes)
-            or not read.isdisjoint(writes)
-        ):
+        feeds = not values.isdisjoint(node.outputs)
+        if feeds or not written.isdisjoint(reads) or not read.isdisjoint(writes):
             needed[position] = True
             values.update(node.inputs)
             reads |= read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ def _no_session(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 _dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = _no_session
 _functions: Mapping[Callable[..., Any], Callable[..., Any]] = {}
-pending_errors: list[BaseException] = []
-"""Errors that a device guard took over on their way out of a backward pass; raised where the pass was called."""
+pending_errors: dict[int, BaseException] = {}
+"""Errors on their way through PyTorch, by thread: a device guard may take one over, a warning may drop it."""
 
 
 def use_dispatcher(dispatcher: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None) -> None:
@@ -64,7 +65,13 @@ class LazyTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # the stub declares an instance method
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return _dispatch(func, args, kwargs or {})
+        try:
+            return _dispatch(func, args, kwargs or {})
+        except BaseException as error:
+            # Called by `__torch_function__`, which will want it back and lets go of it.
+            if not torch._C._is_torch_function_enabled():
+                pending_errors[get_ident()] = error
+            raise
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,12 +84,15 @@ class LazyTensor(torch.Tensor):
             # The handler calls the function again, with all tensors on one side.
             return _functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
         except SystemError as hiding:
-            # PyTorch issues a call's warnings while its exception is on the way out, which hides the exception; and a
-            # device guard may have taken it over.
-            hidden = hiding.__cause__ or (pending_errors.pop() if pending_errors else None)
+            # PyTorch issues a call's warnings while its exception is on the way out, which hides the exception, or
+            # drops it: looking a method up clears it (`_PyType_Lookup`); and a device guard may have taken it over.
+            hidden = hiding.__cause__ or pending_errors.get(get_ident())
             if hidden is None:
                 raise
             raise hidden from hidden.__cause__
+        finally:
+            if pending_errors:
+                pending_errors.pop(get_ident(), None)
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]  # a plain attribute there; this one skips __torch_function__

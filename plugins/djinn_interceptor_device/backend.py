@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
-import functools
+import itertools
+from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -146,25 +149,43 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
     """
 
 
-_taken = tuple(ctypes.c_void_p() for _ in range(3))
-"""Type, value and traceback that were pending; null pointers if nothing was."""
-_references = tuple(map(ctypes.byref, _taken))
+_TYPE = torch._C._autograd.DeviceType.PrivateUse1
+_PLACES = 1024
+"""More than calls of `type_` begin while another thread, or garbage being collected, interrupts one of them."""
 _fetch = ctypes.pythonapi["PyErr_Fetch"]
 _fetch.restype = None
-_TYPE = torch._C._autograd.DeviceType.PrivateUse1
 
 
-def _keep(*_: Any) -> Any:
-    """Keep the exception that was fetched, if any, and return the device's type."""
-    if _taken[0].value:
-        ctypes.pythonapi.PyErr_NormalizeException(*_references)
-        error: BaseException = ctypes.cast(_taken[1], ctypes.py_object).value
-        traceback = ctypes.cast(_taken[2], ctypes.py_object).value if _taken[2].value else None
-        pending_errors.append(error.with_traceback(traceback))
-        for item in _taken:
+def _keep(_: None, function: object, places: Any) -> Any:
+    """Keep the exception that was fetched, if any, and return the device's type.
+
+    Args:
+        _: What the C function returned.
+        function: The C function.
+        places: Where it has put type, value and traceback; null pointers if nothing was pending.
+    """
+    fetched = places[0]._obj
+    if fetched[0]:
+        kind, value, traceback = (ctypes.c_void_p(address) for address in fetched)
+        ctypes.pythonapi.PyErr_NormalizeException(*map(ctypes.byref, (kind, value, traceback)))
+        error: BaseException = ctypes.cast(value, ctypes.py_object).value
+        pending_errors[get_ident()] = error.with_traceback(
+            ctypes.cast(traceback, ctypes.py_object).value if traceback.value else None)
+        for item in (kind, value, traceback):
             ctypes.pythonapi.Py_DecRef(item)
     return _TYPE
 
 
-_fetch.errcheck = _keep
-DeviceGuard.type_ = staticmethod(functools.partial(_fetch, *_references))  # type: ignore[method-assign]  # see the class
+def _fetching() -> Callable[[], Any]:
+    """Make a callable that runs in C until the exception is fetched, each time to another place."""
+    places = [(ctypes.c_void_p * 3)() for _ in range(_PLACES)]
+    columns = [itertools.cycle([ctypes.byref(place, offset * ctypes.sizeof(ctypes.c_void_p)) for place in places])
+               for offset in range(3)]
+    for column in columns:
+        # On its first round, it would ask a list for more, and take the pending exception for an answer.
+        collections.deque(itertools.islice(column, _PLACES + 1), maxlen=0)
+    _fetch.errcheck = _keep  # type: ignore[assignment]  # it returns whatever the caller is to get
+    return map(_fetch, *columns).__next__
+
+
+DeviceGuard.type_ = staticmethod(_fetching())  # type: ignore[method-assign, assignment]  # see the class

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
-from torch.autograd import forward_ad
 
 from djinn import runtime
 from djinn.kinds.interceptor import FunctionHandler
@@ -39,7 +39,7 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def _needs_autograd(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+    if gradients.is_transformed():
         return True
     if not torch.is_grad_enabled():
         return False
@@ -65,9 +65,10 @@ def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
         with _without_functions(), torch.autograd.set_multithreading_enabled(False):
             return function(*args, **kwargs)
     except SystemError:
-        if pending_errors:
-            raise pending_errors.pop() from None
-        raise
+        taken = pending_errors.pop(get_ident(), None)
+        if taken is None:
+            raise
+        raise taken from None
 
 
 def has_compatible_shallow_copy_type(

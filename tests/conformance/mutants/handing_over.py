@@ -10,10 +10,9 @@ _DRAWS = "rand randn randperm normal_ uniform_"
 MUTANTS = (
     # Hazards.
     mutant("read-after-write-forgotten", "session.slices_equal", "djinn.tape:needed_for",
-           "            or not written.isdisjoint(reads)\n            or not written.isdisjoint(writes)\n", "",
-           within="neg add.Tensor"),
+           " or not written.isdisjoint(reads)", "", within="neg add.Tensor"),
     mutant("write-after-read-forgotten", "session.slices_equal", "djinn.tape:needed_for",
-           "            or not read.isdisjoint(writes)\n", "", within="neg add.Tensor"),
+           " or not read.isdisjoint(writes)", "", within="neg add.Tensor"),
     mutant("write-into-a-list-half-forgotten", "session.slices_equal", "djinn.tape:needed_for",
            "for index in signature.writes}", "for index in signature.writes[:1]}",
            within="_foreach_zero_ _foreach_neg_ _foreach_add_.Scalar"),

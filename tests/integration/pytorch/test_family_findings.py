@@ -57,6 +57,12 @@ def test_an_exception_after_a_warning_is_not_hidden() -> None:
         aten.index.Tensor_out(numbers(3, 2), [None], out=numbers(2, 3)[:, :2])
         with pytest.raises(RuntimeError, match="ntensor"):
             djinn.synchronize()
+        for _ in range(100):
+            # Inferred too, but for the layout: the executor is asked, and refuses.
+            with pytest.raises(RuntimeError, match="ntensor"):
+                aten.index.Tensor_out(numbers(2, 3).t(), [None], out=numbers(2, 3))
+            with pytest.raises(NotImplementedError, match="neg_cpu"):
+                aten._neg_view_copy.out((numbers(2, 3) > 1).t(), out=(numbers(3, 2) > 0).t())
 
 
 @pytest.mark.parametrize(
