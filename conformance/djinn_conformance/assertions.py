@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
 
+from djinn.kinds import OutputSpec
 from djinn.protocol.tensors import buffer_of
 
 __all__ = ("Tolerance", "describe", "expect", "expect_equal", "expect_raises", "expect_same_metadata",
-           "expect_same_tensor", "expect_same_value", "violated")
+           "expect_same_spec", "expect_same_tensor", "expect_same_value", "steps", "violated")
 
 Error = TypeVar("Error", bound=BaseException)
 Tolerance = Mapping[torch.dtype, tuple[float, float]]
@@ -58,6 +59,21 @@ def expect_same_metadata(got: torch.Tensor, wanted: torch.Tensor, what: str, whe
     if wanted.numel():
         expect_equal(got.stride(), wanted.stride(), f"stride of {what}", where)
         expect_equal(got.storage_offset(), wanted.storage_offset(), f"storage offset of {what}", where)
+
+
+def expect_same_spec(got: OutputSpec, wanted: OutputSpec, what: str, where: str) -> None:
+    """Check metadata. Strides of dimensions that have no second element carry no meaning."""
+    __tracebackhide__ = True
+    expect_equal(got.dtype, wanted.dtype, f"dtype of {what}", where)
+    expect_equal(tuple(got.size), tuple(wanted.size), f"size of {what}", where)
+    if wanted.size.numel():
+        expect_equal(steps(got.size, got.stride), steps(wanted.size, wanted.stride), f"stride of {what}", where)
+        expect_equal(got.storage_offset, wanted.storage_offset, f"storage offset of {what}", where)
+
+
+def steps(size: Sequence[int], stride: Sequence[int]) -> tuple[int | None, ...]:
+    """Return strides, ``None`` for dimensions that have no second element."""
+    return tuple(step if extent > 1 else None for step, extent in zip(stride, size, strict=True))
 
 
 def expect_same_tensor(

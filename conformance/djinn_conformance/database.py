@@ -130,7 +130,7 @@ def judge(unit: Unit, device: torch.device, chosen: Callable[[int], bool] = lamb
         for index, (op, sample) in enumerate(_samples(unit)):
             if not chosen(index):
                 continue
-            if _elements((sample.input, sample.args, sample.kwargs)) > MOST_ELEMENTS:
+            if sum(tensor.numel() for tensor in _tensors((sample.input, sample.args, sample.kwargs))) > MOST_ELEMENTS:
                 verdict.left_out += 1
                 continue
             verdict.total += 1
@@ -159,13 +159,6 @@ def _samples(unit: Unit) -> Iterator[tuple[Any, Any]]:
     else:
         needs_gradient = unit.direction is Direction.BACKWARD
         yield from ((op, sample) for sample in op.sample_inputs("cpu", dtype, requires_grad=needs_gradient))
-
-
-def _elements(item: Any) -> int:
-    if isinstance(item, torch.Tensor):
-        return item.numel()
-    members = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
-    return sum(map(_elements, members))
 
 
 @attrs.frozen

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 from djinn_conformance.families import OperatorSpec, domains
 from djinn_conformance.forms import ListWord, LiteralWord, ScalarDomain, ScalarWord, TensorWord, Values, Word
-from djinn_conformance.oracle import copied, perform, seeded
+from djinn_conformance.oracle import copied, seeded
 from djinn_conformance.programs import Call, Recording, Ref, refs_in
+from djinn_conformance.strategies import attempt
 
 __all__ = ("call_batches", "calls", "elements", "laid_out", "programs")
 
 _CPU = torch.device("cpu")
-_LARGEST = 512
-"""Elements of the largest result that a program goes on with."""
-_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, ArithmeticError)
 
 
 def elements(
@@ -299,23 +297,10 @@ def programs(
     made: list[Call] = []
     with torch.no_grad(), seeded(_CPU, 0):
         for spec in draw(st.lists(chosen, min_size=max_calls // 2, max_size=max_calls)):
-            attempted = _attempt(_Caller(draw, spec, values, inputs, reuses=True).call(), values)
+            attempted = attempt(_Caller(draw, spec, values, inputs, reuses=True).call(), values)
             if attempted is not None:
                 made.append(attempted)
     return _without_unused(Recording(tuple(inputs), tuple(made)))
-
-
-def _attempt(made: Call, values: dict[int, Any]) -> Call | None:
-    """Carry a drawn call out and take its results over, unless PyTorch refuses it or they are too large."""
-    try:
-        returned = perform(made, values, _CPU)
-    except _REFUSALS:
-        return None
-    if any(isinstance(result, torch.Tensor) and result.numel() > _LARGEST for result in returned):
-        return None
-    start = sum(index >= 0 for index in values)
-    values.update(enumerate(returned, start))
-    return attrs.evolve(made, results=len(returned))
 
 
 def _without_unused(recording: Recording) -> Recording:

@@ -18,6 +18,7 @@ from djinn_conformance.assertions import (
     Tolerance,
     expect,
     expect_equal,
+    expect_same_spec,
     expect_same_tensor,
     expect_same_value,
     violated,
@@ -185,17 +186,3 @@ def expect_metadata(session: Session, told: Sequence[tuple[str, torch.Tensor, Ou
         expect(isinstance(item, Description), f"description of {what}", got=item, wanted="metadata", where=where)
         expect_same_spec(before, OutputSpec(torch.Size(item.size), item.stride, item.storage_offset,
                                             dtype_named(item.dtype)), what, where)
-
-
-def expect_same_spec(got: OutputSpec, wanted: OutputSpec, what: str, where: str) -> None:
-    """Check metadata. Strides of dimensions that have no second element carry no meaning."""
-    __tracebackhide__ = True
-    expect_equal(got.dtype, wanted.dtype, f"dtype of {what}", where)
-    expect_equal(tuple(got.size), tuple(wanted.size), f"size of {what}", where)
-    if wanted.size.numel():
-        expect_equal(_steps(got), _steps(wanted), f"stride of {what}", where)
-        expect_equal(got.storage_offset, wanted.storage_offset, f"storage offset of {what}", where)
-
-
-def _steps(spec: OutputSpec) -> tuple[int | None, ...]:
-    return tuple(step if extent > 1 else None for step, extent in zip(spec.stride, spec.size, strict=True))

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 __all__ = ("SESSION", "KindSpec", "Law", "SpecError", "fault", "folder", "is_running", "kind_spec", "kinds",
-           "law_named", "parse_kind", "suites")
+           "law_named", "not_blank", "parse_kind", "suites")
 
 SESSION = "session"
 """What plugins make together; it has laws as a kind has."""
@@ -38,7 +38,8 @@ def _sentence(_: object, attribute: attrs.Attribute[str], value: str) -> None:
         raise ValueError(f"{attribute.name} {value!r} is not one sentence")
 
 
-def _text(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+def not_blank(_: object, attribute: attrs.Attribute[str], value: str) -> None:
+    """Refuse a text that says nothing, as a validator of attrs."""
     if not value.strip():
         raise ValueError(f"{attribute.name} is empty")
 
@@ -51,7 +52,7 @@ class Law:
     """Stable identifier, ``kind.name``."""
     statement: str = attrs.field(validator=_sentence)
     """What holds, in one sentence."""
-    source: str = attrs.field(validator=_text)
+    source: str = attrs.field(validator=not_blank)
     """Where the rule comes from."""
     requires: tuple[str, ...] = ()
     """Capabilities without which the law says nothing."""

@@ -23,6 +23,7 @@ from djinn_conformance.assertions import (
     expect_equal,
     expect_raises,
     expect_same_tensor,
+    steps,
 )
 from djinn_conformance.capabilities import listening_address
 from djinn_conformance.harness import Place, open_executor
@@ -89,12 +90,8 @@ def test_tensors_exact(subject: Subject, place: Place, tensors: list[torch.Tenso
             where = f"{subject}: {sent.dtype} {tuple(sent.shape)} {sent.stride()} among {len(tensors)}"
             expect_equal((got.dtype, tuple(got.shape)), (sent.dtype, tuple(sent.shape)), "dtype and size", where)
             if sent.numel():
-                expect_equal(_steps(got), _steps(sent), "stride", where)
+                expect_equal(steps(got.shape, got.stride()), steps(sent.shape, sent.stride()), "stride", where)
             expect_equal(bytes_of(got), bytes_of(sent), "bits", where)
-
-
-def _steps(tensor: torch.Tensor) -> tuple[int | None, ...]:
-    return tuple(step if extent > 1 else None for step, extent in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 @law("transport.one_reply_per_request", effort=0.3)

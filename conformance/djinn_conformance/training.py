@@ -16,7 +16,7 @@ import torch
 from djinn_conformance import tally
 from djinn_conformance.assertions import Tolerance
 from djinn_conformance.journal import Journal, expect_same_journals, kept
-from djinn_conformance.specs import SpecError, folder, is_running
+from djinn_conformance.specs import SpecError, folder, is_running, not_blank
 
 __all__ = ("Case", "Expectation", "OptimizerSpec", "SchedulerSpec", "TrainingSpec", "check_all", "training_spec")
 
@@ -54,21 +54,16 @@ class Case:
                 "direction": self.direction}
 
 
-def _text(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    if not value.strip():
-        raise ValueError(f"{attribute.name} is empty")
-
-
 @attrs.frozen
 class Expectation:
     """Cases that are known to differ from eager."""
 
-    case: str = attrs.field(validator=_text)
+    case: str = attrs.field(validator=not_blank)
     """``suite/name/variant/dtype/direction/sample``, with wildcards as in file names."""
     status: Literal["differs", "refused", "rounds"]
     """Whether all of them differ, are refused where eager refuses nothing or otherwise, or some differ by rounding."""
-    reason: str = attrs.field(validator=_text)
-    link: str = attrs.field(validator=_text)
+    reason: str = attrs.field(validator=not_blank)
+    link: str = attrs.field(validator=not_blank)
     """Where that can be read: an address, or a file."""
     torch: str = ""
     """Releases of PyTorch, as a version specifier; empty for all."""

@@ -87,20 +87,9 @@ def _takes_flash(
     return found
 
 
-def kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
+def kernel(*args: Any, **kwargs: Any) -> Any:
     """Carry attention out that PyTorch's own functions ask for, such as ``multi_head_attention_forward``.
 
     They hide it from handlers of functions, but not from the dispatcher.
     """
-    whole = torch.ops.aten.scaled_dot_product_attention.default
-    return attend(whole.decompose, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return attend(torch.ops.aten.scaled_dot_product_attention.default.decompose, *args, **kwargs)

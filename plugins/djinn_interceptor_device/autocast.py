@@ -19,6 +19,7 @@ from typing import Any, Self
 import torch
 
 from djinn import runtime
+from djinn.model.spec import tensors_in
 
 _NAME = "remote_accelerator"
 _KEY = "AutocastPrivateUse1"
@@ -178,20 +179,12 @@ def _is_eligible(item: Any) -> bool:
 def _widest(items: Any) -> torch.dtype:
     """Find the precision for arguments of different ones: that of autocast, or float32 from the first that has it."""
     lower = torch.get_autocast_dtype(_NAME)
-    for tensor in _tensors(items):
+    for tensor in tensors_in(items):
         if tensor.dtype == torch.float32:
             return torch.float32
         if _is_eligible(tensor) and tensor.dtype != lower:
             raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
     return lower
-
-
-def _tensors(items: Any) -> Iterator[torch.Tensor]:
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, (list, tuple)):
-            yield from _tensors(item)
 
 
 def _cast(item: Any, dtype: torch.dtype) -> Any:

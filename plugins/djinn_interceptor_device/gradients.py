@@ -29,10 +29,15 @@ class _Upload(torch.autograd.Function):
         return gradients[0].cpu()
 
 
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation or a transform of ``torch.func`` is going on."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _upload(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, LazyTensor) or not tensor.requires_grad:
         return tensor
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+    if is_transformed():
         return tensor.to(runtime.logical_device())
     made: torch.Tensor = _Upload.apply(tensor)  # type: ignore[no-untyped-call]  # untyped there
     return made

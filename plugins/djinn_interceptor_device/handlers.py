@@ -23,13 +23,9 @@ WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
 """Composites for which CPUs have kernels of their own; PyTorch would take them apart for this device only."""
 
 
-def _record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an operator as it is, also if it consists of others."""
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
-
-
-def record_whole(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record an operator as it is, although it consists of others."""
-    return _record(session, operator, args, kwargs)
 
 
 def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -38,7 +34,7 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     here = device is not None and device.type != session.device.type
     if isinstance(tensor, LazyTensor):
         if not here:
-            return _record(session, operator, args, kwargs)
+            return record(session, operator, args, kwargs)
         return keep_uninitialized_at_home(operator(session.materialize([tensor])[0], **kwargs), tensor)
     if here:
         return operator(tensor, **kwargs)
@@ -58,7 +54,7 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
     if not isinstance(target, LazyTensor):
         return operator(target, session.materialize([source])[0], *args[2:], **kwargs)
     if isinstance(source, LazyTensor):
-        return _record(session, operator, args, kwargs)
+        return record(session, operator, args, kwargs)
     spec = target._value.spec
     if source.shape == spec.size and source.device.type == "cpu" and is_dense(tuple(spec.size), spec.stride):
         dense = source.detach()
@@ -66,7 +62,7 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
             dense = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(dense)
         if not spec.storage_offset and session.upload_into(target, dense):
             return target
-    _record(session, operator, (target, session.mixer.upload(source), *args[2:]), kwargs)
+    record(session, operator, (target, session.mixer.upload(source), *args[2:]), kwargs)
     return target
 
 
@@ -98,12 +94,12 @@ def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
     """Record a training step by the overload whose schema says that it writes the running statistics."""
     _, _, _, mean, variance, training, *_ = args
     writes = training and mean is not None and variance is not None
-    return _record(session, aten._native_batch_norm_legit.default if writes else operator, args, kwargs)
+    return record(session, aten._native_batch_norm_legit.default if writes else operator, args, kwargs)
 
 
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let a tensor take over another's storage: from here on the two are ordered as one."""
-    made = _record(session, operator, args, kwargs)
+    made = record(session, operator, args, kwargs)
     if isinstance(args[1], LazyTensor):
         args[0]._value.slot.storage = args[1]._value.slot.storage
     return made
@@ -111,7 +107,7 @@ def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 
 def conjugate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a conjugated view, and let PyTorch know that it is one: ``imag`` and others treat it differently."""
-    made = _record(session, operator, args, kwargs)
+    made = record(session, operator, args, kwargs)
     torch._C._set_conj(made, not args[0].is_conj())
     return made
 
@@ -126,12 +122,12 @@ def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
         raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors.  To resolve the conjugate "
                            "tensor so you can view it as real, use self.resolve_conj(); however, be warned that the "
                            "resulting tensor will NOT alias the original.")
-    return _record(session, operator, args, kwargs)
+    return record(session, operator, args, kwargs)
 
 
 def negate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a negated view likewise."""
-    made = _record(session, operator, args, kwargs)
+    made = record(session, operator, args, kwargs)
     torch._C._set_neg(made, not args[0].is_neg())
     return made
 
@@ -151,7 +147,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._pack_padded_sequence.default: pack_padded,
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,
-    **{getattr(aten, name).default: record_whole for name in WHOLE},
+    **{getattr(aten, name).default: record for name in WHOLE},
     aten.set_.source_Storage: set_storage,
     aten.set_.source_Storage_storage_offset: set_storage,
     aten.set_.source_Tensor: set_source,

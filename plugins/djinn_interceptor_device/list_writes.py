@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from djinn.kinds.interceptor import Handler
+from djinn_interceptor_device.handlers import record
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -25,7 +26,7 @@ def _write_each(session: Session, operator: Any, args: tuple[Any, ...], kwargs: 
     Source:
         ``increment_version`` in aten/src/ATen/native/cuda/ForeachBinaryOpScalar.cu.
     """
-    made = session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+    made = record(session, operator, args, kwargs)
     torch.autograd.graph.increment_version(args[0])
     return made
 

@@ -44,6 +44,8 @@ _MADE = {
     **dict.fromkeys("full full_like new_full".split(), _NUMBERS | {torch.bool}),
 }
 """Factories that do not make every dtype, and dtypes that they make everywhere; for others the executor is asked."""
+_NOT_OF_BOOLS = frozenset(("cumsum", "cumprod"))
+"""Operators that eager refuses to do in bools."""
 _COMPLEX_TOO = frozenset(
     "add sub mul div neg clone copy _to_copy fill zero sum mean mm bmm view_as_real view_as_complex".split())
 """Operators that are defined for complex numbers wherever they are on meta, which defines some that no device does."""
@@ -59,7 +61,7 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
     Views, writes in place and contiguous arguments leave a kernel no choice. For other arguments the layout of a new
     result is the kernel's own decision; only operators that are known to decide on meta as elsewhere are believed.
     """
-    base = facts.name.partition("::")[2].partition(".")[0]
+    base = _base_of(facts)
     rule = _RULES.get(facts.name) or _RULES.get(base.rstrip("_"))
     if rule is not None:
         return rule(tensors)
@@ -71,11 +73,15 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
         return False
     if all(kind is ReturnKind.WRITTEN or alias for kind, alias in zip(facts.returns, facts.aliases, strict=True)):
         return True
-    if all(tensor.is_contiguous() for tensor in tensors):
+    if _all_contiguous(tensors):
         return True
     # The CPU converts halves, and operands whose dtypes differ; a copy of one that overlaps itself lies otherwise.
     return base in _LAYOUT_KNOWN and (all(map(_is_dense, tensors)) or (
         _same_dtype(tensors) and not any(map(_is_repeated_half, tensors))))
+
+
+def _base_of(facts: SchemaFacts) -> str:
+    return facts.name.partition("::")[2].partition(".")[0]
 
 
 def _is_repeated_half(tensor: torch.Tensor) -> bool:
@@ -94,8 +100,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def is_ordinary(facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a factory can make the dtype that it is asked for; meta makes any, of any number."""
-    base = facts.name.partition("::")[2].partition(".")[0]
+    """Whether an operator can make the dtype that it is asked for; meta makes any, of any number."""
+    base = _base_of(facts)
+    if base.rstrip("_") in _NOT_OF_BOOLS and kwargs.get("dtype") is torch.bool:
+        return False
     allowed = _MADE.get(base)
     tensors = (item for item in (*args, kwargs.get("out")) if isinstance(item, torch.Tensor))
     dtype = kwargs.get("dtype") or next((tensor.dtype for tensor in tensors), None)
@@ -122,7 +130,7 @@ def has_dimensions(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
         return True
     if isinstance(indices, (list, tuple)):
         return sum(map(_indexed_by, indices)) <= tensor.dim()
-    if facts.name.partition("::")[2].partition(".")[0] not in _OF_ELEMENTS:
+    if _base_of(facts) not in _OF_ELEMENTS:
         return True
     rank = max(tensor.dim(), 1)
     return not isinstance(dim, int) or -rank <= dim < rank
@@ -189,8 +197,8 @@ def _not_empty(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
-    return _same_dtype(tensors) and tensors[0].dtype in (torch.float16, torch.float32, torch.float64) and all(
-        tensor.is_contiguous() for tensor in tensors)
+    return _same_dtype(tensors) and tensors[0].dtype in (torch.float16, torch.float32, torch.float64) and (
+        _all_contiguous(tensors))
 
 
 def _added_to_product(tensors: Sequence[torch.Tensor], *, in_place: bool = False, sums: int = 0) -> bool:

@@ -38,9 +38,10 @@ class MetaShapes:
         facts = facts_of(operator)
         if not is_ordinary(facts, args, kwargs) or _is_unchecked(operator, facts, args, kwargs):
             return None
-        if not is_believable(facts, tensors_in((args, tuple(kwargs.values())))):
+        arguments = tensors_in((args, tuple(kwargs.values())))
+        if not is_believable(facts, arguments):
             return None
-        sizes = [tensor.size() for tensor in tensors_in((args, tuple(kwargs.values())))]
+        sizes = [tensor.size() for tensor in arguments]
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
                 returned = operator(*args, **kwargs)
@@ -60,7 +61,6 @@ class MetaShapes:
                 return None
             specs = tuple(OutputSpec.of(member) for member in members if member is not None)
             results.append(specs if kind is ReturnKind.LIST else specs[0] if specs else None)
-        arguments = tensors_in((args, tuple(kwargs.values())))
         if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(operator, arguments, sizes):
             return None
         return Inference(tuple(results), tuple(map(OutputSpec.of, arguments)))
@@ -78,8 +78,6 @@ def _is_unchecked(
     kinds += [_kind_of(torch.result_type(item, True)) for item in named.values() if type(item) in (int, float, complex)]
     narrows = bool(written) and facts.name not in ("aten::copy_", "aten::fill_.Scalar") and (
         max(kinds) > min(_kind_of(tensor.dtype) for tensor in written))
-    if kwargs.get("dtype") is torch.bool and "cum" in facts.name:
-        return True
     return overlaps_itself or narrows or _converts_out(operator, named) or not has_dimensions(facts, named)
 
 
