@@ -104,10 +104,20 @@ for _version in dict.fromkeys(["2.13.0", "2.15.0", *re.findall(r"conformance-(\d
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure, beside local eager PyTorch in the same run."""
+    """Measure ratios to rivals of the same run, write docs/performance.md, and fail where one is not good enough.
+
+    With arguments for pytest (``-- -k recording``), only what they select is measured and judged, and nothing is
+    written. ``-- --accept`` publishes figures that are worse than those published before.
+    """
+    arguments = [argument for argument in session.posargs if argument != "--accept"]
+    judging = [*(["--partial"] if arguments else []), *(["--accept"] if "--accept" in session.posargs else [])]
     _install(session, "-e", ".[test]")
+    measured = Path(session.create_tmp()).absolute() / "benchmarks.json"
+    measured.unlink(missing_ok=True)
     session.run("pytest", "tests/benchmarks", "-o", "python_files=bench_*.py", "--benchmark-enable", "-s",
-                "--timeout=1800", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+                "--benchmark-columns=median,rounds", f"--benchmark-json={measured}", "--timeout=1800", *arguments,
+                env={"OMP_NUM_THREADS": "1"})
+    session.run("python", "tests/benchmarks/performance.py", str(measured), *judging)
 
 
 @nox.session

@@ -18,6 +18,7 @@ __all__ = ("ENVIRONMENT", "LOG_LEVELS", "Config")
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_SERVER": "server",
     "DJINN_TOKEN": "token",
+    "DJINN_OWNER": "owner",
     "DJINN_PLUGINS": "plugins",
     "DJINN_LOG_LEVEL": "log_level",
     "DJINN_LOG_COMPONENT": "log_component",
@@ -33,9 +34,12 @@ class Config:
     """Everything that can be said about a session before it begins."""
 
     server: str = ""
-    """Address of the executor, for example ``tcp://host:port``; empty for an executor in this process."""
+    """Address of the executor, ``tcp://host:port`` or ``unix:///path``; empty for an executor in this process."""
     token: str = attrs.field(default="", repr=False)
     """What the server asks for before it lets anybody in."""
+    owner: str = attrs.field(default="auto", repr=False)
+    """A secret of the user's: what sessions with the same one upload is kept by the server, and not sent again.
+    ``auto``: this process alone, and only where the server is another machine. Empty: the server keeps nothing."""
     device: str = ""
     """Device of an executor in this process, for example ``cuda:0``; empty for the best there is."""
     selection: PluginSelection = attrs.field(factory=PluginSelection)
@@ -70,11 +74,8 @@ class Config:
             ConfigurationError: A setting is unknown or has a value that is not allowed. Names all of them, where each
                 comes from, and what would be allowed.
         """
-        given: dict[str, Any] = {}
-        origins: dict[str, str] = {}
-        for variable, setting in ENVIRONMENT.items():
-            if environ.get(variable):
-                given[setting], origins[setting] = environ[variable], variable
+        origins = {setting: variable for variable, setting in ENVIRONMENT.items() if environ.get(variable)}
+        given: dict[str, Any] = {setting: environ[variable] for setting, variable in origins.items()}
         plugins = PluginSelection.parse(given.pop("plugins", None))
         for setting, value in overrides.items():
             if setting in ("plugins", "selection"):
@@ -142,6 +143,7 @@ _OPTIONAL = frozenset({"flush_every", "request_timeout_s"})
 _RULES: Mapping[str, _Rule] = MappingProxyType({
     "server": _Rule(_address, "an address such as tcp://host:port, or nothing for an executor in this process"),
     "token": _Rule(_text, "text"),
+    "owner": _Rule(_text, "text"),
     "device": _Rule(_text, "a device of PyTorch's such as cpu or cuda:0"),
     "flush_every": _Rule(_count, "a whole number from 1, or None, or 'auto'"),
     "strict": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
@@ -182,10 +184,9 @@ def _mistakes(group: Any, given: Mapping[str, Any], origins: Mapping[str, str]) 
             told.append(f"There is no setting {unknown}")
             allowed.append(f"Settings are {', '.join(sorted([*_RULES, 'plugins']))}")
     for _, note in group.group_exceptions()[0]:
-        setting = note.name
-        origin = origins.get(setting, setting)
+        setting, origin = note.name, origins.get(note.name, note.name)
         source = f"{setting} (from {origin})" if origin != setting else setting
-        value = "something that is not text" if setting == "token" else repr(given[setting])
+        value = "something that is not text" if setting in ("token", "owner") else repr(given[setting])
         told.append(f"The setting {source} is {value}")
         allowed.append(f"{setting} may be {_RULES[setting].allowed}")
     return ConfigurationError("; ".join(told) + ".", hint="; ".join(allowed) + ".")

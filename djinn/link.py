@@ -11,7 +11,7 @@ import torch
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.kinds import Connection
 from djinn.model.value import Slot
-from djinn.programs import ProgramTable
+from djinn.programs import Layout, ProgramTable
 from djinn.protocol.failures import to_exception
 from djinn.protocol.messages import (
     Batch,
@@ -111,6 +111,17 @@ class Link:
         self._take(None)
         self._commands.append(Seed(seed))
 
+    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
+        """Run a piece of tape again, behind everything pending.
+
+        Args:
+            nodes: The piece; its slots carry the numbers that hold now.
+            released: Numbers of its results that nobody wants.
+            layout: What `djinn.programs.lay_out` makes of them.
+        """
+        self._take(None)
+        self._add(nodes, released, layout)
+
     def close(self) -> None:
         """Close the connection."""
         self._broken = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")
@@ -122,8 +133,9 @@ class Link:
             "nodes_executed": self.nodes_sent,
             "materializations": self.materializations,
             "flushes": self.flushes,
-            "round_trips": self.round_trips,
+            "round_trips": self.round_trips + getattr(self._connection, "round_trips", 0),
             "bytes_sent": self._connection.bytes_sent,
+            "bytes_not_sent": getattr(self._connection, "bytes_not_sent", 0),
             "bytes_received": self._connection.bytes_received,
             "programs_sent": self._programs.defined,
             "programs_known": len(self._programs),
@@ -145,16 +157,19 @@ class Link:
         gone = self._dead - busy
         alive = without_dead(nodes, gone)
         if alive:
-            commands, ordered, layout = self._programs.commands(alive, gone)
-            self._commands += commands
-            self.nodes_sent += len(alive)
-            self.live_handles += len(layout.outputs)
-            self._remember_origins(commands, ordered)
+            self._add(alive, gone)
         self._dead -= gone
         held = gone - {slot.number for node in nodes for slot in node.outputs}
         if held:
             self._commands.append(Free(tuple(sorted(held))))
             self.live_handles -= len(held)
+
+    def _add(self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None) -> None:
+        commands, ordered, layout = self._programs.commands(nodes, released, layout)
+        self._commands += commands
+        self.nodes_sent += len(nodes)
+        self.live_handles += len(layout.outputs)
+        self._remember_origins(commands, ordered)
 
     def _submit(self) -> None:
         commands, tensors = self._outgoing()

@@ -30,7 +30,7 @@ class KnownProgram:
 
 @attrs.frozen
 class Layout:
-    """A piece of tape in canonical form: what is structure, and what varies."""
+    """A piece of tape in canonical form: what is structure, and what varies; the numbers as they travel."""
 
     key: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -65,7 +65,7 @@ def lay_out(nodes: Sequence[Node], released: set[int]) -> Layout:
             produced += 1
         key.append(produced)
     key += keep
-    return Layout(tuple(key), tuple(inputs), numbers, tuple(keep), tuple(outputs))
+    return Layout(tuple(key), tuple(inputs), to_wire(numbers), tuple(keep), tuple(outputs))
 
 
 def program_of(nodes: Sequence[Node], layout: Layout) -> Program:
@@ -133,33 +133,36 @@ class ProgramTable:
         """How many programs were ever sent."""
         return self._last
 
-    def commands(self, nodes: Sequence[Node], released: set[int]) -> tuple[list[Command], Sequence[Node], Layout]:
+    def commands(
+        self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None
+    ) -> tuple[list[Command], Sequence[Node], Layout]:
         """Make the commands that run a piece of tape.
+
+        Args:
+            nodes: The piece.
+            released: Numbers of its results that nobody wants.
+            layout: What `lay_out` makes of them, if that is known.
 
         Returns:
             The commands; the nodes in the order in which they run; what was laid out.
         """
-        layout = lay_out(nodes, released)
-        known = self._known.get(layout.key)
-        if known is not None:
-            self._known.move_to_end(layout.key)
-            if known.order is not None:
-                nodes = [nodes[index] for index in known.order]
-                layout = lay_out(nodes, released)
-            return [self._run(known, layout)], nodes, layout
-        key, order = layout.key, self._arrange(nodes)
+        layout = layout or lay_out(nodes, released)
+        key, commands = layout.key, list[Command]()
+        known = self._known.get(key)
+        order = self._arrange(nodes) if known is None else known.order
         if order is not None:
             nodes = [nodes[index] for index in order]
             layout = lay_out(nodes, released)
-        self._last += 1
-        known = KnownProgram(self._last, program_of(nodes, layout), None if order is None else tuple(order))
-        self._known[key] = known
-        commands: list[Command] = [Define(known.number, known.program)]
-        if len(self._known) > MAX_PROGRAMS:
-            _, oldest = self._known.popitem(last=False)
-            commands.append(Forget((oldest.number,)))
+        if known is None:
+            self._last += 1
+            known = KnownProgram(self._last, program_of(nodes, layout), None if order is None else tuple(order))
+            self._known[key] = known
+            commands.append(Define(known.number, known.program))
+            if len(self._known) > MAX_PROGRAMS:
+                commands.append(Forget((self._known.popitem(last=False)[1].number,)))
+        self._known.move_to_end(key)
         return [*commands, self._run(known, layout)], nodes, layout
 
     @staticmethod
     def _run(known: KnownProgram, layout: Layout) -> Run:
-        return Run(known.number, layout.inputs, to_wire(layout.numbers), layout.outputs)
+        return Run(known.number, layout.inputs, layout.numbers, layout.outputs)

@@ -70,15 +70,15 @@ class Recorder:
         key: list[Any] = [binding]
         slots: list[Slot] = []
         numbers: list[Any] = []
-        local = _scan(args, key, slots, numbers, binding.erases_floats)
+        local = scan(args, key, slots, numbers, binding.erases_floats)
         for name, item in kwargs.items():
             key.append(name)
-            local = _scan((item,), key, slots, numbers, binding.erases_floats) and local
+            local = scan((item,), key, slots, numbers, binding.erases_floats) and local
         if not local:
             return self._session.carry_out_mixed(operator, args, kwargs)
         hashable = tuple(key)
         plan = self._plans.get(hashable)
-        if plan is None:
+        if plan is None or (plan.single is None and plan.is_stale):
             self.misses += 1
             plan = self._plan(binding, operator, args, kwargs)
             if plan.asks:
@@ -87,7 +87,7 @@ class Recorder:
                     self._remember(hashable, told)
                 return result
             self._remember(hashable, plan)
-        return self._append(plan, args, kwargs, slots, numbers)
+        return self.apply(plan, args, kwargs, slots, numbers)
 
     def _remember(self, key: tuple[Any, ...], plan: Plan) -> None:
         if len(self._plans) >= MAX_PLANS:
@@ -98,12 +98,13 @@ class Recorder:
         """List the operands and numbers of a call in which everything is lazy."""
         slots: list[Slot] = []
         numbers: list[Any] = []
-        _scan((*args, *kwargs.values()), [], slots, numbers, False)
+        scan((*args, *kwargs.values()), [], slots, numbers, False)
         return slots, numbers
 
-    def _append(
+    def apply(
         self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slots: list[Slot], numbers: list[Any]
     ) -> Any:
+        """Record a call whose plan is known; ``slots`` and ``numbers`` are what `scan` found in it."""
         signature = plan.signature
         spec = plan.single
         if spec is not None:
@@ -164,8 +165,15 @@ def _is_inference(args: tuple[Any, ...]) -> bool:
     return True
 
 
-def _scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], erase: bool) -> bool:
+def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], erase: bool) -> bool:
     """Take a call apart: metadata and constants into the key, operands and numbers into lists.
+
+    Args:
+        items: Arguments.
+        key: Receives what metadata of the results depends on.
+        slots: Receives the tensors' slots.
+        numbers: Receives the numbers.
+        erase: Whether real numbers do not matter to metadata.
 
     Returns:
         Whether everything in it is ours: no ordinary tensor, no other device, no generator.
@@ -198,7 +206,7 @@ def _scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], era
             else:
                 key.append(len(item))
                 key.append(list)
-                ours = _scan(item, key, slots, numbers, erase) and ours
+                ours = scan(item, key, slots, numbers, erase) and ours
         elif isinstance(item, LazyTensor):
             value = item._value
             key.append(value.spec)

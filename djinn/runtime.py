@@ -104,9 +104,10 @@ def init(server: str | None = None, **settings: Any) -> Session:
     """Start a session; a session that is running ends first.
 
     Args:
-        server: ``tcp://host:port``; without it, and without ``DJINN_SERVER``, operations run in this process.
-        **settings: See `djinn.config.Config`: ``token``, ``device``, ``plugins``, ``flush_every``, ``strict``,
-            ``debug``, ``log_level``, ``log_component``, ``connect_timeout_s``, ``request_timeout_s``.
+        server: ``tcp://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``, operations run in
+            this process.
+        **settings: See `djinn.config.Config`: ``token``, ``owner``, ``device``, ``plugins``, ``flush_every``,
+            ``strict``, ``debug``, ``log_level``, ``log_component``, ``connect_timeout_s``, ``request_timeout_s``.
 
     Raises:
         ConfigurationError: A setting makes no sense.
@@ -151,11 +152,9 @@ def _start(config: Any) -> Session:
     plugins = Plugins.load(config.selection)
     scheme = config.server.partition("://")[0] if config.server else "local"
     connection = plugins.transport_for(scheme).connect(config.server, ConnectOptions(
-        token=config.token,
-        connect_timeout_s=config.connect_timeout_s,
+        token=config.token, owner=config.owner, connect_timeout_s=config.connect_timeout_s,
         request_timeout_s=config.request_timeout_s,
-        open_executor=lambda: plugins.choose("executor", "torch").open(config.device),
-    ))
+        open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))
     try:
         session = Session(config, plugins, connection, logical_device())
         session.seed(next_seed())

@@ -124,7 +124,7 @@ class Session:
 
         Returns:
             What the operation returns; and the plan for the next call with this metadata, unless the result depends on
-            data.
+            more than that.
 
         Raises:
             Exception: What the operation raises.
@@ -159,7 +159,8 @@ class Session:
             # A mask may be among the indices.
             torch.Tag.dynamic_output_shape in operator.tags
             and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in((args, tuple(kwargs.values())))))
-        if changes_metadata or depends_on_data:
+        # A view that cannot be inferred reaches beyond its tensor, into a storage of which only the executor knows.
+        if changes_metadata or depends_on_data or plan.may_be_view:
             return returned, None
         return returned, plan.told(tuple(None if r is None else r._value.spec for r in results))
 

@@ -118,7 +118,7 @@ class Place:
         channel.send(sequence, Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(),
                                        sys.byteorder, self._executor.device, secrets.token_hex(8)))
         channel.greeted()
-        service = SessionService(self._executor)
+        service = SessionService(self._executor, travels=True)
         while (received := channel.receive()) is not None:
             sequence, batch, tensors = received
             if not isinstance(batch, Batch):

@@ -17,6 +17,8 @@ class ConnectOptions:
     """What a client gives a transport to connect with."""
 
     token: str = ""
+    owner: str = ""
+    """Whose uploads the server is to keep; see `djinn.config.Config.owner`. Empty: it is to keep none."""
     connect_timeout_s: float = 10.0
     request_timeout_s: float | None = None
     """How long an answer may stand still; ``None``: as long as the server lives."""

@@ -54,12 +54,14 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
         digest: Digest of the operator's schema in the client's PyTorch release.
         arguments: Positional arguments.
         keywords: Keyword arguments, in order.
+        default_dtype: PyTorch's default dtype when the call was recorded, where results depend on it.
     """
 
     operator: str
     digest: str
     arguments: tuple[Argument, ...]
     keywords: tuple[tuple[str, Argument], ...] = ()
+    default_dtype: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-import attrs
 import msgspec
 
 from djinn.errors import ProtocolError, ProtocolVersionError
@@ -27,8 +26,7 @@ MAX_GREETING_BYTES = 4096
 """Largest header before the other side has said who it is; there is no body then."""
 
 
-@attrs.frozen
-class Head:
+class Head(msgspec.Struct, frozen=True):
     """The decoded fixed part of a frame."""
 
     sequence: int

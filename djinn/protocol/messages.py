@@ -13,9 +13,15 @@ from msgspec import Meta
 
 from djinn.model.program import Program
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
+MARKS_HANDLE = 2**64 - 1
+"""Reserved handle: the marks of what the server keeps for the session's owner, a list of bytes."""
+DIGESTS_HANDLE = 2**64 - 2
+"""Reserved handle: the digests of the same; what a session has been told of is kept until it ends."""
+MARK_BYTES = 16
+DIGEST_BYTES = 32
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0)]
 Size: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -30,10 +36,18 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     python: Text
     byte_order: Text
     token: Text = ""
+    owner: Text = ""
+    """A secret that sessions of one owner share; empty if the server is to keep nothing."""
+    machine: Text = ""
+    """Where the client runs, if nothing is to be kept in case that the server runs there too."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Answer to `Hello`: the session is open."""
+    """Answer to `Hello`: the session is open.
+
+    Attributes:
+        kept: How many uploads the server has kept for the owner so far; -1 if it keeps none.
+    """
 
     protocol: int
     torch: Text
@@ -41,6 +55,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     byte_order: Text
     device: Text
     session: Text
+    kept: int = -1
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
@@ -85,6 +100,18 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
     tensor: TensorHeader
 
 
+class Recall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
+    """Store a copy of what was uploaded before under a handle.
+
+    Attributes:
+        handle: The handle.
+        digest: One of those that fetching `DIGESTS_HANDLE` gave to this session.
+    """
+
+    handle: Handle
+    digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
 class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     """Run a program.
 
@@ -113,7 +140,7 @@ class Free(msgspec.Struct, frozen=True, array_like=True, tag="free"):
     handles: tuple[Handle, ...]
 
 
-Command: TypeAlias = Define | Forget | Upload | Run | Seed | Free
+Command: TypeAlias = Define | Forget | Upload | Recall | Run | Seed | Free
 
 
 class Batch(msgspec.Struct, frozen=True, tag="batch"):
@@ -206,7 +233,7 @@ def to_wire(value: Any) -> Any:
     if isinstance(value, complex):
         return {"real": value.real, "imag": value.imag}
     if isinstance(value, (list, tuple)):
-        return [to_wire(item) for item in value]
+        return [item if type(item) is int or type(item) is float else to_wire(item) for item in value]
     return value
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from djinn.errors import ProtocolError, UnknownHandleError
 from djinn.kinds.executor import CompiledProgram, Executor
 from djinn.protocol import failures, messages
+from djinn.protocol.contents import Contents
 from djinn.protocol.messages import (
+    DIGESTS_HANDLE,
     GENERATOR_HANDLE,
+    MARKS_HANDLE,
     Batch,
     Define,
     Failure,
@@ -20,6 +23,7 @@ from djinn.protocol.messages import (
     Item,
     Plain,
     Poisoned,
+    Recall,
     Result,
     Run,
     Seed,
@@ -31,18 +35,50 @@ MAX_FAILURES = 1000
 """Failures remembered between two answers; later ones are counted with the last."""
 
 
+@runtime_checkable
+class SharingExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: ways without the copy, where memory can be shared."""
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Put a CPU tensor on the device.
+
+        Ownership:
+            Nobody else holds the argument: it may become the value.
+        """
+
+    def lend(self, value: torch.Tensor) -> torch.Tensor:
+        """Give a dense CPU tensor of a value.
+
+        Ownership:
+            The result is only read, and only until the session's next batch: it may share the value's memory.
+        """
+
+
 class SessionService:
     """One session on the executor's side.
 
     A batch never raises and never stops halfway: whatever goes wrong becomes a `Failure`, and the values that should
     have come of it are poisoned, so that every later use of them reports the same failure.
 
+    Args:
+        executor: Runs the programs.
+        seed: Seed of the session's random numbers.
+        travels: Tensors come from and go to another process: nobody else holds those given to `handle`, and those that
+            it returns are only read, before the next batch.
+        contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
+
     Concurrency:
         One batch at a time.
     """
 
-    def __init__(self, executor: Executor, *, seed: int = 0) -> None:
+    def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
+                 contents: Contents | None = None) -> None:
         self._executor = executor
+        self._contents = contents
+        shared = executor if travels and isinstance(executor, SharingExecutor) else None
+        # What is kept is nobody's to write to: then the value is a copy.
+        self._put = executor.put if shared is None or contents is not None else shared.adopt
+        self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
         self._values: dict[int, Any] = {}
         self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
@@ -58,6 +94,8 @@ class SessionService:
         """Drop everything the session holds."""
         self._values.clear()
         self._programs.clear()
+        if self._contents is not None:
+            self._contents.close()
 
     def handle(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Carry out a batch.
@@ -75,9 +113,13 @@ class SessionService:
                 self._run(command)
             elif isinstance(command, Upload):
                 self._upload(command, next(uploads))
+            elif isinstance(command, Recall):
+                self._recall(command)
             elif isinstance(command, Free):
                 for handle in command.handles:
                     self._values.pop(handle, None)
+                if self._contents is not None:
+                    self._contents.release(command.handles)
             elif isinstance(command, Define):
                 self._define(command)
             elif isinstance(command, Seed):
@@ -120,7 +162,18 @@ class SessionService:
         if command.handle == GENERATOR_HANDLE:
             self._attempt(lambda: self._random.set(tensor))
         else:
-            self._values[command.handle] = self._attempt(lambda: self._executor.put(tensor))
+            self._values[command.handle] = self._attempt(lambda: self._put(tensor))
+            if self._contents is not None:
+                self._contents.keep(command.handle, tensor)
+
+    def _recall(self, command: Recall) -> None:
+        contents, handle = self._contents, command.handle
+        if handle == GENERATOR_HANDLE:
+            self._fail(ProtocolError("Handle 0 is reserved."))
+        elif contents is None:
+            self._values[handle] = self._fail(ProtocolError("Nothing is kept for this session."))
+        else:
+            self._values[handle] = self._attempt(lambda: self._executor.put(contents.recall(handle, command.digest)))
 
     def _run(self, run: Run) -> None:
         try:
@@ -172,10 +225,12 @@ class SessionService:
     def _fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
         if handle == GENERATOR_HANDLE:
             value = self._attempt(self._random.get)
+        elif self._contents is not None and handle in (MARKS_HANDLE, DIGESTS_HANDLE):
+            value = self._attempt(self._contents.marks if handle == MARKS_HANDLE else self._contents.digests)
         else:
             value = self._value(handle)
             if isinstance(value, torch.Tensor):
-                value = self._attempt(lambda: self._executor.get(value))
+                value = self._attempt(lambda: self._get(value))
         if isinstance(value, Poisoned):
             return value
         if not isinstance(value, torch.Tensor):

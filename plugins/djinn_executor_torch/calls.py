@@ -97,7 +97,7 @@ def _bind(template: Template, device: torch.device) -> Call:
         written += range(position, position + width) if name in facts.written else ()
         position += width
     return Call(
-        function=_FUNCTIONS.get(template.operator, operator._op),
+        function=_under(template.default_dtype, _FUNCTIONS.get(template.operator, operator._op)),
         arguments=tuple(_resolve(argument, device) for argument in template.arguments),
         keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
         returns=facts.returns,
@@ -105,6 +105,27 @@ def _bind(template: Template, device: torch.device) -> Call:
         numbers=sum(_count_numbers(argument) for argument in every),
         is_random=facts.is_random,
     )
+
+
+def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function under the default dtype that its caller had; PyTorch knows one for the whole process."""
+    if not default_dtype:
+        return function
+    wanted = dtype_named(default_dtype)
+    if not wanted.is_floating_point:
+        raise ProtocolError(f"{default_dtype} is no default dtype.")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        here = torch.get_default_dtype()
+        if here == wanted:
+            return function(*args, **kwargs)
+        torch.set_default_dtype(wanted)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(here)
+
+    return call
 
 
 def _resolve(argument: Argument, device: torch.device) -> Argument | Resolved:

@@ -52,6 +52,15 @@ class TorchExecutor:
             made = to_dense_cpu(value)
             return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
 
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Put a CPU tensor that nobody else holds on the device; see `djinn.protocol.service.SharingExecutor`."""
+        return tensor if self._device.type == "cpu" else self.put(tensor)
+
+    def lend(self, value: torch.Tensor) -> torch.Tensor:
+        """Give a CPU tensor to be read at once; see `djinn.protocol.service.SharingExecutor`."""
+        with self._lock, torch.inference_mode(mode=False), torch.no_grad():
+            return to_dense_cpu(value)
+
     def random_state(self, seed: int) -> RandomState:
         """Make a session's own stream of random numbers."""
         return TorchRandomState(self._device, seed, self._lock)

@@ -14,7 +14,7 @@ from djinn import runtime
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor, pending_errors
-from djinn_interceptor_device import adoption, copying, gradients, recurrent, saving
+from djinn_interceptor_device import adoption, copying, gradients, recurrent, saving, shortcuts
 from djinn_interceptor_device.attention import attend
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
@@ -92,6 +92,15 @@ def _not_traceable(*_: Any) -> Any:
     raise NotImplementedError("A tensor on a remote accelerator does not consist of other tensors.")
 
 
+_SINGLE = (
+    "__eq__ __ge__ __gt__ __le__ __lt__ __ne__ abs add addmm argmax bitwise_not bmm cat clamp cos div embedding eq exp "
+    "ge gelu gt le log log_softmax logical_not lt maximum mean minimum mm mul ne neg pow reciprocal relu rsqrt sigmoid "
+    "silu sin softmax sqrt square stack sub sum tanh where"
+).split()
+"""Functions that most often end in one operation."""
+_SHORT = [getattr(owner, name) for name in _SINGLE for owner in (torch, torch._C.TensorBase, torch._C._nn, F)
+          if hasattr(owner, name)]
+
 FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **dict.fromkeys((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad), run_backward),
     **dict.fromkeys(
@@ -101,8 +110,9 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
             torch.Tensor.__rmatmul__, torch.norm, torch.Tensor.norm, torch.nuclear_norm, torch.linalg.norm,
             torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals, torch.linalg.eigvalsh,
         ),
-        keep_whole,
+        shortcuts.shortened(keep_whole),
     ),
+    **dict.fromkeys(_SHORT, shortcuts.shortened(shortcuts.call_plainly)),
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), split_at_home),
     **recurrent.FUNCTIONS,
     **gradients.FUNCTIONS,

@@ -35,13 +35,24 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     if isinstance(tensor, LazyTensor):
         if not here:
             return record(session, operator, args, kwargs)
-        return keep_uninitialized_at_home(operator(session.materialize([tensor])[0], **kwargs), tensor)
+        return keep_uninitialized_at_home(_as_copied(session.materialize([tensor])[0], operator, kwargs), tensor)
     if here:
         return operator(tensor, **kwargs)
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
     made = session.upload(local)
     keep_uninitialized(made, tensor)
     return made
+
+
+def _as_copied(local: torch.Tensor, operator: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Give what copying ``local``, a dense tensor that nobody else holds, would give; without a copy if it can be."""
+    if (kwargs["device"].type != "cpu" or kwargs.get("pin_memory") or kwargs.get("dtype") not in (None, local.dtype)
+            or kwargs.get("layout") not in (None, torch.strided)
+            or kwargs.get("memory_format") not in (None, torch.preserve_format)):
+        return operator(local, **kwargs)  # type: ignore[no-any-return]  # the type of operators is Any
+    if not torch.is_inference_mode_enabled():
+        return local
+    return torch.empty(0, dtype=local.dtype).set_(local.untyped_storage(), 0, local.size(), local.stride())
 
 
 def _converts(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
@@ -62,7 +73,8 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
             dense = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(dense)
         if not spec.storage_offset and session.upload_into(target, dense):
             return target
-    record(session, operator, (target, session.mixer.upload(source), *args[2:]), kwargs)
+    # Not by the mixer, which would keep it at the executor for as long as the source lives: weights there twice.
+    record(session, operator, (target, session.upload(source), *args[2:]), kwargs)
     return target
 
 

@@ -12,7 +12,16 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from djinn.errors import DeviceNameTakenError
 from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.tensor import LazyTensor
-from djinn_interceptor_device import factories, functions, gradients, handlers, list_writes, optimizers, saving
+from djinn_interceptor_device import (
+    factories,
+    functions,
+    gradients,
+    handlers,
+    list_writes,
+    optimizers,
+    saving,
+    shortcuts,
+)
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
 
 if TYPE_CHECKING:
@@ -70,6 +79,7 @@ class DeviceInterceptor:
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
         """Operators that copy between devices, ask about storages or write into lists."""
         optimizers.follow(session.link.welcome.device)
+        shortcuts.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:

@@ -10,15 +10,18 @@ import queue
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from djinn.errors import ConfigurationError
+from djinn_server.memory import default_keep_bytes
 from djinn_server.server import Server
 
 __all__ = ("serve",)
 
+LOOPBACK = "127.0.0.1"
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be carried out."""
 _log = logging.getLogger("djinn.server")
@@ -26,8 +29,11 @@ _log = logging.getLogger("djinn.server")
 
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 or ::1 for this machine only.")] = (
-        "127.0.0.1"),
+        LOOPBACK),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 finds a free one.")] = 0,
+    unix: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH",
+        help="Listen on a Unix-domain socket instead, which only processes of yours on this machine can use.")] = "",
     device: Annotated[str, typer.Option(help="Device that runs the operations, for example cpu or cuda:0.")] = "cpu",
     token: Annotated[str, typer.Option(
         envvar="DJINN_TOKEN", show_default=False,
@@ -35,26 +41,32 @@ def serve(
     )] = "",
     threads: Annotated[int | None, typer.Option(
         min=1, show_default=False, help="Threads for operations on the CPU; as PyTorch sees fit if not given.")] = None,
+    keep_mib: Annotated[int | None, typer.Option(
+        min=0, show_default=False,
+        help="MiB of memory for uploads that are kept, so that their owners need not send them again; "
+             "0 keeps none. An eighth of the memory, and 4096 at most, if not given.")] = None,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
-    Prints one line, "djinn serving tcp://HOST:PORT", once it accepts connections; give that address to clients as
-    DJINN_SERVER or djinn.init(server=...). Logs go to standard error, as much as DJINN_LOG_LEVEL says. Ends on SIGTERM
-    or Ctrl-C.
+    Prints one line, "djinn serving tcp://HOST:PORT" or "djinn serving unix://PATH", once it accepts connections; give
+    that address to clients as DJINN_SERVER or djinn.init(server=...). Logs go to standard error, as much as
+    DJINN_LOG_LEVEL says. Ends on SIGTERM or Ctrl-C.
 
     Whoever can connect can compute here and use this machine's memory. An address that other machines can reach is
     therefore refused without a token; and since nothing is encrypted, use such an address in a trusted network only,
     or through a tunnel.
     """
     try:
-        server = _open(host, port, device, token, threads)
+        server = _open(host, port, unix, device, token, threads, keep_mib)
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
     _run(server)
 
 
-def _open(host: str, port: int, device: str, token: str, threads: int | None) -> Server:
+def _open(
+    host: str, port: int, unix: str, device: str, token: str, threads: int | None, keep_mib: int | None
+) -> Server:
     from djinn.config import Config
     from djinn.kinds.transport import ListenOptions
     from djinn.logs import configure
@@ -64,7 +76,9 @@ def _open(host: str, port: int, device: str, token: str, threads: int | None) ->
     config = Config.resolve({"token": token, **quiet}, os.environ)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     configure(config)
-    if not _is_loopback(host):
+    if unix and (host != LOOPBACK or port):
+        raise ConfigurationError("--unix cannot be used with --host or --port: a server listens on one address.")
+    if not unix and not _is_loopback(host):
         if not config.token:
             raise ConfigurationError(f"Other machines could reach {host}, and no token keeps them out.",
                                      hint="Set DJINN_TOKEN to a secret, or listen on 127.0.0.1.")
@@ -75,8 +89,13 @@ def _open(host: str, port: int, device: str, token: str, threads: int | None) ->
         torch.set_num_threads(threads)
     plugins = Plugins.load(config.selection)
     executor = plugins.choose("executor", "torch").open(device)
-    address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-    return Server(plugins.transport_for("tcp").listen(address, ListenOptions()), executor, token=config.token)
+    if unix:
+        address = f"unix://{Path(unix).absolute()}"
+    else:
+        address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    transport = plugins.transport_for(address.partition("://")[0])
+    return Server(transport.listen(address, ListenOptions()), executor, token=config.token,
+                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20)
 
 
 def _is_loopback(host: str) -> bool:

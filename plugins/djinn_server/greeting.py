@@ -12,21 +12,27 @@ import torch
 from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import Channel
+from djinn.protocol.contents import Contents, ContentStore
 from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+from djinn.protocol.reuse import this_machine
 
 __all__ = ("greet",)
 
 
-def greet(channel: Channel, executor: Executor, token: str) -> str | None:
+def greet(
+    channel: Channel, executor: Executor, token: str, store: ContentStore
+) -> tuple[str, Contents | None] | None:
     """Receive a client's greeting and answer it.
 
     Args:
         channel: A new connection.
         executor: What the client is going to use.
         token: What the client has to know; empty for nothing.
+        store: Keeps what clients upload that ask for it.
 
     Returns:
-        The identifier of the session that begins; ``None`` if the client left without a word.
+        The identifier of the session that begins, and what is kept for its owner, if anything is; ``None`` if the
+        client left without a word.
 
     Raises:
         ProtocolError: What it said is no greeting.
@@ -41,10 +47,12 @@ def greet(channel: Channel, executor: Executor, token: str) -> str | None:
         raise ProtocolError(f"A {type(hello).__name__} where a greeting was expected.")
     _check(hello, token)
     session = secrets.token_hex(16)
+    # From one process to another on the same machine, bytes travel as fast as they can be digested.
+    keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
     channel.send(sequence, Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder,
-                                   executor.device, session))
+                                   executor.device, session, store.count(hello.owner) if keeps else -1))
     channel.greeted()
-    return session
+    return session, Contents(store, hello.owner) if keeps else None
 
 
 def _check(hello: Hello, token: str) -> None:

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
 
-__all__ = ("return_memory",)
+__all__ = ("default_keep_bytes", "return_memory")
+
+MAX_DEFAULT_KEEP_BYTES = 4 * 2**30
+
+
+def default_keep_bytes() -> int:
+    """Return the room for kept uploads where nobody says how much: an eighth of the memory, and 4 GiB at most."""
+    try:
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    except (AttributeError, ValueError, OSError):
+        # Not every system tells.
+        return MAX_DEFAULT_KEEP_BYTES
+    return min(MAX_DEFAULT_KEEP_BYTES, memory_bytes // 8)
 
 
 def return_memory() -> None:

@@ -11,6 +11,7 @@ from typing import Self
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import Channel, Listener
+from djinn.protocol.contents import ContentStore
 from djinn.protocol.messages import Batch, Refusal
 from djinn.protocol.service import SessionService
 from djinn_server.greeting import greet
@@ -30,15 +31,17 @@ class Server:
         listener: Where clients connect; closed by `stop`.
         executor: Runs the programs of all sessions; closed by `stop`.
         token: What clients have to know; empty to let in everyone who can connect.
+        keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
     """
 
-    def __init__(self, listener: Listener, executor: Executor, *, token: str = "") -> None:
+    def __init__(self, listener: Listener, executor: Executor, *, token: str = "", keep_bytes: int = 0) -> None:
         self._listener = listener
         self._executor = executor
         self._token = token
+        self._store = ContentStore(keep_bytes)
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
@@ -145,18 +148,19 @@ class Server:
             _log.info("%s: left before it could be told: %s", channel.peer, error)
 
     def _converse(self, channel: Channel) -> None:
-        session = greet(channel, self._executor, self._token)
-        if session is None:
+        greeted = greet(channel, self._executor, self._token, self._store)
+        if greeted is None:
             return
+        session, contents = greeted
         _log.info("%s: session %s begins", channel.peer, session)
-        service = SessionService(self._executor)
+        service = SessionService(self._executor, travels=True, contents=contents)
         try:
             while _answer_next(channel, service):
                 pass
         finally:
             held = service.live_handles
             service.close()
-            del service
+            del service, contents, greeted
             return_memory()
             _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
 

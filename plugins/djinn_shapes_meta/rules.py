@@ -46,6 +46,8 @@ _MADE = {
 """Factories that do not make every dtype, and dtypes that they make everywhere; for others the executor is asked."""
 _NOT_OF_BOOLS = frozenset(("cumsum", "cumprod"))
 """Operators that eager refuses to do in bools."""
+_NO_BOOLS = frozenset(("sub", "rsub", "_foreach_sub"))
+"""Operators that eager refuses for bools."""
 _COMPLEX_TOO = frozenset(
     "add sub mul div neg clone copy _to_copy fill zero sum mean mm bmm view_as_real view_as_complex".split())
 """Operators that are defined for complex numbers wherever they are on meta, which defines some that no device does."""
@@ -65,6 +67,8 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
     rule = _RULES.get(facts.name) or _RULES.get(base.rstrip("_"))
     if rule is not None:
         return rule(tensors)
+    if base.rstrip("_") in _NO_BOOLS and not _no_bools(tensors):
+        return False
     is_view = all(facts.aliases) and ReturnKind.WRITTEN not in facts.returns
     if not is_view and base.rstrip("_") not in _COMPLEX_TOO and any(tensor.dtype.is_complex for tensor in tensors):
         return False
@@ -156,6 +160,11 @@ def _same_numbers(tensors: Sequence[torch.Tensor]) -> bool:
     return _same_dtype(tensors) and _no_bools(tensors)
 
 
+def _no_bools(tensors: Sequence[torch.Tensor]) -> bool:
+    """Meta subtracts and multiplies them."""
+    return not any(tensor.dtype is torch.bool for tensor in tensors)
+
+
 def _convolution(tensors: Sequence[torch.Tensor]) -> bool:
     """The layout of the result follows the input's or the weight's, by rules of the library that computes it."""
     return _same_dtype(tensors) and all(
@@ -166,11 +175,6 @@ def _convolution(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _integers(tensors: Sequence[torch.Tensor]) -> bool:
     return not any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors)
-
-
-def _no_bools(tensors: Sequence[torch.Tensor]) -> bool:
-    """Meta subtracts and multiplies them."""
-    return not any(tensor.dtype is torch.bool for tensor in tensors)
 
 
 def _last_is_index(tensors: Sequence[torch.Tensor]) -> bool:
@@ -225,7 +229,6 @@ _RULES: Mapping[str, Rule] = {
     "aten::pow.Scalar": _all_contiguous,
     # They lay their destination out as their argument.
     **dict.fromkeys(("aten::replication_pad2d.out", "aten::replication_pad3d.out"), _all_contiguous),
-    **dict.fromkeys(("sub", "rsub", "_foreach_sub"), _no_bools),
     # Nobody else can say how many tensors their lists have.
     **dict.fromkeys(("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy",
                      "unbind_copy"), _always),

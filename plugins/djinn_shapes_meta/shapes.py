@@ -41,7 +41,7 @@ class MetaShapes:
         arguments = tensors_in((args, tuple(kwargs.values())))
         if not is_believable(facts, arguments):
             return None
-        sizes = [tensor.size() for tensor in arguments]
+        before = [(tensor.size(), tensor.stride()) for tensor in arguments]
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
                 returned = operator(*args, **kwargs)
@@ -61,7 +61,7 @@ class MetaShapes:
                 return None
             specs = tuple(OutputSpec.of(member) for member in members if member is not None)
             results.append(specs if kind is ReturnKind.LIST else specs[0] if specs else None)
-        if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(operator, arguments, sizes):
+        if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(operator, arguments, before):
             return None
         return Inference(tuple(results), tuple(map(OutputSpec.of, arguments)))
 
@@ -94,15 +94,17 @@ def _kind_of(dtype: torch.dtype) -> tuple[bool, bool, bool]:
 
 
 def _is_laid_out_anew(
-    operator: torch._ops.OpOverload, arguments: Sequence[torch.Tensor], sizes: Sequence[torch.Size]
+    operator: torch._ops.OpOverload, arguments: Sequence[torch.Tensor], before: Sequence[tuple[torch.Size, Any]]
 ) -> bool:
     """Whether an argument has been resized that never should be, or one whose layout follows that of others."""
-    resized = [tensor.size() != size for tensor, size in zip(arguments, sizes, strict=True)]
-    if not any(resized):
-        return False
+    resized = [tensor.size() != size for tensor, (size, _) in zip(arguments, before, strict=True)]
     if not any(argument.is_out for argument in operator._schema.arguments):
-        return not facts_of(operator).changes_metadata
-    return not all(tensor.is_contiguous() or is_new for tensor, is_new in zip(arguments, resized, strict=True))
+        return any(resized) and not facts_of(operator).changes_metadata
+    if any(tensor.size() == size and tensor.stride() != stride
+           for tensor, (size, stride) in zip(arguments, before, strict=True)):
+        return True
+    return any(resized) and not all(
+        tensor.is_contiguous() or is_new for tensor, is_new in zip(arguments, resized, strict=True))
 
 
 def _is_within_storage(tensor: torch.Tensor) -> bool:

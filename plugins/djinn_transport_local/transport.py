@@ -61,9 +61,9 @@ class LocalConnection:
 
     The executor's work runs on a thread of its own: there, none of the caller's modes (inference, autocast, function
     or dispatch modes) are in force, and it overlaps with recording. The caller waits for a batch that asks for
-    something; for one with uploads, whose tensors are the caller's; and for one that draws random numbers, because the
-    executor borrows the process's default generator for that, which the caller may be about to use. It computes with as
-    many threads as the caller would.
+    something; for one with uploads, whose tensors are the caller's; and for one for which the executor borrows what the
+    process has once and the caller may be about to use: the default generator for random numbers, and the default dtype
+    if it has become another since. It computes with as many threads as the caller would.
     """
 
     def __init__(self, address: str, executor: Executor) -> None:
@@ -79,19 +79,20 @@ class LocalConnection:
         self._closed = False
         self._room = threading.Semaphore(MAX_BATCHES)
         self._random_programs: set[int] = set()
+        self._default_dtypes: dict[int, set[str]] = {}
         self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
         self._thread.start()
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Carry out a batch that wants no answer."""
-        draws = self._draws_random(batch)
+        borrows = self._borrows(batch)
         done = self._carry_out(batch, tensors)
-        if tensors or draws:
+        if tensors or borrows:
             done.result()
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Carry out a batch and return its answer."""
-        self._draws_random(batch)
+        self._borrows(batch)
         return self._carry_out(batch, tensors).result()
 
     def close(self) -> None:
@@ -123,17 +124,23 @@ class LocalConnection:
         self._work.put((work, done))
         return done
 
-    def _draws_random(self, batch: Batch) -> bool:
-        """Whether a program of the batch may draw random numbers; remembers the programs that it defines."""
-        draws = False
+    def _borrows(self, batch: Batch) -> bool:
+        """Whether programs of the batch may draw random numbers or need another default dtype; remembers which do."""
+        borrows = False
+        here = str(torch.get_default_dtype()).removeprefix("torch.")
         for command in batch.commands:
-            if isinstance(command, Define) and any(map(_is_random, command.body.templates)):
-                self._random_programs.add(command.program)
+            if isinstance(command, Define):
+                if any(map(_is_random, command.body.templates)):
+                    self._random_programs.add(command.program)
+                self._default_dtypes[command.program] = {t.default_dtype for t in command.body.templates} - {""}
             elif isinstance(command, Forget):
                 self._random_programs.difference_update(command.programs)
+                for program in command.programs:
+                    self._default_dtypes.pop(program, None)
             elif isinstance(command, Run):
-                draws = draws or command.program in self._random_programs
-        return draws
+                others = self._default_dtypes.get(command.program, set()) - {here}
+                borrows = borrows or bool(others) or command.program in self._random_programs
+        return borrows
 
     def _serve(self) -> None:
         while (item := self._work.get()) is not None:

@@ -1,4 +1,4 @@
-"""The ``tcp`` transport: a session with an executor in another process or on another machine."""
+"""The transports ``tcp`` and ``unix``: a session with an executor in another process or on another machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ("djinn_register_transports",)
 
 @hookimpl
 def djinn_register_transports(register: Callable[[Transport], None]) -> None:
-    """Register the ``tcp`` transport."""
-    from djinn_transport_tcp.transport import TcpTransport
+    """Register the transports ``tcp`` and ``unix``."""
+    from djinn_transport_tcp.transport import TcpTransport, UnixTransport
 
     register(TcpTransport())
+    register(UnixTransport())

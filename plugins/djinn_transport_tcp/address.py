@@ -1,17 +1,24 @@
-"""Addresses of the form ``tcp://host:port``."""
+"""Addresses of the forms ``tcp://host:port`` and ``unix:///path/to.sock``."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import socket
+import sys
 
 from djinn.errors import ConfigurationError
 
-__all__ = ("format_address", "parse_address")
+__all__ = ("format_address", "parse_address", "parse_path")
 
 MAX_PORT = 65535
 _FORM = re.compile(r"tcp://(?:\[(?P<bracketed>[^\[\]\s/]+)\]|(?P<plain>[^\[\]:/?#@\s\x00]+)):(?P<port>[0-9]{1,5})/?")
 _HINT = "Write it as tcp://host:port, for example tcp://127.0.0.1:7070, and an IPv6 host in brackets: tcp://[::1]:7070."
+UNIX = "unix://"
+MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
+"""What fits into the system's ``sockaddr_un`` beside the zero at its end."""
+_UNIX_HINT = "Write it as unix:///path/to.sock, with the whole path."
 
 
 def parse_address(address: str, *, listening: bool = False) -> tuple[str, int]:
@@ -40,6 +47,32 @@ def parse_address(address: str, *, listening: bool = False) -> tuple[str, int]:
         except ValueError as error:
             raise ConfigurationError(f"{host!r} in {address!r} is not an IPv6 address: {error}.", hint=_HINT) from None
     return host, port
+
+
+def parse_path(address: str) -> str:
+    """Take the address of a Unix-domain socket apart.
+
+    Args:
+        address: For example ``unix:///run/user/1000/djinn.sock``.
+
+    Returns:
+        The socket's path.
+
+    Raises:
+        ConfigurationError: The address is not of that form, the path is too long for a socket, or this system has no
+            such sockets.
+    """
+    path = address.removeprefix(UNIX)
+    if path == address or not path.startswith("/") or path.endswith("/") or "\0" in path:
+        raise ConfigurationError(f"{address!r} is not the address of a Unix-domain socket.", hint=_UNIX_HINT)
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigurationError(f"{address!r} cannot be used: this system has no Unix-domain sockets.",
+                                 hint="Use tcp://127.0.0.1:PORT instead.")
+    length = len(os.fsencode(path))
+    if length > MAX_PATH_BYTES:
+        raise ConfigurationError(f"The path in {address!r} has {length} bytes; a socket's may have {MAX_PATH_BYTES}.",
+                                 hint="Choose a shorter path, for example in /tmp or in XDG_RUNTIME_DIR.")
+    return path
 
 
 def format_address(host: str, port: int) -> str:

@@ -6,8 +6,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -23,11 +22,13 @@ from djinn.errors import (
 )
 from djinn.kinds.transport import ConnectOptions
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Failure, Hello, Message, Refusal, Result, Welcome
-from djinn_transport_tcp.address import parse_address
+from djinn.protocol.reuse import introduce
+from djinn_transport_tcp.address import parse_address, parse_path
+from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.sockets import ByteStream, configure
-from djinn_transport_tcp.stream import FrameStream
+from djinn_transport_tcp.stream import FrameStream, views_of
 
-__all__ = ("TcpConnection", "connect")
+__all__ = ("SocketConnection", "connect", "connect_unix")
 
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
@@ -35,13 +36,35 @@ _START = "Start a server there with `djinn serve`, or correct the address in DJI
 _AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
 
 
-def connect(address: str, options: ConnectOptions) -> TcpConnection:
-    """Connect to a server and greet it; see `djinn.kinds.transport.Transport.connect`."""
+def connect(address: str, options: ConnectOptions) -> SocketConnection:
+    """Connect to a server over TCP and greet it; see `djinn.kinds.transport.Transport.connect`."""
     host, port = parse_address(address)
+    return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
+
+
+def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
+    """Connect to a server on this machine and greet it; see `djinn.kinds.transport.Transport.connect`."""
+    path = parse_path(address)
+
+    def open_socket() -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.settimeout(options.connect_timeout_s)
+            sock.connect(path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    return _open(address, open_socket, options)
+
+
+def _open(address: str, open_socket: Callable[[], socket.socket], options: ConnectOptions) -> SocketConnection:
     deadline = time.monotonic() + options.connect_timeout_s
     try:
-        sock = socket.create_connection((host, port), timeout=options.connect_timeout_s)
-    except TimeoutError:
+        sock = open_socket()
+    except (TimeoutError, BlockingIOError):
+        # The latter is how Linux says that the queue of a Unix-domain socket is full.
         raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
                                  hint=_START) from None
     except OSError as error:
@@ -50,11 +73,11 @@ def connect(address: str, options: ConnectOptions) -> TcpConnection:
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
     try:
         configure(sock)
-        connection = TcpConnection(address, FrameStream(ByteStream(sock)), options.request_timeout_s)
+        connection = SocketConnection(address, FrameStream(ByteStream(sock)), options.request_timeout_s)
     except BaseException:
         sock.close()
         raise
-    connection.greet(options.token, deadline)
+    connection.greet(options.token, deadline, options.owner)
     return connection
 
 
@@ -62,12 +85,14 @@ FLUSH_EVERY = 64
 """Operations per streamed batch; execution of a batch overlaps with the recording of the next."""
 
 
-class TcpConnection:
+class SocketConnection:
     """The client's end of a session; see `djinn.kinds.transport.Connection`.
 
     A frame goes through whole or the connection is closed. So after an exception that is not a `TransportError`, such
-    as a `KeyboardInterrupt`, a connection that still works has delivered its batch; the answer to an interrupted
-    request is read before the next frame is sent, and the failures in it are reported with the next answer.
+    as a `KeyboardInterrupt`, a connection that still works has taken its batch; the answer to an interrupted request is
+    read before the next frame is sent, and the failures in it are reported with the next answer.
+
+    `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent.
 
     Attributes:
         address: Where it leads.
@@ -80,6 +105,7 @@ class TcpConnection:
         self.welcome = Welcome(PROTOCOL_VERSION, "", "", "", "", "")
         self.flush_every = FLUSH_EVERY
         self._frames = frames
+        self._outbox = Outbox(frames.stream)
         self._request_timeout_s = request_timeout_s
         self._sequence = 0
         self._owed = False
@@ -96,71 +122,83 @@ class TcpConnection:
         """Bytes received so far, greeting included."""
         return self._frames.stream.bytes_received
 
-    def greet(self, token: str, deadline: float) -> None:
+    def greet(self, token: str, deadline: float, owner: str = "") -> None:
         """Say who this is and learn who answers.
 
         Args:
             token: The server's token, if it wants one.
             deadline: Time on the monotonic clock until which to wait.
+            owner: Whose uploads these are; see `djinn.kinds.transport.ConnectOptions`.
 
         Raises:
             RefusedError, ProtocolVersionError: The server says no.
             TransportError: What answers is no server, or nothing does.
         """
         self._frames.stream.deadline = deadline
-        with self._whole():
-            hello = Hello(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token)
-            self._write(hello, ())
-            answer, _ = self._read()
-            if not isinstance(answer, Welcome):
-                raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
-            if answer.protocol != PROTOCOL_VERSION or answer.byte_order != sys.byteorder:
-                raise ProtocolVersionError(
-                    f"The server speaks protocol {answer.protocol} and is {answer.byte_order}-endian, this client "
-                    f"protocol {PROTOCOL_VERSION} and {sys.byteorder}-endian.",
-                    hint="Install the same djinn release on both, on machines of the same byte order.")
-            self.welcome = answer
+        try:
+            self.welcome = self._welcomed(token, owner)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
+            raise self._ended(error) from None
         self._frames.stream.deadline = None
         self._frames.stream.stall_timeout_s = self._request_timeout_s
 
+    def _welcomed(self, token: str, owner: str) -> Welcome:
+        hello = Hello(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
+                      *introduce(owner, token))
+        self._write(hello, (), waits=True)
+        answer, _ = self._read()
+        if not isinstance(answer, Welcome):
+            raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
+        if answer.protocol != PROTOCOL_VERSION or answer.byte_order != sys.byteorder:
+            raise ProtocolVersionError(
+                f"The server speaks protocol {answer.protocol} and is {answer.byte_order}-endian, this client "
+                f"protocol {PROTOCOL_VERSION} and {sys.byteorder}-endian.",
+                hint="Install the same djinn release on both, on machines of the same byte order.")
+        return answer
+
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch that wants no answer; see `djinn.kinds.transport.Connection.submit`."""
-        with self._whole():
-            self._settle()
-            self._write(batch, tensors)
+        if self._lost:
+            raise self._closed()
+        try:
+            if self._owed:
+                self._settle()
+            self._write(batch, tensors, waits=False)
             self._owed = batch.wants_reply
+        except BaseException as error:  # noqa: BLE001  # as in `greet`
+            raise self._ended(error) from None
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer; see `djinn.kinds.transport.Connection.request`."""
+        if self._lost:
+            raise self._closed()
         if not batch.wants_reply:
             batch = msgspec.structs.replace(batch, synchronize=True)
-        with self._whole():
-            self._settle()
-            self._write(batch, tensors)
-            self._owed = True
-        self._wait()
-        with self._whole():
+        is_between_frames = False
+        try:
+            if self._owed:
+                self._settle()
+            self._write(batch, tensors, waits=True)
+            self._owed = is_between_frames = True
+            self._frames.stream.wait()
+            is_between_frames = False
             result, data = self._answer()
+        except BaseException as error:  # noqa: BLE001  # as in `greet`
+            raise self._ended(error, is_between_frames) from None
+        if not self._failures:
+            return result, data
         failures, self._failures = self._failures, ()
-        return (Result(result.items, failures + result.failures) if failures else result), data
+        return Result(result.items, failures + result.failures), data
 
     def close(self) -> None:
         """End the session. Never raises, may be called twice."""
         self._lost = self._lost or "it was closed on this side"
-        self._frames.stream.close()
+        self._disconnect()
 
     def _settle(self) -> None:
         """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
-        if self._owed:
-            result, _ = self._answer()
-            self._failures += result.failures
-
-    def _wait(self) -> None:
-        """Wait for an answer to begin. An interrupt here finds both sides between frames, so the connection lives."""
-        try:
-            self._frames.stream.wait()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the connection ends, and `_lose` gives it back
-            raise self._lose(error) from None
+        result, _ = self._answer()
+        self._failures += result.failures
 
     def _answer(self) -> tuple[Result, list[torch.Tensor]]:
         message, data = self._read()
@@ -169,9 +207,13 @@ class TcpConnection:
             raise ProtocolError(f"It answered a batch with a {type(message).__name__}.")
         return message, data
 
-    def _write(self, message: Message, tensors: Sequence[torch.Tensor]) -> None:
+    def _write(self, message: Message, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
         self._sequence += 1
-        self._frames.write(self._sequence, message, tensors)
+        self._outbox.send(views_of(self._sequence, message, tensors), waits=waits)
+
+    def _disconnect(self) -> None:
+        self._frames.close()
+        self._outbox.close()
 
     def _read(self) -> tuple[Message, list[torch.Tensor]]:
         received = self._frames.read()
@@ -184,26 +226,25 @@ class TcpConnection:
             raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
         return message, data
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Close the connection unless everything inside is done: half a frame cannot be continued."""
-        if self._lost:
-            raise TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # whatever it is, the connection ends, and `_lose` gives it back
-            raise self._lose(error) from None
-        except BaseException:
+    def _closed(self) -> TransportError:
+        return TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
+
+    def _ended(self, error: BaseException, is_between_frames: bool = False) -> BaseException:
+        """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody."""
+        if isinstance(error, Exception):
+            return self._lose(error)
+        if not is_between_frames or self._frames.stream.is_torn:
             self._lost = "an exception interrupted a transfer"
-            self._frames.stream.close()
-            raise
+            self._disconnect()
+        return error
 
     def _lose(self, error: Exception) -> Exception:
         """Close the connection and say why, in the server's words if it left any."""
         self._lost = "it broke"
-        failure = self._explain(error)
+        failure = self._explain(error if self._outbox.error is None or isinstance(error, DjinnError)
+                                else self._outbox.error)
         self._lost = failure.summary.rstrip(".") if isinstance(failure, DjinnError) else repr(failure)
-        self._frames.stream.close()
+        self._disconnect()
         return failure
 
     def _explain(self, error: Exception) -> Exception:

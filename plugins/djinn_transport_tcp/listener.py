@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import socket
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,15 +19,15 @@ from djinn.errors import ConfigurationError, RemoteTimeoutError, TransportError
 from djinn.kinds.transport import ListenOptions
 from djinn.protocol.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES
 from djinn.protocol.messages import Message, Refusal
-from djinn_transport_tcp.address import format_address, parse_address
+from djinn_transport_tcp.address import format_address, parse_address, parse_path
 from djinn_transport_tcp.sockets import ByteStream, configure
 from djinn_transport_tcp.stream import FrameStream
 
-__all__ = ("TcpChannel", "TcpListener", "listen")
+__all__ = ("SocketChannel", "SocketListener", "listen", "listen_unix")
 
 BACKLOG = 128
 TICK_S = 1.0
-"""How often `TcpListener.accept` looks whether it was closed, where closing does not wake it."""
+"""How often `SocketListener.accept` looks whether it was closed, where closing does not wake it."""
 PAUSE_S = 0.1
 """Pause after the system could not give a new connection, for example for want of file descriptors."""
 LINGER_S = 0.5
@@ -35,7 +39,7 @@ _UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 _log = logging.getLogger("djinn.transport")
 
 
-def listen(address: str, options: ListenOptions) -> TcpListener:
+def listen(address: str, options: ListenOptions) -> SocketListener:
     """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
     host, port = parse_address(address, listening=True)
     try:
@@ -47,24 +51,98 @@ def listen(address: str, options: ListenOptions) -> TcpListener:
                              hint="Choose a free port (0 finds one) and an address of this machine.") from None
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.") from None
-    return TcpListener(host, sock, options)
+    port = sock.getsockname()[1]
+    return SocketListener(format_address(host, port), sock, options, lambda peer: format_address(peer[0], peer[1]))
 
 
-class TcpListener:
+def listen_unix(address: str, options: ListenOptions) -> SocketListener:
+    """Listen on a path of this machine; see `djinn.kinds.transport.Transport.listen`.
+
+    Only the owner of this process can connect. What a server that died left behind is replaced; the path of one that
+    lives, or a file of another kind, is refused.
+    """
+    path = parse_path(address)
+    try:
+        _remove_stale(path)
+        sock = socket.socket(socket.AF_UNIX)
+    except OSError as error:
+        raise _cannot_listen(address, error) from None
+    try:
+        _bind_privately(sock, path)
+        made = Path(path).stat()
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise _cannot_listen(address, error) from None
+    return SocketListener(address, sock, options, lambda _: address, lambda: _remove(path, made))
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a server that died.
+
+    Raises:
+        OSError: A server listens there, or there is something else.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "there is a file that is no socket")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(TICK_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+            return
+        except (TimeoutError, BlockingIOError):
+            # Its queue is full, so it lives.
+            pass
+    raise OSError(errno.EADDRINUSE, "another server listens there")
+
+
+def _bind_privately(sock: socket.socket, path: str) -> None:
+    """Bind so that there is no moment at which others could connect: on Linux the file takes the socket's mode."""
+    os.fchmod(sock.fileno(), 0o600)
+    sock.bind(path)
+    # Nobody can connect before the socket listens, so this comes in time where the line above does nothing.
+    Path(path).chmod(0o600)
+
+
+def _remove(path: str, made: os.stat_result) -> None:
+    """Remove a socket's file, unless it is another's by now."""
+    with contextlib.suppress(OSError):  # it is gone already, which is what is wanted
+        now = os.lstat(path)
+        if (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino):
+            Path(path).unlink()
+
+
+def _cannot_listen(address: str, error: OSError) -> TransportError:
+    return TransportError(f"Cannot listen on {address}: {error.strerror or error}.",
+                          hint="Choose a path of this machine, in a folder that you may write to, that nothing uses.")
+
+
+class SocketListener:
     """Accepts connections; see `djinn.kinds.transport.Listener`.
 
     Attributes:
         address: Address that clients connect to, with the port that was really taken.
     """
 
-    def __init__(self, host: str, sock: socket.socket, options: ListenOptions) -> None:
-        self.address = format_address(host, sock.getsockname()[1])
+    def __init__(
+        self, address: str, sock: socket.socket, options: ListenOptions, name_peer: Callable[[Any], str],
+        clean_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.address = address
         self._socket = sock
         self._options = options
+        self._name_peer = name_peer
+        self._clean_up = clean_up
         self._closed = False
         sock.settimeout(TICK_S)
 
-    def accept(self) -> TcpChannel | None:
+    def accept(self) -> SocketChannel | None:
         """Wait for a connection; ``None`` once the listener is closed or the system has taken its socket away."""
         while not self._closed:
             try:
@@ -86,11 +164,13 @@ class TcpListener:
                 _log.info("A connection was gone before it was accepted: %s", error)
                 sock.close()
                 continue
-            return TcpChannel(format_address(peer[0], peer[1]), sock, self._options)
+            return SocketChannel(self._name_peer(peer), sock, self._options)
         return None
 
     def close(self) -> None:
         """Stop accepting. Never raises, may be called twice or from another thread."""
+        if not self._closed:
+            self._clean_up()
         self._closed = True
         # Only some systems know this for a listening socket; `accept` notices by itself within a tick.
         with contextlib.suppress(OSError):
@@ -98,7 +178,7 @@ class TcpListener:
         self._socket.close()
 
 
-class TcpChannel:
+class SocketChannel:
     """The server's end of one connection; see `djinn.kinds.transport.Channel`.
 
     Until `greeted` is called, a frame may have `MAX_GREETING_BYTES` and no body, and everything together takes at most
@@ -149,7 +229,7 @@ class TcpChannel:
 
     def close(self) -> None:
         """Close the connection. Never raises, may be called twice or from another thread."""
-        self._frames.stream.close()
+        self._frames.close()
 
     def _linger(self) -> None:
         stream = self._frames.stream

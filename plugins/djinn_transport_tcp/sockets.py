@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-__all__ = ("KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "configure")
+__all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "configure")
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -27,6 +27,14 @@ MAX_CALL_BYTES = 2**30
 """Largest transfer asked of one system call; some systems refuse more than ``INT_MAX``."""
 JOINED_BYTES = 2**16
 """Where the system cannot gather, neighbours up to this size are sent as one piece."""
+AHEAD_BYTES = 2**16
+"""What comes is read in portions up to this size, so that a small frame takes one call."""
+DIRECT_BYTES = 2**14
+"""From this size on, bytes go straight to where they belong."""
+UNIX_BUFFER_BYTES = 2**20
+"""Bytes between two ends on one machine; the system's default keeps them waiting for each other."""
+KEEPS_UP_S = 0.001
+"""A connection that takes nothing for this long does not keep up with large transfers."""
 
 
 def _max_views() -> int:
@@ -44,10 +52,13 @@ def configure(sock: socket.socket, *, user_timeout_s: float | None = None) -> No
     """Send small frames at once, and notice an end that has vanished.
 
     Args:
-        sock: A connected TCP socket.
+        sock: A connected socket.
         user_timeout_s: Have the system give up when sent bytes make no way for this long. Only for an end whose other
             side always reads: Linux also gives up on a living side whose receive window stays closed that long.
     """
+    if not is_tcp(sock):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
+        return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     wanted = dict(KEEPALIVE)
@@ -61,6 +72,11 @@ def configure(sock: socket.socket, *, user_timeout_s: float | None = None) -> No
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def is_tcp(sock: socket.socket) -> bool:
+    """Whether the other end may be on another machine."""
+    return sock.family in {socket.AF_INET, socket.AF_INET6}
+
+
 def is_silent(sock: socket.socket, silence_s: float) -> bool:
     """Whether the other machine has stopped to acknowledge what was sent; ``False`` where the system cannot tell.
 
@@ -69,7 +85,7 @@ def is_silent(sock: socket.socket, silence_s: float) -> bool:
     Source:
         ``struct tcp_info`` of Linux: ``tcpi_probes`` at 3, ``tcpi_unacked`` at 24, ``tcpi_last_ack_recv`` (ms) at 56.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or not is_tcp(sock):
         return False
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
     if len(info) < 60:
@@ -79,8 +95,25 @@ def is_silent(sock: socket.socket, silence_s: float) -> bool:
     return (unacknowledged > 0 or info[3] > 1) and last_acknowledged_ms >= silence_s * 1000
 
 
+class _Direction:
+    """Sending or receiving: who is at it, and for how long the system lets a call wait."""
+
+    def __init__(self, sock: socket.socket, option: int) -> None:
+        self.busy = threading.Lock()
+        self.timeout_s = -1.0
+        self._socket = sock
+        self._option = option
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Have the system, rather than a call of `select` before each other call, end a wait."""
+        value = (int(timeout_s * 1000) if sys.platform == "win32"
+                 else struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6)))
+        self._socket.setsockopt(socket.SOL_SOCKET, self._option, value)
+        self.timeout_s = timeout_s
+
+
 class ByteStream:
-    """A connected TCP socket.
+    """A connected stream socket.
 
     Attributes:
         bytes_sent: Bytes handed to the system.
@@ -88,27 +121,32 @@ class ByteStream:
         stall_timeout_s: How long a transfer may stand still; ``None`` for as long as the connection lives.
         deadline: Time on the monotonic clock at which all transfers end, or ``None``.
         silence_s: How long sent bytes may stay unacknowledged.
+        is_torn: Bytes were lost in an interrupted `wait`; the connection is of no more use.
 
     Concurrency:
-        One thread at a time, except `close`.
+        One thread at a time may send and one receive; `close` may be called by any.
     """
 
     def __init__(self, sock: socket.socket, *, gathers: bool | None = None) -> None:
+        sock.settimeout(None)
         self._socket = sock
         self._owner = os.getpid()
-        self._busy = threading.Lock()
+        self._sending = _Direction(sock, socket.SO_SNDTIMEO)
+        self._receiving = _Direction(sock, socket.SO_RCVTIMEO)
         self._closed = False
-        self._timeout_s = -1.0
         self._gathers = hasattr(sock, "sendmsg") if gathers is None else gathers
-        self._scatters = hasattr(sock, "recvmsg_into") if gathers is None else gathers
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._first = 0
+        self._last = 0
         self.bytes_sent = 0
         self.bytes_received = 0
         self.stall_timeout_s: float | None = None
         self.deadline: float | None = None
         self.silence_s = SILENCE_S
+        self.is_torn = False
 
     def wait(self) -> bool:
-        """Wait until there is something to read, and read nothing: an interrupt here loses no byte.
+        """Wait until there is something to read, and read it ahead. An interrupt while nothing comes loses no byte.
 
         Returns:
             ``False`` at the end of the stream.
@@ -117,7 +155,33 @@ class ByteStream:
             TimeoutError: Nothing came in time.
             OSError: The connection broke.
         """
-        return bool(self._run(self._socket.recv, 1, socket.MSG_PEEK))
+        if self._first < self._last:
+            return True
+        self._first = self._last = 0
+        self._ahead[0] = 0
+        try:
+            return self._read_ahead() > 0
+        except BaseException:
+            # No frame begins with a zero: bytes came, and how many is not known if an interrupt came right after.
+            self.is_torn = self._ahead[0] != 0
+            raise
+
+    def take(self, length: int) -> memoryview:
+        """Receive at most `AHEAD_BYTES`.
+
+        Returns:
+            ``length`` bytes, less only at the end of the stream. They are overwritten by what is received next.
+
+        Raises:
+            TimeoutError: The transfer stood still for too long.
+            OSError: The connection broke.
+        """
+        while self._last - self._first < length:
+            if not self._read_ahead():
+                length = self._last - self._first
+        first = self._first
+        self._first = end = first + length
+        return self._ahead[first:end]
 
     def receive(self, views: Sequence[memoryview]) -> int:
         """Fill the views in order.
@@ -129,18 +193,26 @@ class ByteStream:
             TimeoutError: The transfer stood still for too long.
             OSError: The connection broke.
         """
-        pending = _Pending(views)
-        before = self.bytes_received
-        while chunk := pending.next():
-            if len(chunk) > 1 and self._scatters:
-                count = self._run(self._socket.recvmsg_into, chunk)[0]
-            else:
-                count = self._run(self._socket.recv_into, chunk[0])
-            if count == 0:
-                break
-            self.bytes_received += count
-            pending.advance(count)
-        return self.bytes_received - before
+        received = 0
+        for view in views:
+            filled = 0
+            while missing := len(view) - filled:
+                if held := min(missing, self._last - self._first):
+                    view[filled:filled + held] = self.take(held)
+                    count = held
+                elif missing < DIRECT_BYTES:
+                    if not self._read_ahead():
+                        return received
+                    continue
+                else:
+                    count = self._run(self._receiving, self._socket.recv_into, view[filled:filled + MAX_CALL_BYTES], 0,
+                                      socket.MSG_WAITALL)
+                    self.bytes_received += count
+                if count == 0:
+                    return received
+                filled += count
+                received += count
+        return received
 
     def send(self, views: Sequence[memoryview]) -> None:
         """Send the views in order.
@@ -149,63 +221,132 @@ class ByteStream:
             TimeoutError: The transfer stood still for too long.
             OSError: The connection broke.
         """
+        if len(views) == 1:
+            # Most frames: no list of parts is kept for it.
+            view = views[0]
+            count = self._run(self._sending, self._socket.send, view if len(view) <= MAX_CALL_BYTES
+                              else view[:MAX_CALL_BYTES])
+            self.bytes_sent += count
+            if count == len(view):
+                return
+            views = [view[count:]]
         pending = _Pending(views)
         while chunk := pending.next():
             if self._gathers:
-                count = self._run(self._socket.sendmsg, chunk)
+                count = self._run(self._sending, self._socket.sendmsg, chunk)
             else:
-                count = self._run(self._socket.send, _joined(chunk))
+                count = self._run(self._sending, self._socket.send, _joined(chunk))
             self.bytes_sent += count
             pending.advance(count)
 
+    def send_ready(self, views: Sequence[memoryview]) -> list[memoryview]:
+        """Send what the connection takes, as long as it keeps up.
+
+        Returns:
+            What it did not take.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        pending = _Pending(views)
+        if not self._gathers or not hasattr(socket, "MSG_DONTWAIT"):
+            self.send(views)
+            return []
+        while chunk := pending.next():
+            try:
+                count = self._run(self._sending, self._send_at_once, chunk)
+            except _FullError:
+                if sum(map(len, chunk)) < DIRECT_BYTES or not self._is_writable(KEEPS_UP_S):
+                    break
+                continue
+            self.bytes_sent += count
+            pending.advance(count)
+        return pending.rest()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process may use the connection, rather than the one that it was forked from."""
+        return os.getpid() == self._owner
+
     def end_sending(self) -> None:
         """Tell the other side that nothing more will come."""
-        self._run(self._socket.shutdown, socket.SHUT_WR)
+        self._run(self._sending, self._socket.shutdown, socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the connection and wake a thread that waits in it. Never raises, may be called from another thread."""
+        """Close the connection and wake threads that wait in it. Never raises, may be called from another thread."""
         self._closed = True
-        if os.getpid() == self._owner:
+        if self.is_ours:
             # A forked child shares the connection: it may let go of its copy, and must not end the parent's.
             with contextlib.suppress(OSError):  # already disconnected, which is what is wanted
                 self._socket.shutdown(socket.SHUT_RDWR)
-        if self._busy.acquire(blocking=False):
-            try:
-                self._socket.close()
-            finally:
-                self._busy.release()
+        self._let_go()
 
-    def _run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def _let_go(self) -> None:
+        """Give the socket back, unless a thread still uses it: that thread will."""
+        for direction in (self._sending, self._receiving):
+            if not direction.busy.acquire(blocking=False):
+                return
+            direction.busy.release()
+        self._socket.close()
+
+    def _read_ahead(self) -> int:
+        """Read what there is, at least one byte; 0 at the end of the stream."""
+        if self._first == self._last:
+            self._first = 0
+            self._last = count = self._run(self._receiving, self._socket.recv_into, self._ahead)
+            self.bytes_received += count
+            return count
+        if self._first:
+            held = self._last - self._first
+            self._ahead[:held] = bytes(self._ahead[self._first:self._last])
+            self._first, self._last = 0, held
+        count = self._run(self._receiving, self._socket.recv_into, self._ahead[self._last:])
+        self._last += count
+        self.bytes_received += count
+        return count
+
+    def _send_at_once(self, chunk: Sequence[memoryview]) -> int:
+        try:
+            return self._socket.sendmsg(chunk, (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            raise _FullError from None
+
+    def _is_writable(self, timeout_s: float) -> bool:
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            return bool(poll.poll(timeout_s * 1000))
+        return bool(select.select([], [self._socket], [], timeout_s)[1])
+
+    def _run(self, direction: _Direction, call: Callable[..., T], *args: Any) -> T:
         """Make a system call as soon as it can do something."""
         if os.getpid() != self._owner:
             raise OSError("it belongs to the process that this one was forked from")
         waited_s = 0.0
         try:
-            with self._busy:
+            with direction.busy:
                 if self._closed:
                     raise OSError("it was closed")
                 while True:
-                    self._set_timeout()
+                    tick_s = TICK_S if self.stall_timeout_s is None and self.deadline is None else self._tick_s()
+                    if tick_s != direction.timeout_s:
+                        direction.set_timeout(tick_s)
                     try:
-                        return call(*args, **kwargs)
-                    except TimeoutError as error:
+                        return call(*args)
+                    except (BlockingIOError, TimeoutError) as error:
                         # The system's own ETIMEDOUT, or one that a signal handler of the user raises, is no tick.
-                        if error.errno is not None or error.args != ("timed out",):
+                        if not isinstance(error, BlockingIOError) and getattr(error, "winerror", 0) != 10060:
                             raise
-                    waited_s += self._timeout_s
+                    waited_s += tick_s
                     self._check_patience(waited_s)
         finally:
             if self._closed:
                 # `close` found the socket in use and left it to this thread.
-                self._socket.close()
+                self._let_go()
 
-    def _set_timeout(self) -> None:
+    def _tick_s(self) -> float:
         tick = TICK_S if self.stall_timeout_s is None else min(TICK_S, self.stall_timeout_s)
-        if self.deadline is not None:
-            tick = max(0.001, min(tick, self.deadline - time.monotonic()))
-        if tick != self._timeout_s:
-            self._socket.settimeout(tick)
-            self._timeout_s = tick
+        return tick if self.deadline is None else max(0.001, min(tick, self.deadline - time.monotonic()))
 
     def _check_patience(self, waited_s: float) -> None:
         if self.deadline is not None and time.monotonic() >= self.deadline:
@@ -214,6 +355,10 @@ class ByteStream:
             raise TimeoutError(f"nothing moved for {self.stall_timeout_s:g} s")
         if waited_s >= self.silence_s and is_silent(self._socket, self.silence_s):
             raise TimeoutError(f"the other machine has not acknowledged anything for {self.silence_s:g} s")
+
+
+class _FullError(Exception):
+    """The system takes no more bytes for now."""
 
 
 class _Pending:
@@ -243,6 +388,9 @@ class _Pending:
                 return
             count -= len(view)
             self._first += 1
+
+    def rest(self) -> list[memoryview]:
+        return self._views[self._first:]
 
 
 def _joined(chunk: Sequence[memoryview]) -> memoryview | bytes:

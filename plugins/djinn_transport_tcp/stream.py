@@ -20,15 +20,16 @@ from djinn.protocol.frames import (
     tensor_headers,
 )
 from djinn.protocol.messages import Message, TensorHeader
-from djinn.protocol.tensors import buffer_of, empty_from, size_bytes
-from djinn_transport_tcp.sockets import ByteStream
+from djinn.protocol.tensors import buffer_of, size_bytes
+from djinn_transport_tcp.memory import Reserve
+from djinn_transport_tcp.sockets import AHEAD_BYTES, ByteStream
 
-__all__ = ("FrameStream",)
+__all__ = ("FrameStream", "views_of")
 
 CHUNK_BYTES = 2**18
 """Memory set aside for a header before any of it has come."""
-AHEAD_BYTES = 2**20
-AHEAD_TENSORS = 64
+GROUP_BYTES = 2**20
+GROUP_TENSORS = 64
 """Tensors are allocated in groups, each when its turn comes: a group ends when it has this many, or this many bytes."""
 _ZEROS = memoryview(bytes(64))
 
@@ -50,30 +51,23 @@ class FrameStream:
         self.max_header_bytes = MAX_HEADER_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
         self._padding = memoryview(bytearray(64))
+        self._reserve = Reserve()
+
+    def close(self) -> None:
+        """Close the connection. Never raises, may be called from another thread."""
+        self.stream.close()
+        if self.stream.is_ours:
+            # In a forked child another thread may have held its lock for ever.
+            self._reserve.close()
 
     def write(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -> None:
-        """Send one frame.
-
-        Args:
-            sequence: Number of the frame.
-            message: Its header.
-            tensors: One dense CPU tensor per tensor header in the message.
+        """Send one frame; see `views_of`.
 
         Raises:
             ProtocolError: The tensors are not those of the message, or the frame is too large; nothing was sent.
             OSError: The connection broke or stood still.
         """
-        header = messages.encode(message)
-        described = tensor_headers(message)
-        _check_tensors(described, tensors)
-        body_bytes = body_length(described)
-        if len(header) > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
-            raise ProtocolError(f"A frame of {len(header)} + {body_bytes} bytes is too large to be sent.")
-        views = [memoryview(encode_head(sequence, len(header), body_bytes) + header)]
-        for tensor in tensors:
-            data = buffer_of(tensor)
-            views += (data, _ZEROS[: padding(len(data))])
-        self.stream.send(views)
+        self.stream.send(views_of(sequence, message, tensors))
 
     def read(self) -> tuple[int, Message, list[torch.Tensor]] | None:
         """Receive one frame, the tensors' bytes straight into their memory.
@@ -86,17 +80,21 @@ class FrameStream:
             EOFError: The stream ends within the frame.
             OSError: The connection broke or stood still.
         """
-        data = bytearray(HEAD.size)
-        received = self.stream.receive([memoryview(data)])
-        if received == 0:
+        data = self.stream.take(HEAD.size)
+        if not data:
             return None
-        if received < HEAD.size:
+        if len(data) < HEAD.size:
             raise _cut_short()
         head = decode_head(data, max_header_bytes=self.max_header_bytes, max_body_bytes=self.max_body_bytes)
         message = decode_header(self._read_header(head.header_bytes), head.body_bytes)
         return head.sequence, message, self._read_tensors(tensor_headers(message))
 
-    def _read_header(self, length: int) -> bytearray:
+    def _read_header(self, length: int) -> bytearray | memoryview:
+        if length <= AHEAD_BYTES:
+            taken = self.stream.take(length)
+            if len(taken) < length:
+                raise _cut_short()
+            return taken
         header = bytearray(min(length, CHUNK_BYTES))
         self._fill([memoryview(header)])
         if length > CHUNK_BYTES:
@@ -110,7 +108,7 @@ class FrameStream:
     def _read_tensors(self, described: Sequence[TensorHeader]) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
         for group in _groups(described):
-            made = [_allocate(header) for header in group]
+            made = [self._allocate(header) for header in group]
             views: list[memoryview] = []
             for tensor in made:
                 data = buffer_of(tensor)
@@ -119,9 +117,47 @@ class FrameStream:
             tensors += made
         return tensors
 
+    def _allocate(self, header: TensorHeader) -> torch.Tensor:
+        try:
+            return self._reserve.empty(header)
+        except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:
+            # What PyTorch raises for too much memory, and for sizes that its own integers cannot hold.
+            reason = str(error).partition("\n")[0]
+            raise ProtocolError(f"A tensor of {size_bytes(header)} bytes cannot be allocated: {reason}",
+                                hint="Send less at once, or use a machine with more memory.") from None
+
     def _fill(self, views: Sequence[memoryview]) -> None:
         if self.stream.receive(views) < sum(map(len, views)):
             raise _cut_short()
+
+
+def views_of(sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
+    """See one frame as bytes.
+
+    Args:
+        sequence: Number of the frame.
+        message: Its header.
+        tensors: One dense CPU tensor per tensor header in the message.
+
+    Raises:
+        ProtocolError: The tensors are not those of the message, or the frame is too large.
+
+    Ownership:
+        The views do not keep the tensors alive.
+    """
+    header = messages.encode(message)
+    described = tensor_headers(message)
+    body_bytes = 0
+    if described or tensors:
+        _check_tensors(described, tensors)
+        body_bytes = body_length(described)
+    if len(header) > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
+        raise ProtocolError(f"A frame of {len(header)} + {body_bytes} bytes is too large to be sent.")
+    views = [memoryview(encode_head(sequence, len(header), body_bytes) + header)]
+    for tensor in tensors:
+        data = buffer_of(tensor)
+        views += (data, _ZEROS[: padding(len(data))])
+    return views
 
 
 def _check_tensors(described: Sequence[TensorHeader], tensors: Sequence[torch.Tensor]) -> None:
@@ -142,21 +178,11 @@ def _groups(described: Sequence[TensorHeader]) -> Iterator[list[TensorHeader]]:
     for header in described:
         group.append(header)
         length += size_bytes(header)
-        if length >= AHEAD_BYTES or len(group) >= AHEAD_TENSORS:
+        if length >= GROUP_BYTES or len(group) >= GROUP_TENSORS:
             yield group
             group, length = [], 0
     if group:
         yield group
-
-
-def _allocate(header: TensorHeader) -> torch.Tensor:
-    try:
-        return empty_from(header)
-    except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:
-        # What PyTorch raises for too much memory, and for sizes that its own integers cannot hold.
-        reason = str(error).partition("\n")[0]
-        raise ProtocolError(f"A tensor of {size_bytes(header)} bytes cannot be allocated: {reason}",
-                            hint="Send less at once, or use a machine with more memory.") from None
 
 
 def _cut_short() -> EOFError:

@@ -1,10 +1,17 @@
-"""The transport as the plugin manager sees it."""
+"""The transports as the plugin manager sees them."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+import attrs
+
 from djinn.kinds.transport import Connection, ConnectOptions, Listener, ListenOptions
 
-__all__ = ("TcpTransport",)
+__all__ = ("TcpTransport", "UnixTransport")
 
 
 class TcpTransport:
@@ -15,12 +22,38 @@ class TcpTransport:
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
+        from djinn.protocol.reuse import reusing
         from djinn_transport_tcp.client import connect
 
-        return connect(address, options)
+        return reusing(connect(address, options))
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
         from djinn_transport_tcp.listener import listen
 
         return listen(address, options)
+
+
+class UnixTransport:
+    """Sessions over Unix-domain sockets, between processes of one machine; see `djinn.kinds.transport.Transport`."""
+
+    name = "unix"
+    scheme = "unix"
+
+    @property
+    def loopback_address(self) -> str:
+        """An address to listen on in tests, another one each time."""
+        return f"unix://{Path(tempfile.gettempdir()) / f'djinn-{os.getpid()}-{secrets.token_hex(4)}.sock'}"
+
+    def connect(self, address: str, options: ConnectOptions) -> Connection:
+        """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
+        from djinn_transport_tcp.client import connect_unix
+
+        # Nothing is gained by digests on one machine.
+        return connect_unix(address, attrs.evolve(options, owner=""))
+
+    def listen(self, address: str, options: ListenOptions) -> Listener:
+        """Listen on a path; see `djinn.kinds.transport.Transport.listen`."""
+        from djinn_transport_tcp.listener import listen_unix
+
+        return listen_unix(address, options)

@@ -1,41 +1,83 @@
-"""GPT-2 generates 32 tokens: in this process, and in a server's, against local eager."""
+"""GPT-2 124M generates 32 tokens on a server in another process, against local eager."""
 
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Callable
 from typing import Any
 
+import gpt2
 import pytest
 import torch
+from gpt2 import PROMPT, TOKENS, generated
 from pytest_benchmark.fixture import BenchmarkFixture
+from transformers import GPT2LMHeadModel
 
 import djinn
 
-transformers = pytest.importorskip("transformers")
-OPTIONS = {"max_new_tokens": 32, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-PROMPT = torch.tensor([[464, 3290, 318, 257, 845, 922, 3290, 13]])
+DEVICE = "remote_accelerator:0"
+DELAY_S = 0.015
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
-@pytest.mark.parametrize("where", ["in_process", "tcp"])
+@pytest.fixture(scope="module")
+def model() -> GPT2LMHeadModel:
+    return gpt2.gpt2()
+
+
+def remote(model: GPT2LMHeadModel, address: str) -> Callable[[], torch.Tensor]:
+    """Move a copy of the model to a server, and check what it generates there."""
+    djinn.init(server=address)
+    there, prompt = copy.deepcopy(model).to(DEVICE), PROMPT.to(DEVICE)
+    assert torch.equal(generated(there, prompt), generated(model, PROMPT))
+    return lambda: generated(there, prompt)
+
+
 def test_generate(
-    benchmark: BenchmarkFixture, request: pytest.FixtureRequest, compare: Callable[..., Any], where: str, mode: type
+    compare: Callable[..., Any], publish: Callable[..., None], model: GPT2LMHeadModel, server_address: str
 ) -> None:
-    djinn.init(server=request.getfixturevalue("server_address") if where == "tcp" else "")
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
-    remote = copy.deepcopy(model).to("remote_accelerator:0")
-    prompt = PROMPT.to("remote_accelerator:0")
-    with mode():
-        assert torch.equal(remote.generate(prompt, **OPTIONS).cpu(), model.generate(PROMPT, **OPTIONS))
-        comparison = compare(lambda: model.generate(PROMPT, **OPTIONS),
-                             lambda: remote.generate(prompt, **OPTIONS).cpu())
+    ours = remote(model, server_address)
+    comparison = compare(lambda: generated(model, PROMPT), ours)
+    publish(comparison.speed, comparison.details)
+
+
+@pytest.fixture(scope="module")
+def traffic() -> dict[str, float]:
+    """What was counted over calls after the first, a token; filled by the first benchmark that needs it."""
+    return {}
+
+
+@pytest.fixture
+def traffic_of_a_token(
+    benchmark: BenchmarkFixture, model: GPT2LMHeadModel, request: pytest.FixtureRequest, traffic: dict[str, float]
+) -> dict[str, float]:
+    calls = 2
+    if not traffic:
+        ours = remote(model, request.getfixturevalue("server_address"))
         djinn.reset_stats()
-        benchmark.pedantic(lambda: remote.generate(prompt, **OPTIONS).cpu(), rounds=3)
-        stats = djinn.stats()
-    tokens = 3 * 32
-    benchmark.extra_info.update(speed=comparison.speed, where=where, mode=mode.__name__)
-    print(f"\nGPT-2 124M, 32 tokens, {where}, {mode.__name__}: {comparison}; "
-          f"{stats['round_trips'] / tokens:.2f} round trips and {stats['bytes_sent'] / tokens:,.0f} bytes sent a token")
-    djinn.shutdown()
+        benchmark.pedantic(ours, rounds=calls)
+        counted = ("bytes_sent", "bytes_received", "round_trips", "flushes", "programs_sent", "operations")
+        traffic.update((name, djinn.stats()[name] / (calls * TOKENS)) for name in counted)
+    else:
+        benchmark.pedantic(lambda: None)
+    return traffic
+
+
+def test_generate_bytes(publish: Callable[..., None], traffic_of_a_token: dict[str, float]) -> None:
+    counted = traffic_of_a_token
+    publish(counted["bytes_sent"] + counted["bytes_received"], counted)
+
+
+def test_generate_round_trips(publish: Callable[..., None], traffic_of_a_token: dict[str, float]) -> None:
+    publish(traffic_of_a_token["round_trips"])
+
+
+def test_generate_delayed(
+    compare: Callable[..., Any], publish: Callable[..., None], model: GPT2LMHeadModel, server_address: str,
+    delay: Callable[[str, float], str],
+) -> None:
+    ours = remote(model, delay(server_address, DELAY_S))
+    turns = compare(lambda: generated(model, PROMPT), ours, turns=3)
+    ratios = [ours_s / (2 * DELAY_S * TOKENS + rival_s)
+              for rival_s, ours_s in zip(turns.rival_s, turns.ours_s, strict=True)]
+    publish(statistics.median(ratios), turns.details)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from time import perf_counter
 
 import attrs
+import delaying_proxy
+import performance
 import pytest
 import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+import djinn
 
 
 @attrs.frozen
@@ -25,46 +31,125 @@ class Comparison:
         """How many times as fast as the rival: the median over turns."""
         return statistics.median(r / o for r, o in zip(self.rival_s, self.ours_s, strict=True))
 
+    @property
+    def cost(self) -> float:
+        """How many times the rival's time: the median over turns."""
+        return statistics.median(o / r for r, o in zip(self.rival_s, self.ours_s, strict=True))
+
+    @property
+    def details(self) -> dict[str, float]:
+        """Medians, in milliseconds."""
+        return {"rival (ms)": statistics.median(self.rival_s) * 1e3, "djinn (ms)": statistics.median(self.ours_s) * 1e3}
+
     def __str__(self) -> str:
         return (f"{self.speed:.2f}x as fast (rival {statistics.median(self.rival_s) * 1e3:.1f} ms, "
                 f"djinn {statistics.median(self.ours_s) * 1e3:.1f} ms, {len(self.ours_s)} turns)")
 
 
-def _compare(rival: Callable[[], object], ours: Callable[[], object], turns: int = 5) -> Comparison:
-    """Let the two take turns, after one that does not count."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(turns + 1):
-        for work, taken in zip((rival, ours), times, strict=True):
+@pytest.fixture
+def compare(benchmark: BenchmarkFixture) -> Callable[..., Comparison]:
+    """Lets a rival and djinn take turns, after some that do not count. pytest-benchmark times djinn's."""
+
+    def comparison(
+        rival: Callable[[], object], ours: Callable[[], object], turns: int = 5, warmup_turns: int = 1
+    ) -> Comparison:
+        taken: tuple[list[float], list[float]] = ([], [])
+
+        def timed(work: Callable[[], object], kept: list[float]) -> None:
             begin = perf_counter()
             work()
-            if turn:
-                taken.append(perf_counter() - begin)
-    return Comparison(*times)
+            kept.append(perf_counter() - begin)
+
+        benchmark.pedantic(lambda: timed(ours, taken[1]), setup=lambda: timed(rival, taken[0]), rounds=turns,
+                           warmup_rounds=warmup_turns)
+        return Comparison(*(times[-turns:] for times in taken))
+
+    return comparison
 
 
 @pytest.fixture
-def compare() -> Callable[..., Comparison]:
-    """Measures a rival and djinn in turns."""
-    return _compare
+def publish(benchmark: BenchmarkFixture) -> Callable[..., None]:
+    """Gives a benchmark's figure to the published table, where specs/performance.toml describes it."""
+
+    def published(ratio: float, details: Mapping[str, float] | None = None) -> None:
+        described = performance.load_spec().measures[performance.identity(benchmark.name)]
+        benchmark.extra_info.update(measure=described.measure, ratio=ratio, bar=described.bar, better=described.better,
+                                    details=dict(details or {}))
+        print(f"\n{benchmark.name}: {ratio:.4g} {described.unit} (bar {described.bar:g}) {dict(details or {})}")
+
+    return published
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Give every side one thread."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(performance.THREADS)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def server_address() -> Iterator[str]:
+@pytest.fixture(autouse=True)
+def own_session() -> Iterator[None]:
+    """Leave no session to the next benchmark."""
+    yield
+    djinn.shutdown()
+
+
+@attrs.frozen
+class ServerProcess:
     """A server in another process, with one thread."""
+
+    address: str
+    pid: int
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., ServerProcess]]:
+    """Starts servers of the benchmark's own."""
     program = "from djinn.cli import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", program, "serve", "--threads", "1"],
-                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    assert process.stdout is not None
-    yield process.stdout.readline().split()[-1]
-    process.terminate()
-    process.wait(timeout=20)
-    process.stdout.close()
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> ServerProcess:
+        command = [sys.executable, "-c", program, "serve", "--threads", str(performance.THREADS), *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return ServerProcess(process.stdout.readline().split()[-1], process.pid)
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(timeout=20)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+@pytest.fixture
+def server(start_server: Callable[..., ServerProcess]) -> ServerProcess:
+    """A server of the benchmark's own."""
+    return start_server()
+
+
+@pytest.fixture
+def server_address(server: ServerProcess) -> str:
+    """Address of a server in another process."""
+    return server.address
+
+
+@pytest.fixture
+def delay() -> Iterator[Callable[[str, float], str]]:
+    """Puts a distance before a server: ``delay(address, seconds each way)`` is its address from there."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(address: str, delay_s: float) -> str:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(delaying_proxy.__file__)), address.removeprefix("tcp://"), str(delay_s)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        return f"tcp://{process.stdout.readline().strip()}"
+
+    yield start
+    for process in started:
+        process.communicate(timeout=20)

@@ -130,6 +130,10 @@ def test_the_differences_from_eager_are_those_that_the_page_names(tmp_path: Path
     run(DOCS / "compatibility.md", tmp_path)
 
 
+def test_what_the_page_of_the_compiler_prints_is_so(tmp_path: Path) -> None:
+    run(DOCS / "dynamo.md", tmp_path)
+
+
 def install(page: Path, folder: Path) -> str:
     """Write the plugin of a how-to page to a folder, installed as pip would, and return its name."""
     files = {block.file: block.text for block in blocks_of(page) if block.file}

@@ -14,8 +14,8 @@ from typing import Any, Protocol, Self
 import attrs
 import pytest
 from djinn_transport_tcp.address import parse_address
-from djinn_transport_tcp.client import TcpConnection, connect
-from djinn_transport_tcp.listener import TcpChannel, TcpListener, listen
+from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
+from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
 
@@ -112,7 +112,7 @@ HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
 WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
 
 
-def greet(channel: TcpChannel) -> None:
+def greet(channel: SocketChannel) -> None:
     received = channel.receive()
     assert received is not None
     assert isinstance(received[1], Hello)
@@ -120,13 +120,16 @@ def greet(channel: TcpChannel) -> None:
     channel.greeted()
 
 
-@pytest.fixture
-def serve() -> Iterator[Callable[..., str]]:
+@pytest.fixture(params=["tcp", "unix"])
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., str]]:
     """Serves one connection with a function of the test's, on a real listener, and returns the address."""
     ended: list[Callable[[], None]] = []
 
-    def start(script: Callable[[TcpChannel], object], *, greets: bool = True, **options: Any) -> str:
-        listener = listen("tcp://127.0.0.1:0", ListenOptions(**options))
+    def start(script: Callable[[SocketChannel], object], *, greets: bool = True, **options: Any) -> str:
+        if request.param == "tcp":
+            listener = listen("tcp://127.0.0.1:0", ListenOptions(**options))
+        else:
+            listener = listen_unix(f"unix://{tmp_path}/{len(ended)}.sock", ListenOptions(**options))
 
         def run() -> None:
             channel = listener.accept()
@@ -156,12 +159,13 @@ def serve() -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def open_connection() -> Iterator[Callable[..., TcpConnection]]:
+def open_connection() -> Iterator[Callable[..., SocketConnection]]:
     """Connects to an address with `ConnectOptions` of the test's, and closes in the end."""
-    made: list[TcpConnection] = []
+    made: list[SocketConnection] = []
 
-    def start(address: str, **options: Any) -> TcpConnection:
-        made.append(connect(address, ConnectOptions(**options)))
+    def start(address: str, **options: Any) -> SocketConnection:
+        opened = connect_unix if address.startswith("unix:") else connect
+        made.append(opened(address, ConnectOptions(**options)))
         return made[-1]
 
     yield start
@@ -174,8 +178,8 @@ class Pair:
     """A raw client socket and the channel that serves it."""
 
     client: socket.socket
-    channel: TcpChannel
-    listener: TcpListener
+    channel: SocketChannel
+    listener: SocketListener
 
 
 @pytest.fixture

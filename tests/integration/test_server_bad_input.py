@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import pytest
 import torch
-from djinn_transport_tcp.client import TcpConnection, connect
+from djinn_transport_tcp.client import SocketConnection, connect
 
 from djinn.errors import RefusedError
 from djinn.kinds.transport import ConnectOptions
@@ -39,6 +39,7 @@ from djinn.protocol.messages import (
     Free,
     Hello,
     Poisoned,
+    Recall,
     Refusal,
     Result,
     Run,
@@ -64,7 +65,7 @@ def raw(header: bytes, body_bytes: int = 0) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def bystander(server: Any) -> Iterator[TcpConnection]:
+def bystander(server: Any) -> Iterator[SocketConnection]:
     """Somebody with a value, who was there before."""
     connection = connect(server.address, ConnectOptions())
     connection.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
@@ -73,7 +74,7 @@ def bystander(server: Any) -> Iterator[TcpConnection]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_else_is_harmed(bystander: TcpConnection, server: Any) -> Iterator[None]:
+def nobody_else_is_harmed(bystander: SocketConnection, server: Any) -> Iterator[None]:
     yield
     assert server.process.poll() is None
     result, data = bystander.request(Batch(fetch=(1,)), ())
@@ -121,14 +122,15 @@ def test_truncated_frames(server: Any, raw_client: Any, cut: int, greets: bool) 
         assert client.outcome() == "closed"
 
 
+OTHER_ORDER = "big" if sys.byteorder == "little" else "little"
 GREETINGS = {
     "batch": (frame(Batch()), "DJ303"),
     "result": (frame(Result()), "DJ303"),
-    "later-protocol": (frame(Hello(2, "", "", sys.byteorder)), "DJ304"),
+    "later-protocol": (frame(Hello(PROTOCOL_VERSION + 1, "", "", sys.byteorder)), "DJ304"),
     "later-frames": (HEAD.pack(MAGIC, 7, 0, 1, 10, 0, 0), "DJ304"),
-    "other-byte-order": (frame(Hello(1, "", "", "big" if sys.byteorder == "little" else "little")), "DJ305"),
-    "odd-byte-order": (frame(Hello(1, "", "", "\x1b[31m\n")), "DJ305"),
-    "too-long": (frame(Hello(1, "x" * 4096, "", sys.byteorder)), "DJ303"),
+    "other-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", OTHER_ORDER)), "DJ305"),
+    "odd-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", "\x1b[31m\n")), "DJ305"),
+    "too-long": (frame(Hello(PROTOCOL_VERSION, "x" * 4096, "", sys.byteorder)), "DJ303"),
     "too-long-nonsense": (raw(b"\x00" * 4097), "DJ303"),
 }
 
@@ -221,6 +223,7 @@ BAD_BATCHES = [
     BadBatch("numbers-missing", "ProtocolError", [define((TensorArgument(), NumberArgument()), operands=(-1,)), RUN]),
     BadBatch("text-where-tensor", "RuntimeError", [
         define((ConstantArgument("a"), ConstantArgument(None)), operands=()), RUN]),
+    BadBatch("recall-where-nothing-is-kept", "ProtocolError", [Recall(9, bytes(32))]),
     BadBatch("generator-from-nonsense", "TypeError", [Upload(0, header_of(ONES))], fetch=(1,)),
 ]
 

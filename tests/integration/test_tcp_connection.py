@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from djinn_transport_tcp.client import connect
-from djinn_transport_tcp.listener import TcpChannel, listen
-from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket
+from djinn_transport_tcp.listener import SocketChannel, listen
+from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import (
     ConfigurationError,
@@ -41,7 +41,7 @@ def test_a_session(serve: Any, open_connection: Any) -> None:
     seen: list[Any] = []
     tensor = torch.arange(100_000.0)
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         received = channel.receive()
         seen.append(received[1])
         channel.send(received[0], WELCOME)
@@ -72,7 +72,7 @@ def test_a_session(serve: Any, open_connection: Any) -> None:
 def test_a_request_is_always_answered_and_a_submit_never_waited_for(serve: Any, open_connection: Any) -> None:
     seen: list[Any] = []
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         seen.append(answer(channel)[1])
         seen.append(answer(channel, Result((Plain(1),), (Failure(1, "ValueError", "first"),)))[1])
         seen.append(answer(channel, Result((Plain(2),)))[1])
@@ -87,11 +87,12 @@ def test_a_request_is_always_answered_and_a_submit_never_waited_for(serve: Any, 
     assert seen == [SYNCHRONIZE, Batch(fetch=(1,)), Batch(fetch=(2,))]
 
 
+@tcp_only
 def test_both_ends_send_at_once_and_notice_a_vanished_peer(serve: Any, open_connection: Any) -> None:
     ends: list[Any] = []
     done = threading.Event()
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         ends.append(raw_socket(channel))
         done.wait(10)
 
@@ -156,7 +157,7 @@ def test_something_else_answers(open_connection: Any, banner: bytes) -> None:
 def test_a_refusal_is_told_in_the_servers_words(
     serve: Any, open_connection: Any, refusal: Refusal, kind: type[Exception],
 ) -> None:
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         channel.receive()
         channel.send(1, refusal)
 
@@ -173,7 +174,7 @@ def test_a_refusal_is_told_in_the_servers_words(
     Welcome(PROTOCOL_VERSION, "", "", "big" if sys.byteorder == "little" else "little", "", ""),
 ])
 def test_a_welcome_that_does_not_fit_is_declined(serve: Any, open_connection: Any, reply: Welcome) -> None:
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         channel.receive()
         channel.send(1, reply)
 

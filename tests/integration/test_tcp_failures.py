@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.listener import TcpChannel
+from djinn_transport_tcp.listener import SocketChannel
 from djinn_transport_tcp.sockets import is_silent
-from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket
+from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import ProtocolError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.protocol.frames import encode_head
@@ -35,29 +35,29 @@ from djinn.protocol.tensors import header_of
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what has been acknowledged")
 
 
-def end_orderly(channel: TcpChannel) -> None:
+def end_orderly(channel: SocketChannel) -> None:
     raw_socket(channel).shutdown(socket.SHUT_WR)
 
 
-def reset(channel: TcpChannel) -> None:
+def reset(channel: SocketChannel) -> None:
     raw_socket(channel).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     raw_socket(channel).close()
 
 
-def end_in_a_frame(channel: TcpChannel) -> None:
+def end_in_a_frame(channel: SocketChannel) -> None:
     raw_socket(channel).sendall(encode_head(2, 100, 0) + b"x" * 99)
     raw_socket(channel).shutdown(socket.SHUT_WR)
 
 
-def send_nonsense(channel: TcpChannel) -> None:
+def send_nonsense(channel: SocketChannel) -> None:
     raw_socket(channel).sendall(encode_head(2, 3, 0) + b"\xc1\xc1\xc1")
 
 
-def answer_another(channel: TcpChannel) -> None:
+def answer_another(channel: SocketChannel) -> None:
     channel.send(77, Result())
 
 
-def welcome_again(channel: TcpChannel) -> None:
+def welcome_again(channel: SocketChannel) -> None:
     channel.send(2, WELCOME)
 
 
@@ -65,11 +65,11 @@ def welcome_again(channel: TcpChannel) -> None:
     end_orderly, reset, end_in_a_frame, send_nonsense, answer_another, welcome_again,
 ], ids=lambda death: death.__name__)
 def test_whatever_ends_a_session_while_the_client_waits_is_told_at_once(
-    serve: Any, open_connection: Any, death: Callable[[TcpChannel], None],
+    serve: Any, open_connection: Any, death: Callable[[SocketChannel], None],
 ) -> None:
     told = threading.Event()
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         channel.receive()
         time.sleep(0.3)
         death(channel)
@@ -98,7 +98,7 @@ def test_a_dead_server_is_noticed_by_submit_at_the_latest_when_somebody_waits(se
 
 
 def test_a_refusal_reaches_a_client_that_is_still_sending(serve: Any, open_connection: Any) -> None:
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         try:
             channel.receive()
         except ProtocolError as error:
@@ -130,11 +130,12 @@ def drop_everything(sock: socket.socket) -> None:
 
 
 @linux
+@tcp_only
 @pytest.mark.parametrize("sends", ["request", "submit"])
 def test_a_machine_that_vanishes_is_noticed(serve: Any, open_connection: Any, sends: str) -> None:
     vanished, told = threading.Event(), threading.Event()
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         drop_everything(raw_socket(channel))
         vanished.set()
         told.wait(20)
@@ -153,10 +154,11 @@ def test_a_machine_that_vanishes_is_noticed(serve: Any, open_connection: Any, se
 
 
 @linux
+@tcp_only
 def test_a_server_that_computes_for_long_and_reads_nothing_is_not_given_up(serve: Any, open_connection: Any) -> None:
     computed = threading.Event()
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         computed.wait(20)
         answer(channel)
 
@@ -194,7 +196,7 @@ def test_an_interrupt_while_waiting_leaves_a_session_that_works(serve: Any, open
     second = Failure(2, "ValueError", "of the next")
     seen: list[Any] = []
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         received = channel.receive()
         interrupted.wait(10)
         channel.send(received[0], Result((header_of(torch.ones(3)),), (first,)), [torch.ones(3)])
@@ -221,7 +223,7 @@ def test_an_interrupt_in_the_middle_of_a_frame_ends_the_session(
     told = threading.Event()
     tensor = torch.zeros(2**24)
 
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         if direction == "receiving":
             channel.receive()
             raw_socket(channel).sendall(encode_head(2, 100, 0) + b"x" * 50)
@@ -256,7 +258,7 @@ def test_the_users_own_time_limit_is_not_taken_for_the_connections(serve: Any, o
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
 def test_a_forked_child_cannot_disturb_its_parents_session(serve: Any, open_connection: Any) -> None:
-    def script(channel: TcpChannel) -> None:
+    def script(channel: SocketChannel) -> None:
         answer(channel)
         answer(channel)
 

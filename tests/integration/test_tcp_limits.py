@@ -32,7 +32,7 @@ HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
     (HEAD.pack(b"GET ", PROTOCOL_VERSION, 0, 1, 10, 0, 0), "not a djinn frame"),
     (HEAD.pack(MAGIC, PROTOCOL_VERSION, 1, 1, 10, 0, 0), "Reserved bits"),
     (HEAD.pack(MAGIC, PROTOCOL_VERSION, 0, 1, 10, 9, 0), "Reserved bits"),
-    (HEAD.pack(MAGIC, PROTOCOL_VERSION + 1, 0, 1, 10, 0, 0), "speaks protocol 2"),
+    (HEAD.pack(MAGIC, PROTOCOL_VERSION + 1, 0, 1, 10, 0, 0), f"speaks protocol {PROTOCOL_VERSION + 1}"),
 ])
 def test_a_head_that_lies_is_refused_before_anything_else_is_read(
     connect_raw: Callable[..., Any], head: bytes, expected: str,

@@ -72,8 +72,9 @@ def test_tensors_of_every_dtype_and_dense_stride_arrive_bit_for_bit(
 
 @pytest.mark.parametrize("gathers", [True, False])
 def test_a_slow_reader_gets_everything_in_many_partial_sends(
-    ends: tuple[socket.socket, socket.socket], gathers: bool,
+    ends: tuple[socket.socket, socket.socket], gathers: bool, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sockets, "TICK_S", 0.002)
     near, far = ends
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     tensors = [torch.randint(0, 256, (length,), dtype=torch.uint8) for length in (1, 63, 64, 65, 4_000_001)]

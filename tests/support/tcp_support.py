@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import TcpConnection
-from djinn_transport_tcp.listener import TcpChannel
+from djinn_transport_tcp.client import SocketConnection
+from djinn_transport_tcp.listener import SocketChannel
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
 
@@ -23,20 +23,22 @@ from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Result, Welcome
 WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
 SYNCHRONIZE = Batch(synchronize=True)
 EMPTY = Result()
+tcp_only = pytest.mark.parametrize("serve", ["tcp"], indirect=True)
+"""For what only connections between machines have."""
 
 
-def raw_socket(end: TcpConnection | TcpChannel) -> socket.socket:
+def raw_socket(end: SocketConnection | SocketChannel) -> socket.socket:
     return end._frames.stream._socket
 
 
-def answer(channel: TcpChannel, result: Result = EMPTY, tensors: Any = ()) -> Any:
+def answer(channel: SocketChannel, result: Result = EMPTY, tensors: Any = ()) -> Any:
     received = channel.receive()
     assert received is not None
     channel.send(received[0], result, tensors)
     return received
 
 
-def expect_closed(connection: TcpConnection) -> None:
+def expect_closed(connection: SocketConnection) -> None:
     """After any error, everything fails at once and names the address."""
     for attempt in (lambda: connection.submit(Batch(), ()), lambda: connection.request(SYNCHRONIZE, ())):
         began = time.monotonic()

@@ -48,6 +48,7 @@ from djinn.protocol.messages import (
     Message,
     Plain,
     Poisoned,
+    Recall,
     Refusal,
     Result,
     Run,
@@ -92,6 +93,7 @@ described = tensor_headers_of_anything()
 commands = (
     st.builds(Define, handles, programs) | st.builds(Forget, tuples_of_handles) | st.builds(Upload, handles, described)
     | st.builds(Run, handles, tuples_of_handles, st.lists(lifted, max_size=3).map(to_wire), tuples_of_handles)
+    | st.builds(Recall, handles, st.binary(min_size=32, max_size=32))
     | st.builds(Seed, st.integers(-(2**63), 2**64 - 1)) | st.builds(Free, tuples_of_handles)
 )
 plain = st.none() | st.booleans() | numbers | texts
@@ -102,8 +104,8 @@ items = (
 )
 failures = st.builds(Failure, st.integers(1, 2**32), texts, texts, texts, st.integers(-1, 99), st.integers(-1, 99))
 MESSAGES: dict[type[Any], st.SearchStrategy[Any]] = {
-    Hello: st.builds(Hello, st.integers(0, 2**32), texts, texts, texts, texts),
-    Welcome: st.builds(Welcome, st.integers(0, 2**32), texts, texts, texts, texts, texts),
+    Hello: st.builds(Hello, st.integers(0, 2**32), texts, texts, texts, texts, texts, texts),
+    Welcome: st.builds(Welcome, st.integers(0, 2**32), texts, texts, texts, texts, texts, st.integers(-1, 2**32)),
     Refusal: st.builds(Refusal, texts, texts, texts),
     Batch: st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans()),
     Result: st.builds(Result, st.lists(items, max_size=5).map(tuple), st.lists(failures, max_size=3).map(tuple)),

@@ -1,9 +1,9 @@
-"""Addresses of the TCP transport."""
+"""Addresses of the transports over sockets."""
 
 from __future__ import annotations
 
 import pytest
-from djinn_transport_tcp.address import format_address, parse_address
+from djinn_transport_tcp.address import MAX_PATH_BYTES, format_address, parse_address, parse_path
 
 from djinn.errors import ConfigurationError
 
@@ -30,3 +30,18 @@ def test_addresses_that_make_no_sense(address: str) -> None:
         parse_address(address)
     assert repr(address) in str(caught.value)
     assert "tcp://" in caught.value.hint
+
+
+def test_paths() -> None:
+    assert parse_path("unix:///run/user/1000/djinn.sock") == "/run/user/1000/djinn.sock"
+    assert len(parse_path("unix:///" + "x" * (MAX_PATH_BYTES - 1))) == MAX_PATH_BYTES
+
+
+@pytest.mark.parametrize("address", [
+    "", "unix://", "unix:///", "unix://relative.sock", "unix:///folder/", "unix:/one.sock", "tcp://127.0.0.1:1",
+    "unix:///a\0b", "unix:///" + "x" * MAX_PATH_BYTES, "unix:///" + "é" * (MAX_PATH_BYTES // 2 + 1), "/to.sock",
+])
+def test_paths_that_make_no_sense(address: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_path(address)
+    assert repr(address) in str(caught.value)

@@ -51,6 +51,7 @@ from djinn.protocol.messages import (
     Message,
     Plain,
     Poisoned,
+    Recall,
     Refusal,
     Result,
     Run,
@@ -134,6 +135,8 @@ def greeting() -> list[Case]:
         Case("hello", frame(Hello(PROTOCOL_VERSION, "2.13.0+cpu", "3.11.7", "little"))),
         Case("hello-token", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.13.1", "little", "s\u00e9cret"),
                                   sequence=2**64 - 1)),
+        Case("hello-owner", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "", "ab" * 32, "cd" * 32))),
+        Case("welcome-kept", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cpu", "0f" * 16, 3))),
         Case("welcome", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cuda:0", "0f" * 16))),
         Case("refusal", frame(Refusal("DJ305", "The token is wrong.", "Set DJINN_TOKEN."), sequence=0)),
     ]
@@ -146,6 +149,7 @@ def batches() -> list[Case]:
         Case("synchronize", frame(Batch(synchronize=True), sequence=7)),
         Case("fetch-and-describe", frame(Batch(fetch=(0, 2**40), describe=(1,)))),
         Case("free-forget-seed", frame(Batch([Free((1, 2)), Forget((3,)), Seed(-1)]))),
+        Case("recall", frame(Batch([Recall(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,))], fetch=(7,)))),
         Case("upload-float32", uploads(torch.tensor([1.0, -0.5, 3.0]))),
@@ -160,6 +164,7 @@ def results() -> list[Case]:
     return [
         Case("empty", frame(Result())),
         Case("tensor", frame(Result((header_of(half),)), (half,))),
+        Case("marks-and-digests", frame(Result((Plain([bytes(range(16))]), Plain([bytes(range(32))]))))),
         Case("everything", frame(Result(
             (Plain(None), header_of(half), Plain([1, 2.5, True]), Poisoned(3),
              Description("float32", (2, 3), (1, 2), 5)),
@@ -190,6 +195,9 @@ def malformed() -> list[Case]:
         Case("deeply-nested", raw(b"\x91" * 5000)),
         Case("nested-numbers", raw(b"\x82\xa4type\xa5batch\xa8commands\x91\x95\xa3run\x01\x90" + b"\x91" * 2000)),
         Case("negative-handle", raw(msgspec.msgpack.encode({"type": "batch", "fetch": [-1]}))),
+        Case("short-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(31)]]}))),
+        Case("long-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(33)]]}))),
+        Case("digest-as-text", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, "0" * 32]]}))),
         Case("text-too-long", raw(msgspec.msgpack.encode(
             {"type": "hello", "protocol": 1, "torch": "2" * 4097, "python": "", "byte_order": ""}))),
         Case("body-missing", raw(lying)),

@@ -97,3 +97,18 @@ def test_pixels_of_nothing_are_shuffled_as_in_eager(size: tuple[int, ...]) -> No
             continue
         got = shuffle(torch.zeros(size, device=REMOTE), 2)
         assert (got.size(), got.stride()) == (wanted.size(), wanted.stride())
+
+
+def test_a_view_beyond_its_tensor_is_judged_by_its_own_storage() -> None:
+    roomy = torch.arange(9.0, device=REMOTE).resize_(1)
+    assert roomy.as_strided((3,), (1,), 0).tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        torch.zeros(1, device=REMOTE).as_strided((3,), (1,), 0)
+
+
+def test_destinations_of_the_right_size_keep_their_layout() -> None:
+    permuted = torch.arange(24, device=REMOTE).reshape(4, 3, 2).permute(2, 1, 0)
+    values, indices = torch.zeros(2, 3, 4, dtype=torch.int64, device=REMOTE), torch.empty_like(permuted)
+    torch.sort(permuted, 0, True, out=(values, indices))
+    assert values.stride() == values.cpu().stride() == (12, 4, 1)
+    assert indices.stride() == indices.cpu().stride() == (1, 2, 6)

@@ -1,0 +1,185 @@
+"""The client's half of contents: a connection that sends a digest instead of what the server has already."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import torch
+from msgspec import Meta
+
+from djinn.errors import TransportError
+from djinn.protocol.contents import digest_of, is_worth_keeping, mark_of
+from djinn.protocol.messages import (
+    DIGEST_BYTES,
+    DIGESTS_HANDLE,
+    GENERATOR_HANDLE,
+    MARK_BYTES,
+    MARKS_HANDLE,
+    Batch,
+    Command,
+    Failure,
+    Plain,
+    Recall,
+    Result,
+    Upload,
+)
+from djinn.protocol.tensors import size_bytes
+
+if TYPE_CHECKING:
+    from djinn.kinds.transport import Connection
+
+AUTOMATIC = "auto"
+"""The owner that is this process, with nothing kept if the server runs on the same machine."""
+ASK_AGAIN_BYTES = 2**23
+"""How much must have been uploaded before the server is asked again what it keeps; doubled when that was in vain."""
+MAX_MARKS = 2**16
+"""Marks of this connection's own uploads that are remembered."""
+_process_owner = secrets.token_hex(32)
+_Mark = Annotated[bytes, Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
+_Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
+def introduce(owner: str, token: str) -> tuple[str, str]:
+    """Return ``Hello.owner`` and ``Hello.machine``.
+
+    Args:
+        owner: The setting: a secret of the user's, `AUTOMATIC`, or nothing.
+        token: The server's token, so that another server's owner is another.
+    """
+    if not owner:
+        return "", ""
+    secret = _process_owner if owner == AUTOMATIC else owner
+    identity = hashlib.sha256(f"{token}\0{secret}".encode("utf-8", "surrogateescape")).hexdigest()
+    return identity, this_machine() if owner == AUTOMATIC else ""
+
+
+def this_machine() -> str:
+    """Name the machine, as far as memory and not the network connects its processes, until it is started again."""
+    try:
+        known = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        known = str(uuid.getnode())
+    return hashlib.sha256(known.encode()).hexdigest()
+
+
+def reusing(connection: Connection) -> Connection:
+    """Return a connection that does not upload what the server keeps, if it keeps anything."""
+    return connection if connection.welcome.kept < 0 else ReusingConnection(connection)
+
+
+class ReusingConnection:
+    """A connection over which the same content travels once; see `djinn.kinds.transport.Connection`.
+
+    The server is asked what it keeps before the first large upload, unless that is nothing; and again when something is
+    uploaded that looks like what this session has uploaded before. Only what looks the same is digested.
+
+    Attributes:
+        bytes_not_sent: Bytes of tensors that were there already.
+        round_trips: Times that it waited for an answer of its own accord.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.address = connection.address
+        self.welcome = connection.welcome
+        self.flush_every = connection.flush_every
+        self.bytes_not_sent = 0
+        self.round_trips = 0
+        self._connection = connection
+        self._marks: set[bytes] | None = None if connection.welcome.kept else set()
+        self._digests: frozenset[bytes] | None = None
+        self._own_marks: set[bytes] = set()
+        self._uploaded_bytes = 0
+        self._patience_bytes = ASK_AGAIN_BYTES
+        self._failures: tuple[Failure, ...] = ()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far."""
+        return self._connection.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far."""
+        return self._connection.bytes_received
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a batch that wants no answer."""
+        self._connection.submit(*self._without_known(batch, tensors))
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Send a batch and wait for its answer."""
+        result, data = self._connection.request(*self._without_known(batch, tensors))
+        failures, self._failures = self._failures, ()
+        return (Result(result.items, failures + result.failures) if failures else result), data
+
+    def close(self) -> None:
+        """End the session. Never raises, may be called twice."""
+        self._connection.close()
+
+    def _without_known(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
+        if not tensors:
+            return batch, tensors
+        commands: list[Command] = []
+        left: list[torch.Tensor] = []
+        given = iter(tensors)
+        for command in batch.commands:
+            if not isinstance(command, Upload):
+                commands.append(command)
+                continue
+            tensor = next(given)
+            digest = self._known_digest(command, tensor)
+            if digest is None:
+                left.append(tensor)
+                commands.append(command)
+            else:
+                self.bytes_not_sent += size_bytes(command.tensor)
+                commands.append(Recall(command.handle, digest))
+        return msgspec.structs.replace(batch, commands=commands), left
+
+    def _known_digest(self, upload: Upload, tensor: torch.Tensor) -> bytes | None:
+        """Return the digest of a tensor that the server keeps."""
+        if upload.handle == GENERATOR_HANDLE or not is_worth_keeping(upload.tensor):
+            return None
+        mark = mark_of(upload.tensor, tensor)
+        is_again = mark in self._own_marks and self._uploaded_bytes >= self._patience_bytes
+        if self._marks is None or is_again:
+            self._ask()
+        if self._marks is not None and mark in self._marks:
+            if self._digests is None:
+                self._digests = frozenset(self._fetch(DIGESTS_HANDLE, list[_Digest]))
+            digest = digest_of(upload.tensor, tensor)
+            if digest in self._digests:
+                self._patience_bytes = ASK_AGAIN_BYTES
+                return digest
+            # It looks the same and is not; whatever else looks so is uploaded without being digested.
+            self._marks.discard(mark)
+        if is_again:
+            self._patience_bytes *= 2
+        if len(self._own_marks) >= MAX_MARKS:
+            self._own_marks.clear()
+        self._own_marks.add(mark)
+        self._uploaded_bytes += size_bytes(upload.tensor)
+        return None
+
+    def _ask(self) -> None:
+        self._marks = set(self._fetch(MARKS_HANDLE, list[_Mark]))
+        self._digests = None
+        self._own_marks.clear()
+        self._uploaded_bytes = 0
+
+    def _fetch(self, handle: int, kind: type[list[bytes]]) -> list[bytes]:
+        self.round_trips += 1
+        result, _ = self._connection.request(Batch(fetch=(handle,)), ())
+        self._failures += result.failures
+        item = result.items[0] if result.items else None
+        try:
+            return msgspec.convert(item.value if isinstance(item, Plain) else None, kind)
+        except msgspec.ValidationError as error:
+            raise TransportError(f"{self.address} does not say what it keeps: {error}.",
+                                 hint="Install the same djinn release on both.") from None

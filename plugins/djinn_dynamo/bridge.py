@@ -1,0 +1,79 @@
+"""The call of a compiled graph as one operation of local autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+import torch
+from torch.autograd.function import once_differentiable
+
+from djinn_dynamo.plans import like_result
+
+if TYPE_CHECKING:
+    from djinn.model.spec import TensorSpec
+
+
+class Call(Protocol):
+    """One call: a recording, or the repetition of one."""
+
+    def fetch(self) -> list[torch.Tensor]:
+        """Bring home what the call gives."""
+
+    def backward(self, incoming: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Bring home the gradients of the operands that may have some."""
+
+
+@attrs.frozen
+class Crossing:
+    """What local autograd must know of a call.
+
+    Attributes:
+        differentiable: Metadata of each result with a gradient, by position in what comes home.
+        trained: Indices of the operands whose gradients may be wanted.
+        guarded: Indices of those that must not be written before the backward pass.
+    """
+
+    differentiable: dict[int, TensorSpec]
+    trained: list[int]
+    guarded: list[int]
+
+
+def fetch(call: Call, crossing: Crossing, operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Carry a call out, within local autograd if it has gradients."""
+    if not crossing.differentiable:
+        return call.fetch()
+    guarded = [operands[index] for index in crossing.guarded]
+    trained = [operands[index] for index in crossing.trained]
+    made: Sequence[torch.Tensor] = _Remotely.apply(  # type: ignore[no-untyped-call]  # untyped there
+        call, crossing, guarded, *trained)
+    return made
+
+
+class _Remotely(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        call, crossing, guarded, *_ = arguments
+        home = call.fetch()
+        ctx.call, ctx.crossing = call, crossing
+        ctx.save_for_backward(*guarded)
+        ctx.mark_non_differentiable(*(tensor for position, tensor in enumerate(home)
+                                      if position not in crossing.differentiable))
+        return tuple(home)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        # Raises if an operand has been written since; nothing else is wanted of them.
+        _ = ctx.saved_tensors
+        call, crossing = ctx.call, ctx.crossing
+        if call is None:
+            raise RuntimeError("Trying to backward through the graph a second time (or directly access saved tensors "
+                               "after they have already been freed). Specify retain_graph=True if you need to backward "
+                               "through the graph a second time.")
+        incoming = [like_result(spec, gradients[position]) for position, spec in crossing.differentiable.items()]
+        found = call.backward(incoming)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.call = None
+        return (None, None, None, *found)

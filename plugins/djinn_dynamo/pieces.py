@@ -1,0 +1,100 @@
+"""Pieces of tape that are run again and again, with other operands."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from djinn.kinds import OperationClass
+from djinn.model.schema import ReturnKind, facts_of, operator_named
+from djinn.model.value import Slot
+from djinn.programs import Layout, lay_out
+from djinn.tape import Node, without_dead
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+_numbers = itertools.count(1)
+_short_keys: weakref.WeakKeyDictionary[Session, dict[tuple[int, ...], tuple[int, ...]]] = weakref.WeakKeyDictionary()
+"""Names programs for sessions, in place of the key of a layout, which is as long as the program. No layout has a
+negative key."""
+_DEPENDENT = (OperationClass.DATA_DEPENDENT, OperationClass.TRIGGER)
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """Nodes laid out once.
+
+    Attributes:
+        reads: The slots of the recording that the nodes read from outside, in the order of `run`'s handles.
+        gives: The slots of the recording whose values are kept, in the order of `run`'s results.
+    """
+
+    reads: list[Slot]
+    gives: list[Slot]
+    _nodes: Sequence[Node]
+    _released: set[int]
+    _layout: Layout
+    _inputs: list[Slot]
+    _outputs: list[Slot]
+
+    def run(self, session: Session, handles: Sequence[int]) -> list[int]:
+        """Hand the piece over. The caller holds the session's lock.
+
+        Args:
+            session: The session that recorded it.
+            handles: One for each slot that is read.
+
+        Returns:
+            The handle of each value that is kept; the caller releases it.
+        """
+        for slot, handle in zip(self._inputs, handles, strict=True):
+            slot.number = handle
+        numbers = session.recorder.numbers
+        for slot in self._outputs:
+            slot.number = next(numbers)
+        given = [slot.number for slot in self._outputs]
+        was = self._layout
+        session.link.run(self._nodes, self._released,
+                         Layout(was.key, tuple(handles), was.numbers, was.keep, tuple(given)))
+        return given
+
+
+def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) -> Piece:
+    """Lay out what must run so that ``wanted`` is computed, and all that has an effect."""
+    kept = set(wanted)
+    released = {slot.number for node in nodes for slot in node.outputs if slot not in kept}
+    nodes = without_dead(nodes, released)
+    copies: dict[Slot, Slot] = {}
+    produced = {slot for node in nodes for slot in node.outputs}
+    reads = list(dict.fromkeys(slot for node in nodes for slot in node.inputs if slot not in produced))
+
+    def copy(slot: Slot) -> Slot:
+        # The slots of the recording belong to its lazy tensors; these are given other numbers at each run.
+        return copies.setdefault(slot, Slot(slot.number, slot.storage))
+
+    own = [Node(node.signature, [copy(s) for s in node.inputs], [copy(s) for s in node.outputs], node.numbers,
+                node.origin) for node in nodes]
+    layout = lay_out(own, released)
+    gives = [slot for node in nodes for slot in node.outputs if slot in kept]
+    short = _short_keys.setdefault(session, {}).setdefault(layout.key, (-next(_numbers),))
+    return Piece(reads, gives, own, released, attrs.evolve(layout, key=short), [copies[slot] for slot in reads],
+                 [copies[slot] for slot in gives])
+
+
+def can_be_repeated(session: Session, nodes: Sequence[Node]) -> bool:
+    """Whether the nodes are the same whatever the data is."""
+    return all(map(_independence_of(session), {node.signature.template.operator for node in nodes}))
+
+
+def _independence_of(session: Session) -> Callable[[str], bool]:
+    def is_independent(name: str) -> bool:
+        operator = operator_named(name)
+        binding = session.recorder.binding(operator)
+        return binding.operation_class not in _DEPENDENT and ReturnKind.PLAIN not in facts_of(operator).returns
+
+    return is_independent

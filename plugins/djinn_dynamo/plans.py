@@ -1,0 +1,184 @@
+"""A recorded call made ready to be repeated, backward pass included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from djinn.model.value import Slot, Value
+from djinn.protocol.tensors import is_dense
+from djinn.tensor import LazyTensor, wrap
+from djinn_dynamo.pieces import Piece, make_piece
+from djinn_dynamo.recording import Recording, is_repeatable, listen
+
+if TYPE_CHECKING:
+    from djinn.model.spec import TensorSpec
+    from djinn.session import Session
+
+
+@attrs.frozen(eq=False)
+class _Backward:
+    """The backward pass of a plan.
+
+    Attributes:
+        piece: What it runs.
+        saved: The slots of the forward pass that it needs.
+        operands: The slots of operands and constants that it needs.
+        incoming: The slot of each incoming gradient.
+        given: Slot and metadata of each gradient; ``None`` for an operand that has none.
+    """
+
+    piece: Piece
+    saved: list[Slot]
+    operands: list[Slot]
+    incoming: list[Slot]
+    given: list[tuple[Slot, TensorSpec] | None]
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """What is repeated of a recording; holds none of its values.
+
+    Attributes:
+        forward: The forward pass.
+        backward: The backward pass, if some results have gradients.
+        operands: The slots of the operands, then those of `constants`.
+        constants: What the graph has made of numbers of its own.
+        reads: What the forward pass reads, by position among the operands.
+        wanted: All that comes home: its metadata, and its position among what the forward pass gives, or among the
+            operands, counted from -1 downwards.
+        kept: What else the forward pass gives, for the backward pass: slot and position.
+    """
+
+    forward: Piece
+    backward: _Backward | None
+    operands: list[Slot]
+    constants: list[LazyTensor]
+    reads: list[int]
+    wanted: list[tuple[TensorSpec, int]]
+    kept: list[tuple[Slot, int]]
+
+
+class _Claims:
+    """A claim on values that are kept for the backward pass."""
+
+    def __init__(self, session: Session, handles: dict[Slot, int]) -> None:
+        self.handles = handles
+        self._released = session.released
+
+    def __del__(self) -> None:
+        self._released.extend(self.handles.values())
+
+
+class PlannedCall:
+    """One repetition of a recording."""
+
+    def __init__(self, session: Session, plan: Plan, lazy: Sequence[LazyTensor], handles: list[int]) -> None:
+        self._session = session
+        self._plan = plan
+        self._lazy = [*lazy, *plan.constants]
+        self._handles = handles + [tensor._value.slot.number for tensor in plan.constants]
+        self._known: dict[Slot, LazyTensor] = {}
+        self._claims: _Claims | None = None
+
+    def fetch(self) -> list[torch.Tensor]:
+        """Run the forward pass and bring home what it gives, in one round trip."""
+        plan, session, lazy, handles = self._plan, self._session, self._lazy, self._handles
+        with session.lock:
+            given = plan.forward.run(session, [handles[position] for position in plan.reads])
+            self._claims = _Claims(session, {slot: given[position] for slot, position in plan.kept})
+            wanted = [_owned(session, spec, given[position]) if position >= 0 else lazy[-1 - position]
+                      for spec, position in plan.wanted]
+            home = session.materialize(wanted)
+        if plan.backward is not None:
+            known = dict(zip(plan.operands, lazy, strict=True))
+            known.update((plan.forward.gives[position], tensor)
+                         for tensor, (_, position) in zip(wanted, plan.wanted, strict=True) if position >= 0)
+            needed = {*plan.backward.operands, *plan.backward.saved}
+            self._known = {slot: tensor for slot, tensor in known.items() if slot in needed}
+        return home
+
+    def backward(self, incoming: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """Run the backward pass and bring the gradients home, in one round trip."""
+        session, plan = self._session, self._plan.backward
+        assert plan is not None
+        assert self._claims is not None
+        piece = plan.piece
+        with session.lock:
+            uploaded = [session.upload(gradient) for gradient in incoming]
+            known = {**self._known, **dict(zip(plan.incoming, uploaded, strict=True))}
+            handles = {**self._claims.handles, **{slot: tensor._value.slot.number for slot, tensor in known.items()}}
+            given = piece.run(session, [handles[slot] for slot in piece.reads])
+            specs = dict(filter(None, plan.given))
+            known |= {slot: _owned(session, specs[slot], handle)
+                      for slot, handle in zip(piece.gives, given, strict=True)}
+            home = iter(session.materialize([known[pair[0]] for pair in plan.given if pair is not None]))
+        return [None if pair is None else next(home) for pair in plan.given]
+
+
+def make_plan(recording: Recording, slots: Sequence[Slot]) -> Plan | None:
+    """Make a recording ready to be repeated.
+
+    Args:
+        recording: The recording. Its backward pass is recorded here, with gradients of zero, and runs only where it
+            writes.
+        slots: The slots of the operands' remote copies.
+
+    Returns:
+        The plan; ``None`` if each call must be recorded by itself, because the operations depend on data.
+    """
+    operands = list(slots)
+    wanted = [(tensor._value.spec, tensor._value.slot) for tensor in recording.results.wanted]
+    backward, saved = None, set[Slot]()
+    if recording.differentiable:
+        backward = _plan_backward(recording, operands)
+        if backward is None:
+            return None
+        saved = set(backward.saved)
+    forward = make_piece(recording.session, recording.nodes, saved.union(slot for _, slot in wanted))
+    constants = recording.constants
+    if not is_repeatable(recording.session, recording.nodes, forward, set(operands), constants):
+        return None
+    operands += [tensor._value.slot for tensor in constants]
+    positions = {slot: position for position, slot in enumerate(operands)}
+    gives = {slot: position for position, slot in enumerate(forward.gives)}
+    outside = {slot for _, slot in wanted}
+    return Plan(
+        forward, backward, operands, constants, [positions[slot] for slot in forward.reads],
+        wanted=[(spec, gives[slot] if slot in gives else -1 - positions[slot]) for spec, slot in wanted],
+        kept=[(slot, position) for slot, position in gives.items() if slot not in outside],
+    )
+
+
+def _plan_backward(recording: Recording, operands: list[Slot]) -> _Backward | None:
+    session = recording.session
+    outputs = [recording.results.wanted[position] for position in recording.differentiable]
+    with torch.inference_mode(mode=False):
+        zeros = [session.upload(like_result(tensor._value.spec, torch.zeros(tensor.shape, dtype=tensor.dtype,
+                                                                             device="cpu"))) for tensor in outputs]
+    gradients, nodes = listen(session, lambda: recording.gradients(zeros))
+    given = [None if gradient is None else (gradient._value.slot, gradient._value.spec) for gradient in gradients]
+    piece = make_piece(session, nodes, [pair[0] for pair in given if pair is not None])
+    incoming = [tensor._value.slot for tensor in zeros]
+    produced = {slot for node in recording.nodes for slot in node.outputs}
+    known = {*operands, *incoming, *produced}
+    passed_on = {pair[0] for pair in given if pair is not None} - set(piece.gives)
+    if not passed_on <= set(incoming) or not is_repeatable(session, nodes, piece, known, recording.constants):
+        return None
+    return _Backward(piece, [slot for slot in piece.reads if slot in produced],
+                     [slot for slot in piece.reads if slot not in produced], incoming, given)
+
+
+def like_result(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
+    """Bring a tensor into a result's layout, for which the backward pass was recorded; a sparse layout is filled up."""
+    if not is_dense(tuple(spec.size), spec.stride):
+        return tensor.contiguous()
+    return tensor if tensor.stride() == spec.stride else torch.empty_strided(
+        spec.size, spec.stride, dtype=tensor.dtype, device="cpu").copy_(tensor)
+
+
+def _owned(session: Session, spec: TensorSpec, handle: int) -> LazyTensor:
+    return wrap(spec, Value(Slot(handle, handle), spec, session.recorder.released))

@@ -1,0 +1,156 @@
+"""Functions that are recorded before PyTorch takes them apart, where nothing else would come of that.
+
+On its way from a function of Python's interface to the recorder, a call passes PyTorch's argument parser, its
+dispatcher and the way back into Python. Without gradients all of that only finds the operator. So the first call of a
+function with arguments of some metadata goes that way and is watched; if exactly one operation came of it, with the
+same operands and numbers in the same order, the next call like it is recorded at once.
+
+Nothing is shortened where the way has more to do: with gradients, in a view or a write, under autocast, in transforms,
+in dispatch modes, while tracing or profiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+
+from djinn import runtime
+from djinn.binding import Plan
+from djinn.kinds.interceptor import FunctionHandler
+from djinn.model.schema import ReturnKind, operator_named
+from djinn.recorder import scan
+from djinn.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+    from djinn.tape import Signature
+
+MAX_SHORTCUTS = 65_536
+"""Shortcuts that are remembered; when there are more, learning starts again."""
+
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocast_on = torch._C._is_any_autocast_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_transform = torch._C._functorch.peek_interpreter_stack
+_is_tracing = torch._C._is_tracing
+_is_profiling = torch._C._autograd._profiler_enabled
+_is_running = runtime.is_initialized
+
+_session: Session
+_apply: Callable[..., Any]
+_unknown: Any = object()
+_by_value: Any = object()
+"""Stands where the real numbers of a call belong to the key."""
+_shortcuts: dict[tuple[Any, ...], tuple[Plan, list[Any] | None] | None] = {}
+"""By function and arguments, as `djinn.recorder.scan` describes them: the plan, and the operation's numbers if they are
+the same for every such call, with defaults among them. ``None`` where there is no shortcut."""
+
+
+def call_plainly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function as PyTorch would."""
+    return torch._C._disabled_torch_function_impl(function, (), args, kwargs)
+
+
+def follow(session: Session) -> None:
+    """Learn for a session that begins."""
+    global _session, _apply
+    _shortcuts.clear()
+    _session, _apply = session, session.recorder.apply
+
+
+def shortened(long_way: FunctionHandler) -> FunctionHandler:
+    """Make the handler of functions that are called by their shortcut if one is known, else the long way."""
+
+    def shorten(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (
+            _is_grad_enabled()
+            or _modes()
+            or _transform() is not None
+            or _is_autocast_on()
+            or forward_ad._current_level >= 0
+            or _is_tracing()
+            or _is_profiling()
+            or not _is_running()
+        ):
+            return long_way(function, args, kwargs)
+        key: list[Any] = [function]
+        slots: list[Any] = []
+        numbers: list[Any] = []
+        ours = scan(args, key, slots, numbers, True)
+        for name, item in kwargs.items():
+            key.append(name)
+            ours = scan((item,), key, slots, numbers, True) and ours
+        if not ours:
+            return long_way(function, args, kwargs)
+        hashable = tuple(key)
+        shortcut = _shortcuts.get(hashable, _unknown)
+        if shortcut is _by_value:
+            hashable = (hashable, *_reals(numbers))
+            shortcut = _shortcuts.get(hashable, _unknown)
+        if shortcut is None:
+            return long_way(function, args, kwargs)
+        if shortcut is _unknown:
+            return _learn(hashable, long_way, function, args, kwargs, slots, numbers)
+        plan, fixed = shortcut
+        return _apply(plan, args, kwargs, slots, numbers if fixed is None else fixed)
+
+    return shorten
+
+
+def _learn(
+    key: tuple[Any, ...], long_way: FunctionHandler, function: Callable[..., Any], args: tuple[Any, ...],
+    kwargs: dict[str, Any], slots: list[Any], numbers: list[Any],
+) -> Any:
+    """Call a function the long way, and remember what came of it."""
+    pending = _session.tape.nodes
+    before = len(pending)
+    result = long_way(function, args, kwargs)
+    if len(pending) <= before:
+        # Sent already, or nothing was recorded: the next call may tell.
+        return result
+    node = pending[-1]
+    if len(_shortcuts) >= MAX_SHORTCUTS:
+        _shortcuts.clear()
+    is_all = (
+        len(pending) == before + 1
+        and type(result) is LazyTensor
+        and node.outputs == (result._value.slot,)
+        and len(node.inputs) == len(slots)
+        and all(one is other for one, other in zip(node.inputs, slots, strict=True))
+    )
+    plan = _plan_of(node.signature) if is_all else None
+    if plan is None:
+        _shortcuts[key] = None
+    elif [*map(repr, node.numbers)] == [*map(repr, numbers)]:
+        _shortcuts[key] = (plan, None)
+    elif _reals(numbers) and not isinstance(key[0], tuple):
+        # Real numbers are no part of the key yet; defaults, for one, are left out on the long way.
+        _shortcuts[key] = _by_value
+        _shortcuts[(key, *_reals(numbers))] = (plan, list(node.numbers))
+    else:
+        _shortcuts[key] = (plan, list(node.numbers))
+    return result
+
+
+def _reals(numbers: list[Any]) -> tuple[float | complex, ...]:
+    return tuple(number for number in numbers if type(number) is float or type(number) is complex)
+
+
+def _plan_of(signature: Signature) -> Plan | None:
+    """Return the plan of an operation that gives one new tensor and does nothing else, whatever the numbers are."""
+    binding = _session.recorder.binding(operator_named(signature.template.operator))
+    is_simple = (
+        binding.facts.returns == (ReturnKind.TENSOR,)
+        and binding.erases_floats
+        and not signature.writes
+        and signature.aliases == (-1,)
+        and signature.results[0] is not None
+        and not signature.template.default_dtype
+    )
+    if not is_simple:
+        return None
+    return Plan(signature=signature, single=signature.results[0], may_be_view=False, asks=False,
+                kinds=binding.facts.returns, lengths=(1,), written=(None,))

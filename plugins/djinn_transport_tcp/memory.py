@@ -1,0 +1,134 @@
+"""Memory for tensors that are about to be received."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+
+import attrs
+import torch
+
+from djinn.protocol.messages import TensorHeader
+from djinn.protocol.tensors import dtype_named, empty_from, size_bytes
+
+__all__ = ("KEPT_S", "LARGE_BYTES", "MAX_KEPT_BYTES", "Reserve")
+
+LARGE_BYTES = 2**25
+"""From this size on the C library asks the system for new pages each time; to touch them takes as long as to copy."""
+MAX_KEPT_BYTES = 2**29
+"""How much is looked after, in use or not."""
+KEPT_S = 5.0
+"""How long, after something large was received."""
+
+
+@attrs.frozen
+class _Kept:
+    """Memory that was given out."""
+
+    storage: torch.UntypedStorage
+    address: int
+    length: int
+
+    def references(self) -> tuple[int, int]:
+        """Count those in C++, by tensors, and those in Python, by whoever asked a tensor for its storage."""
+        return torch._C._storage_Use_Count(self.storage._cdata), sys.getrefcount(self.storage)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has the storage, and nobody has replaced its memory meanwhile."""
+        return (self.references() == _references_of_none() and self.storage.data_ptr() == self.address
+                and self.storage.nbytes() == self.length)
+
+
+@cache
+def _references_of_none() -> tuple[int, int]:
+    return _Kept(torch.empty(1, dtype=torch.uint8).untyped_storage(), 0, 1).references()
+
+
+class Reserve:
+    """Gives memory out, large pieces again when their tensors are gone: fresh pages would halve the throughput.
+
+    Concurrency:
+        Called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[_Kept] = []
+        self._used_at = 0.0
+        self._timer: threading.Timer | None = None
+        self._closed = False
+
+    def empty(self, header: TensorHeader) -> torch.Tensor:
+        """Allocate the CPU tensor that a checked header describes. Its memory is touched only when it is filled."""
+        length = size_bytes(header)
+        if length < LARGE_BYTES:
+            return empty_from(header)
+        dtype = dtype_named(header.dtype)
+        # PyTorch warns whenever memory is allocated as complex32, which is the user's business where it is computed.
+        allocated = torch.int32 if dtype == torch.complex32 else dtype
+        with torch.inference_mode(False), torch.no_grad():
+            storage = self._take(length).storage
+            # `data` begins to count versions anew.
+            made = torch.empty(0, dtype=allocated).set_(storage, 0, header.size, header.stride).data
+            return made if dtype == allocated else made.view(dtype)
+
+    def close(self) -> None:
+        """Look after nothing any more."""
+        with self._lock:
+            self._closed = True
+            self._kept.clear()
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _take(self, length: int) -> _Kept:
+        with self._lock:
+            index = next((index for index, kept in enumerate(self._kept) if kept.length == length and kept.is_free), -1)
+            taken = _made(length) if index < 0 else self._kept.pop(index)
+            if not self._closed:
+                self._kept.append(taken)
+                while sum(kept.length for kept in self._kept) > MAX_KEPT_BYTES:
+                    del self._kept[0]
+                self._used_at = time.monotonic()
+                self._watch()
+        return taken
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(KEPT_S, self._expire)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _expire(self) -> None:
+        with self._lock:
+            self._timer = None
+            if time.monotonic() - self._used_at >= KEPT_S:
+                self._kept.clear()
+            elif not self._closed:
+                self._watch()
+
+
+def _made(length: int) -> _Kept:
+    storage = torch.empty(length, dtype=torch.uint8).untyped_storage()
+    address = storage.data_ptr()
+    advise = _advise()
+    if advise is not None:
+        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        # Advice: whether large pages are used is the system's affair.
+        advise(start, address + length - start, mmap.MADV_HUGEPAGE)
+    return _Kept(storage, address, length)
+
+
+@cache
+def _advise() -> Callable[[int, int, int], int] | None:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    advise.restype = ctypes.c_int
+    return advise

@@ -1,0 +1,124 @@
+"""What is still to be sent: recording goes on while a connection is slow, up to a limit."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from djinn_transport_tcp.sockets import ByteStream
+
+__all__ = ("MAX_QUEUED_BYTES", "Outbox")
+
+MAX_QUEUED_BYTES = 32 * 2**20
+"""What waits here at most; whoever sends more than that waits."""
+
+
+class Outbox:
+    """Sends in order. What a connection does not take at once is copied, and sent by a thread that lives until then.
+
+    Attributes:
+        error: Why nothing more can be sent, once that is known.
+
+    Concurrency:
+        One thread at a time sends; `close` may be called by any.
+    """
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._changed = threading.Condition()
+        self._queue: deque[memoryview] = deque()
+        self._queued_bytes = 0
+        self._is_sending = False
+        self._closed = False
+        self.error: Exception | None = None
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait here to be sent."""
+        return self._queued_bytes
+
+    def send(self, views: Sequence[memoryview], *, waits: bool) -> None:
+        """Send the views in order after everything before them. They may change once this returns.
+
+        Args:
+            views: What to send.
+            waits: The caller is going to wait for an answer, so nothing is won by returning early.
+
+        Raises:
+            TimeoutError: The connection stood still for too long.
+            OSError: The connection broke, now or while something before was sent.
+        """
+        rest = views
+        if not self._queued_bytes and self.error is None:
+            if waits or sum(map(len, views)) > MAX_QUEUED_BYTES:
+                self._stream.send(views)
+                return
+            rest = self._stream.send_ready(views)
+            if not rest:
+                return
+        if not self._stream.is_ours:
+            raise OSError("it belongs to the process that this one was forked from")
+        length = sum(map(len, rest))
+        if self._wait_for_room(length):
+            self._append(rest, length)
+        else:
+            self._stream.send(rest)
+
+    def close(self) -> None:
+        """Send nothing more, and wake whoever waits for room."""
+        if not self._stream.is_ours:
+            # The parent's thread may have held the lock when this process was forked from it.
+            return
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _wait_for_room(self, length: int) -> bool:
+        """Wait until so many bytes may be queued. If they are too many for that ever, wait until nothing is queued."""
+        fits = length <= MAX_QUEUED_BYTES
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or self._closed or self._queued_bytes + length <= (
+                MAX_QUEUED_BYTES if fits else length))
+            if self.error is not None:
+                raise self.error
+            if self._closed:
+                raise OSError("it was closed")
+        return fits
+
+    def _append(self, views: Sequence[memoryview], length: int) -> None:
+        copied = memoryview(b"".join(views))
+        with self._changed:
+            self._queue.append(copied)
+            self._queued_bytes += length
+            starts, self._is_sending = not self._is_sending, True
+        if starts:
+            threading.Thread(target=self._send_queued, name="djinn-outbox", daemon=True).start()
+
+    def _send_queued(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed or not self._queue:
+                    self._is_sending = False
+                    return
+                views = list(self._queue)
+                self._queue.clear()
+            length = sum(map(len, views))
+            try:
+                self._stream.send(views)
+            except Exception as error:  # noqa: BLE001  # not swallowed: raised by the next `send`, see `error`
+                self._fail(error)
+                return
+            with self._changed:
+                self._queued_bytes -= length
+                self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self.error = error
+            self._queue.clear()
+            self._changed.notify_all()
+        if isinstance(error, TimeoutError):
+            # A thread that waits for an answer would not notice. Of a connection that broke it does, and there may be
+            # a reason to be read.
+            self._stream.close()

@@ -1,0 +1,92 @@
+"""Weights: what moving 500 MB costs the client's memory, and what sending them again costs the network."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import weights_process
+from pytest_benchmark.fixture import BenchmarkFixture
+
+import djinn
+
+LAYERS = 125
+Measure = Callable[..., dict[str, Any]]
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
+
+
+@pytest.fixture
+def moved(benchmark: BenchmarkFixture, server_address: str) -> Measure:
+    """Moves 500 MB in a process of its own, and tells what that process tells."""
+
+    def run(move: str, path: Path | str = "") -> dict[str, Any]:
+        command = [sys.executable, weights_process.__file__, server_address, move, str(LAYERS), str(path)]
+
+        def work() -> dict[str, Any]:
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            return json.loads(done.stdout)
+
+        return benchmark.pedantic(work, rounds=1)
+
+    return run
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """500 MB in a file."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "model.safetensors"
+    safetensors.save_file(weights_process.build(LAYERS).state_dict(), path)
+    return path
+
+
+def details(found: dict[str, Any]) -> dict[str, float]:
+    return {"sent (MB)": found["stats"]["bytes_sent"] / 2**20, "held afterwards (MB)": found["after"]}
+
+
+@linux
+def test_weights_made(moved: Measure, publish: Callable[..., None]) -> None:
+    found = moved("construct")
+    publish(max(1.0, found["peak"]), details(found))
+
+
+@linux
+def test_weights_moved(moved: Measure, publish: Callable[..., None]) -> None:
+    found = moved("to_device")
+    publish(max(1.0, found["peak"]), details(found))
+
+
+@linux
+def test_weights_loaded(moved: Measure, publish: Callable[..., None], saved: Path) -> None:
+    found = moved("load_file", saved)
+    publish(max(1.0, found["anonymous"]), details(found))
+
+
+@linux
+def test_weights_loaded_singly(moved: Measure, publish: Callable[..., None], saved: Path) -> None:
+    found = moved("safe_open", saved)
+    publish(max(1.0, found["anonymous"]), details(found))
+
+
+def test_weights_sent_again(compare: Callable[..., Any], publish: Callable[..., None], server_address: str) -> None:
+    torch.manual_seed(0)
+    model = weights_process.build(32)
+
+    def move(owner: str) -> int:
+        djinn.init(server=server_address, owner=owner)
+        remote = copy.deepcopy(model)
+        djinn.reset_stats()
+        remote.to("remote_accelerator:0")
+        djinn.synchronize()
+        return djinn.stats()["bytes_sent"]
+
+    first = move("bench")
+    comparison = compare(lambda: move(""), lambda: move("bench"), turns=3)
+    publish(move("bench") / first, comparison.details)

@@ -1,0 +1,109 @@
+"""Moving 256 MB and asking for nothing, against raw sockets between two processes that move the same bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import raw_peer
+import torch
+
+import djinn
+
+LENGTH = 256 * 2**20
+QUESTION = b"?" * raw_peer.QUESTION_BYTES
+
+
+@attrs.frozen
+class Wire:
+    """A raw connection, and the address of a djinn server that is reached in the same way."""
+
+    sock: Any
+    address: str
+    memory: memoryview
+
+    def ask(self) -> None:
+        self.sock.sendall(QUESTION)
+        raw_peer.take(self.sock, self.memory[:len(QUESTION)])
+
+    def upload(self) -> None:
+        self.sock.sendall(b"u" * len(QUESTION))
+        self.sock.sendall(self.memory)
+        raw_peer.take(self.sock, self.memory[:len(QUESTION)])
+
+    def download(self) -> None:
+        self.sock.sendall(b"d" * len(QUESTION))
+        raw_peer.take(self.sock, self.memory)
+
+
+def wire(name: str, address: str) -> Iterator[Wire]:
+    with subprocess.Popen([sys.executable, str(Path(raw_peer.__file__)), name, str(LENGTH)], stdout=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout is not None
+        where = process.stdout.readline().strip()
+        with raw_peer.connected(where if where.startswith("/") else ("127.0.0.1", int(where))) as sock:
+            yield Wire(sock, address, memoryview(bytearray(b"\1" * LENGTH)))
+
+
+@pytest.fixture
+def tcp(server_address: str) -> Iterator[Wire]:
+    yield from wire("tcp", server_address)
+
+
+@pytest.fixture
+def unix(tmp_path: Path, start_server: Callable[..., Any]) -> Iterator[Wire]:
+    yield from wire(f"{tmp_path}/raw.sock", start_server("--unix", f"{tmp_path}/djinn.sock").address)
+
+
+def upload(at: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    djinn.init(server=at.address)
+    tensor = torch.ones(LENGTH // 4)
+
+    def ours() -> None:
+        tensor.to("remote_accelerator:0")
+        djinn.synchronize()
+
+    comparison = compare(at.upload, ours, turns=15, warmup_turns=3)
+    publish(comparison.speed, comparison.details)
+
+
+def download(at: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    djinn.init(server=at.address)
+    there = torch.ones(LENGTH // 4).to("remote_accelerator:0")
+    comparison = compare(at.download, there.cpu, turns=15, warmup_turns=3)
+    publish(comparison.speed, comparison.details)
+
+
+def empty_request(at: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    djinn.init(server=at.address)
+    comparison = compare(at.ask, djinn.synchronize, turns=5000, warmup_turns=500)
+    publish(comparison.cost, comparison.details)
+
+
+def test_upload(tcp: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    upload(tcp, compare, publish)
+
+
+def test_download(tcp: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    download(tcp, compare, publish)
+
+
+def test_empty_request(tcp: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    empty_request(tcp, compare, publish)
+
+
+def test_upload_unix(unix: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    upload(unix, compare, publish)
+
+
+def test_download_unix(unix: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    download(unix, compare, publish)
+
+
+def test_empty_request_unix(unix: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
+    empty_request(unix, compare, publish)
