@@ -34,7 +34,8 @@ MUTANTS = (
            "return not takes_tensors or", "return", "facts.name.startswith(_SIZED_BY_NUMBERS)", "False",
            within="arange.start_step"),
     mutant("answer-kept-though-data-decides", "session.operations_equal", "djinn.session:Session.ask",
-           "if changes_metadata or depends_on_data:", "if changes_metadata:", within="nonzero masked_select argwhere"),
+           "if changes_metadata or depends_on_data or plan.may_be_view:", "if changes_metadata:",
+           within="nonzero masked_select argwhere"),
     # What a call gives back.
     mutant("destination-resized-there-only", "session.variants_equal", "djinn.recorder:Recorder.apply",
            "if plan.changes:", "if plan.changes and not kwargs:", within="add.out mul.out neg.out sum.IntList_out"),
