@@ -20,8 +20,8 @@ from djinn.tensor import LazyTensor, user_line, wrap
 if TYPE_CHECKING:
     from djinn.session import Session
 
-MAX_PLANS = 65_536
-"""Entries of the metadata cache; when it is full, it starts again."""
+MAX_PLANS = 4096
+"""Entries of each of the metadata cache's two generations: what has not been used for that many others is forgotten."""
 
 _device_type = torch.device
 _inference_mode = torch._C._InferenceMode
@@ -40,6 +40,7 @@ class Recorder:
         self._plan = plan
         self._bindings: dict[int, Binding] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._older: dict[tuple[Any, ...], Plan] = {}
         self.numbers = itertools.count(1)
         self.append = session.tape.nodes.append
         self.released = session.released.append
@@ -77,7 +78,7 @@ class Recorder:
         if not local:
             return self._session.carry_out_mixed(operator, args, kwargs)
         hashable = tuple(key)
-        plan = self._plans.get(hashable)
+        plan = self._plans.get(hashable) or self._recalled(hashable)
         if plan is None or (plan.single is None and plan.is_stale):
             self.misses += 1
             plan = self._plan(binding, operator, args, kwargs)
@@ -91,8 +92,14 @@ class Recorder:
 
     def _remember(self, key: tuple[Any, ...], plan: Plan) -> None:
         if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
+            self._plans, self._older = {}, self._plans
         self._plans[key] = plan
+
+    def _recalled(self, key: tuple[Any, ...]) -> Plan | None:
+        plan = self._older.pop(key, None)
+        if plan is not None:
+            self._remember(key, plan)
+        return plan
 
     def take_apart(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Slot], list[Any]]:
         """List the operands and numbers of a call in which everything is lazy."""
@@ -121,7 +128,8 @@ class Recorder:
         else:
             outputs, made = self.new_results(plan, args, slots)
             result = plan.returned(made, args, kwargs)
-        node = Node(signature, slots, outputs, numbers)
+        # Tuples of what needs no garbage collection need none themselves.
+        node = Node(signature, tuple(slots), outputs, tuple(numbers))
         if self.is_debugging:
             node.origin = user_line()
         self.append(node)

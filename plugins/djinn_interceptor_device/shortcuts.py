@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from djinn.session import Session
     from djinn.tape import Signature
 
-MAX_SHORTCUTS = 65_536
-"""Shortcuts that are remembered; when there are more, learning starts again."""
+MAX_SHORTCUTS = 4096
+"""Entries of each of two generations: what has not been used for that many others is forgotten."""
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_on = torch._C._is_any_autocast_enabled
@@ -47,6 +47,7 @@ _by_value: Any = object()
 _shortcuts: dict[tuple[Any, ...], tuple[Plan, list[Any] | None] | None] = {}
 """By function and arguments, as `djinn.recorder.scan` describes them: the plan, and the operation's numbers if they are
 the same for every such call, with defaults among them. ``None`` where there is no shortcut."""
+_older: dict[tuple[Any, ...], Any] = {}
 
 
 def call_plainly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,6 +59,7 @@ def follow(session: Session) -> None:
     """Learn for a session that begins."""
     global _session, _apply
     _shortcuts.clear()
+    _older.clear()
     _session, _apply = session, session.recorder.apply
 
 
@@ -86,10 +88,10 @@ def shortened(long_way: FunctionHandler) -> FunctionHandler:
         if not ours:
             return long_way(function, args, kwargs)
         hashable = tuple(key)
-        shortcut = _shortcuts.get(hashable, _unknown)
+        shortcut = _find(hashable)
         if shortcut is _by_value:
             hashable = (hashable, *_reals(numbers))
-            shortcut = _shortcuts.get(hashable, _unknown)
+            shortcut = _find(hashable)
         if shortcut is None:
             return long_way(function, args, kwargs)
         if shortcut is _unknown:
@@ -98,6 +100,22 @@ def shortened(long_way: FunctionHandler) -> FunctionHandler:
         return _apply(plan, args, kwargs, slots, numbers if fixed is None else fixed)
 
     return shorten
+
+
+def _find(key: tuple[Any, ...]) -> Any:
+    found = _shortcuts.get(key, _unknown)
+    if found is _unknown:
+        found = _older.pop(key, _unknown)
+        if found is not _unknown:
+            _remember(key, found)
+    return found
+
+
+def _remember(key: tuple[Any, ...], shortcut: Any) -> None:
+    global _shortcuts, _older
+    if len(_shortcuts) >= MAX_SHORTCUTS:
+        _shortcuts, _older = {}, _shortcuts
+    _shortcuts[key] = shortcut
 
 
 def _learn(
@@ -112,8 +130,6 @@ def _learn(
         # Sent already, or nothing was recorded: the next call may tell.
         return result
     node = pending[-1]
-    if len(_shortcuts) >= MAX_SHORTCUTS:
-        _shortcuts.clear()
     is_all = (
         len(pending) == before + 1
         and type(result) is LazyTensor
@@ -123,15 +139,15 @@ def _learn(
     )
     plan = _plan_of(node.signature) if is_all else None
     if plan is None:
-        _shortcuts[key] = None
+        _remember(key, None)
     elif [*map(repr, node.numbers)] == [*map(repr, numbers)]:
-        _shortcuts[key] = (plan, None)
+        _remember(key, (plan, None))
     elif _reals(numbers) and not isinstance(key[0], tuple):
         # Real numbers are no part of the key yet; defaults, for one, are left out on the long way.
-        _shortcuts[key] = _by_value
-        _shortcuts[(key, *_reals(numbers))] = (plan, list(node.numbers))
+        _remember(key, _by_value)
+        _remember((key, *_reals(numbers)), (plan, list(node.numbers)))
     else:
-        _shortcuts[key] = (plan, list(node.numbers))
+        _remember(key, (plan, list(node.numbers)))
     return result
 
 
