@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -145,22 +146,23 @@ class Recorder:
         """Make slots and lazy tensors for the new results of an operation, ``None`` for absent ones."""
         outputs = []
         made: list[LazyTensor | None] = []
-        outside = plan.may_be_view and torch.is_inference_mode_enabled() and not _is_inference(args)
-        for spec, alias in zip(plan.signature.results, plan.signature.aliases, strict=True):
-            number = next(self.numbers)
-            slot = Slot(number, slots[alias].storage if alias >= 0 else number)
-            outputs.append(slot)
-            if spec is None:
-                self.released(number)
-                made.append(None)
-                continue
-            value = Value(slot, spec, self.released)
-            if outside:
-                with _inference_mode(False):
-                    made.append(wrap(spec, value))
-            else:
-                made.append(wrap(spec, value))
+        with self.making(plan, args):
+            for spec, alias in zip(plan.signature.results, plan.signature.aliases, strict=True):
+                number = next(self.numbers)
+                slot = Slot(number, slots[alias].storage if alias >= 0 else number)
+                outputs.append(slot)
+                if spec is None:
+                    self.released(number)
+                    made.append(None)
+                else:
+                    made.append(wrap(spec, Value(slot, spec, self.released)))
         return tuple(outputs), made
+
+    @staticmethod
+    def making(plan: Plan, args: tuple[Any, ...]) -> AbstractContextManager[Any]:
+        """Return the context in which results are made: in inference mode, a view is what its base is."""
+        outside = plan.may_be_view and torch.is_inference_mode_enabled() and not _is_inference(args)
+        return _inference_mode(False) if outside else nullcontext()
 
 
 def _is_inference(args: tuple[Any, ...]) -> bool:

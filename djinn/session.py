@@ -151,7 +151,8 @@ class Session:
                     with suppress(Exception):
                         change(self.link.describe(written))
                 raise
-        results = [self._described(slot, item) for slot, item in zip(outputs, items, strict=False)]
+        with self.recorder.making(plan, args):
+            results = [self._described(slot, item) for slot, item in zip(outputs, items, strict=False)]
         if changes_metadata:
             change(items[len(outputs):])
         returned = plan.returned(results, args, kwargs)

@@ -104,6 +104,8 @@ def test_a_view_beyond_its_tensor_is_judged_by_its_own_storage() -> None:
     assert roomy.as_strided((3,), (1,), 0).tolist() == [0.0, 1.0, 2.0]
     with pytest.raises(RuntimeError, match="out of bounds"):
         torch.zeros(1, device=REMOTE).as_strided((3,), (1,), 0)
+    with torch.inference_mode():
+        assert not roomy.as_strided((3,), (1,), 0).is_inference()
 
 
 def test_destinations_of_the_right_size_keep_their_layout() -> None:
