@@ -55,14 +55,13 @@ class Plan:
 
     Attributes:
         signature: What nodes of this call share.
-        single: The spec, if the call gives exactly one new tensor.
+        single: The spec, if the call gives exactly one new tensor, whatever PyTorch's default dtype is.
         may_be_view: Whether a result may share storage with an argument.
         asks: Whether only the executor can tell the results.
         kinds: Kind of each return.
         lengths: Length of each return that is a list.
         written: Name and position of the argument that each written return gives back.
         changes: New metadata of arguments that the call changes in place, by position among the tensors.
-        default_dtype: PyTorch's default dtype for which this holds, if it may matter; then there is no ``single``.
     """
 
     signature: Signature
@@ -73,19 +72,19 @@ class Plan:
     lengths: tuple[int, ...]
     written: tuple[tuple[str, int] | None, ...]
     changes: tuple[tuple[int, TensorSpec], ...] = ()
-    default_dtype: torch.dtype | None = None
 
     @property
     def is_stale(self) -> bool:
         """Whether PyTorch's default dtype, on which the results may depend, has become another."""
-        return self.default_dtype is not None and self.default_dtype != torch.get_default_dtype()
+        default_dtype = self.signature.template.default_dtype
+        return default_dtype not in ("", DTYPE_NAMES[torch.get_default_dtype()])
 
     def told(self, results: tuple[TensorSpec | None, ...]) -> Plan:
         """Return the plan for the next such call, now that the executor has told the metadata of the results."""
         asked = self.signature
         signature = Signature(asked.template, asked.template_number, results, asked.aliases, asked.writes,
                               asked.is_random)
-        is_single = self.kinds == (ReturnKind.TENSOR,) and results[0] is not None and self.default_dtype is None
+        is_single = self.kinds == (ReturnKind.TENSOR,) and results[0] is not None and not asked.template.default_dtype
         return attrs.evolve(self, signature=signature, asks=False, single=results[0] if is_single else None)
 
     def returned(self, made: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -134,15 +133,11 @@ class Planner:
         if binding.operation_class not in (OperationClass.DATA_DEPENDENT, OperationClass.TRIGGER):
             with torch._C.DisableTorchFunction():
                 inference = self._infer(operator, on_meta(args), {k: on_meta(v) for k, v in kwargs.items()})
-        default = _default_dtype(tensors, kwargs, inference)
-        if default is not None:
-            template = msgspec.structs.replace(template, default_dtype=DTYPE_NAMES[default])
+        template = msgspec.structs.replace(template, default_dtype=_default_dtype(tensors, kwargs, inference))
         if inference is None:
-            made = self._plan(binding, template, ranges, tensors, lengths=_guess_lengths(binding, args, kwargs))
-        else:
-            device = self._device_of(tensors, args, kwargs)
-            made = self._plan_inferred(binding, template, ranges, tensors, inference, device)
-        return made if default is None else attrs.evolve(made, default_dtype=default, single=None)
+            return self._plan(binding, template, ranges, tensors, lengths=_guess_lengths(binding, args, kwargs))
+        device = self._device_of(tensors, args, kwargs)
+        return self._plan_inferred(binding, template, ranges, tensors, inference, device)
 
     def _plan_inferred(
         self, binding: Binding, template: Template, ranges: Mapping[str, range], tensors: Sequence[LazyTensor],
@@ -182,7 +177,8 @@ class Planner:
         writes = tuple(position for name in facts.argument_names if name in facts.written
                        for position in ranges.get(name, range(0)))
         signature = Signature(template, self._number(template), specs, tuple(aliases), writes, binding.is_random)
-        is_single = not asks and facts.returns == (ReturnKind.TENSOR,) and specs[0] is not None
+        is_single = (not asks and not template.default_dtype and facts.returns == (ReturnKind.TENSOR,)
+                     and specs[0] is not None)
         return Plan(
             signature=signature,
             single=specs[0] if is_single else None,
@@ -288,14 +284,14 @@ def change_metadata(
 
 def _default_dtype(
     tensors: Sequence[LazyTensor], kwargs: Mapping[str, Any], inference: Inference | None
-) -> torch.dtype | None:
-    """Return PyTorch's default dtype if the results may depend on it: where numbers with a fraction come from none."""
+) -> str:
+    """Name PyTorch's default dtype if the results may depend on it: where numbers with a fraction come from none."""
     if kwargs.get("dtype") is not None or any(_has_fraction(tensor.dtype) for tensor in tensors):
-        return None
+        return ""
     results = () if inference is None else inference.results
     made = [member for result in results for member in (result if isinstance(result, tuple) else (result,))]
     depends = inference is None or any(member is not None and _has_fraction(member.dtype) for member in made)
-    return torch.get_default_dtype() if depends else None
+    return DTYPE_NAMES[torch.get_default_dtype()] if depends else ""
 
 
 def _has_fraction(dtype: torch.dtype) -> bool:

@@ -78,8 +78,8 @@ class LocalConnection:
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
         self._room = threading.Semaphore(MAX_BATCHES)
-        self._random_programs: set[int] = set()
-        self._default_dtypes: dict[int, set[str]] = {}
+        self._needs: dict[int, tuple[bool, set[str]]] = {}
+        """By program: whether it may draw random numbers, and the default dtypes that it needs."""
         self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
         self._thread.start()
 
@@ -130,16 +130,14 @@ class LocalConnection:
         here = str(torch.get_default_dtype()).removeprefix("torch.")
         for command in batch.commands:
             if isinstance(command, Define):
-                if any(map(_is_random, command.body.templates)):
-                    self._random_programs.add(command.program)
-                self._default_dtypes[command.program] = {t.default_dtype for t in command.body.templates} - {""}
+                templates = command.body.templates
+                self._needs[command.program] = any(map(_is_random, templates)), {t.default_dtype for t in templates}
             elif isinstance(command, Forget):
-                self._random_programs.difference_update(command.programs)
                 for program in command.programs:
-                    self._default_dtypes.pop(program, None)
+                    self._needs.pop(program, None)
             elif isinstance(command, Run):
-                others = self._default_dtypes.get(command.program, set()) - {here}
-                borrows = borrows or bool(others) or command.program in self._random_programs
+                is_random, default_dtypes = self._needs.get(command.program, (False, set()))
+                borrows = borrows or is_random or not default_dtypes <= {"", here}
         return borrows
 
     def _serve(self) -> None:
