@@ -83,7 +83,7 @@ class Plan:
         """Return the plan for the next such call, now that the executor has told the metadata of the results."""
         asked = self.signature
         signature = Signature(asked.template, asked.template_number, results, asked.aliases, asked.writes,
-                              asked.is_random)
+                              asked.is_random, asked.operands)
         is_single = self.kinds == (ReturnKind.TENSOR,) and results[0] is not None and not asked.template.default_dtype
         return attrs.evolve(self, signature=signature, asks=False, single=results[0] if is_single else None)
 
@@ -176,7 +176,8 @@ class Planner:
         specs = tuple(flat) if flat is not None else (None,) * len(aliases)
         writes = tuple(position for name in facts.argument_names if name in facts.written
                        for position in ranges.get(name, range(0)))
-        signature = Signature(template, self._number(template), specs, tuple(aliases), writes, binding.is_random)
+        signature = Signature(template, self._number(template), specs, tuple(aliases), writes, binding.is_random,
+                              tuple(tensor._value.spec for tensor in tensors))
         is_single = (not asks and not template.default_dtype and facts.returns == (ReturnKind.TENSOR,)
                      and specs[0] is not None)
         return Plan(

@@ -15,7 +15,7 @@ from torch.utils._device import _device_constructors
 from djinn import runtime
 from djinn.kinds import PatternMatch
 from djinn.model.graph import RecordedGraph
-from djinn.programs import graph_of
+from djinn.graphs import graph_of
 from djinn.tape import Node
 
 _local = threading.local()

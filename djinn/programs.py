@@ -8,7 +8,6 @@ from typing import Any
 
 import attrs
 
-from djinn.model.graph import GraphNode, RecordedGraph
 from djinn.model.program import Program, Step, Template
 from djinn.model.value import Slot
 from djinn.protocol.messages import Command, Define, Forget, Run, to_wire
@@ -90,27 +89,6 @@ def program_of(nodes: Sequence[Node], layout: Layout) -> Program:
             operands[slot] = produced
             produced += 1
     return Program(tuple(bodies), tuple(steps), inputs, layout.keep)
-
-
-def graph_of(nodes: Sequence[Node]) -> RecordedGraph:
-    """View a piece of tape as a graph."""
-    storages: dict[str, str] = {}
-    made = []
-    for position, node in enumerate(nodes):
-        signature = node.signature
-        for slot in (*node.inputs, *node.outputs):
-            if slot.storage != slot.number:
-                storages[f"v{slot.number}"] = f"v{slot.storage}"
-        made.append(GraphNode(
-            id=f"n{position}",
-            operation=signature.template.operator,
-            inputs=tuple(f"v{slot.number}" for slot in node.inputs),
-            outputs=tuple(f"v{slot.number}" for slot in node.outputs),
-            specs=signature.results,
-            writes=tuple(f"v{node.inputs[index].number}" for index in signature.writes),
-            is_random=signature.is_random,
-        ))
-    return RecordedGraph(tuple(made), storages)
 
 
 class ProgramTable:

@@ -22,7 +22,7 @@ from djinn.model.schema import ReturnKind, facts_of
 from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.value import Slot, Value
 from djinn.plugins import Plugins
-from djinn.programs import graph_of
+from djinn.graphs import graph_of
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
 from djinn.recorder import Recorder

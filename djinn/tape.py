@@ -25,10 +25,11 @@ class Signature:
         aliases: For each of them: position among the tensor operands whose storage it shares, or -1.
         writes: Positions of the operands that are written.
         is_random: Whether random numbers are drawn.
+        operands: Metadata of the tensor operands.
         has_effect: Whether it matters even if nobody keeps a result.
     """
 
-    __slots__ = ("aliases", "has_effect", "is_random", "results", "template", "template_number", "writes")
+    __slots__ = ("aliases", "has_effect", "is_random", "operands", "results", "template", "template_number", "writes")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Signature:
         aliases: tuple[int, ...],
         writes: tuple[int, ...],
         is_random: bool,
+        operands: tuple[TensorSpec, ...],
     ) -> None:
         self.template = template
         self.template_number = template_number
@@ -45,6 +47,7 @@ class Signature:
         self.aliases = aliases
         self.writes = writes
         self.is_random = is_random
+        self.operands = operands
         self.has_effect = bool(writes) or is_random or not results
 
 

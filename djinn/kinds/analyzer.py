@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
+
+from djinn.kinds.pattern import PatternMatch
 from djinn.model.graph import Graph
+from djinn.model.metadata import DataResidency, Tier, WorkloadProfile
+
+
+@attrs.frozen
+class Annotations:
+    """What an analyzer found."""
+
+    nodes: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """By node identifier: fields of `djinn.model.metadata.SemanticMetadata`; what is left out stays as it is."""
+    values: Mapping[str, DataResidency] = attrs.field(factory=dict)
+    """Residency by value identifier, values from outside included."""
+    profile: WorkloadProfile | None = None
+    """The whole at a glance, from the analyzer that knows."""
+    seconds: Mapping[Tier, float] = attrs.field(factory=dict)
+    """What each tier took."""
 
 
 class Analyzer(Protocol):
@@ -14,8 +32,12 @@ class Analyzer(Protocol):
     name: str
     """Name in the configuration."""
 
-    def annotate(self, graph: Graph) -> Mapping[str, Mapping[str, Any]]:
-        """Return metadata per node identifier. Never in the hot path, never changes the graph.
+    def annotate(self, graph: Graph, matches: Sequence[PatternMatch]) -> Annotations:
+        """Say what the nodes and values of a graph are. Never in the hot path, never changes the graph.
+
+        Args:
+            graph: What was recorded.
+            matches: What the pattern plugins found in it.
 
         Laws:
             analyzer.known_nodes, analyzer.deterministic, analyzer.graph_unchanged, analyzer.deep_graph

@@ -22,6 +22,12 @@ class PatternMatch:
     """Between 0 and 1."""
     hints: Mapping[str, Any] = attrs.field(factory=dict)
     """What an optimizer may make of it."""
+    roles: Mapping[str, str] = attrs.field(factory=dict)
+    """What single nodes are for within it, for example ``scores``, ``down_projection``."""
+    values: Mapping[str, str] = attrs.field(factory=dict)
+    """Values that matter to it, by identifier: ``key_cache``, ``value_cache``, ``weight``, ``query``, ..."""
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    """What else is known of it: ``heads``, ``is_causal``, ``layer``, ``is_cross``, ..."""
 
 
 class Pattern(Protocol):

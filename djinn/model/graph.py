@@ -15,6 +15,30 @@ if TYPE_CHECKING:
 
 
 @attrs.frozen
+class Operand:
+    """Stands for a tensor among the arguments of a node."""
+
+    position: int
+    """Position among the node's ``inputs``."""
+
+
+@attrs.frozen
+class Origin:
+    """In which circumstances a node was recorded; all empty where nobody watched."""
+
+    module_path: str = ""
+    """The innermost module of the captured model that was running, for example ``transformer.h.0.attn``."""
+    module_type: str = ""
+    """Its class."""
+    call_index: int = -1
+    """Which call of the captured model it was, from 0."""
+    stage: str = ""
+    """``forward``, ``backward`` or ``optimizer``."""
+    line: str = ""
+    """The user's line, in debug mode."""
+
+
+@attrs.frozen
 class GraphNode:
     """One operation of a graph."""
 
@@ -32,6 +56,14 @@ class GraphNode:
     """Identifiers of the inputs it changes in place."""
     is_random: bool = False
     """Whether it draws random numbers."""
+    input_specs: tuple[TensorSpec | None, ...] = ()
+    """Metadata of the inputs when it was recorded; ``None`` for inputs that are no tensors."""
+    arguments: tuple[Any, ...] = ()
+    """Positional arguments as they were given, tensors replaced by `Operand`, in nested lists too."""
+    keywords: Mapping[str, Any] = attrs.field(factory=dict)
+    """Keyword arguments, likewise."""
+    origin: Origin = Origin()
+    """Where it was recorded."""
     metadata: Mapping[str, Any] = attrs.field(factory=dict, eq=False)
     """Annotations."""
 
@@ -46,6 +78,17 @@ class GraphNode:
         """Dtype of the first output, if there is one."""
         spec = self.specs[0] if self.specs else None
         return None if spec is None else spec.dtype
+
+
+@attrs.frozen
+class ValueInfo:
+    """What is known of a value beside the node that produces it."""
+
+    name: str = ""
+    """Name in the captured model, for example ``transformer.wte.weight``."""
+    kind: str = ""
+    """``parameter``, ``buffer``, ``optimizer_state``, ``gradient`` or ``input``; empty if unknown."""
+    spec: TensorSpec | None = None
 
 
 @attrs.frozen
@@ -66,6 +109,18 @@ class Graph(Protocol):
     @property
     def backend_type(self) -> str:
         """Where the graph comes from: ``lazy_dag`` or ``fx``."""
+
+    @property
+    def fallback_reason(self) -> str:
+        """Why it does not come from where it was to come from; empty if it does."""
+
+    @property
+    def storages(self) -> Mapping[str, str]:
+        """For each value that is a view: the value whose storage it shares."""
+
+    @property
+    def values(self) -> Mapping[str, ValueInfo]:
+        """What is known of values from outside, by identifier."""
 
     def nodes(self) -> Sequence[GraphNode]:
         """List the nodes in program order."""
@@ -92,6 +147,9 @@ class RecordedGraph:
     storages: Mapping[str, str] = attrs.field(factory=dict)
     """For each value that is a view: the value whose storage it shares."""
     backend_type: str = "lazy_dag"
+    values: Mapping[str, ValueInfo] = attrs.field(factory=dict)
+    """What is known of values from outside, by identifier."""
+    fallback_reason: str = ""
 
     def __len__(self) -> int:
         return len(self._nodes)
