@@ -11,9 +11,20 @@ from typing import Any
 import torch
 
 from djinn import errors, runtime
-from djinn.capture import Captured, capture, explain, find_patterns, get_graph, is_capturing
+from djinn.analysis import annotate_graph, find_patterns
+from djinn.capture import Captured, capture, explain, get_graph, is_capturing
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.logs import set_debug_level
+from djinn.model.annotated import AnnotatedGraph
+from djinn.model.metadata import (
+    DataResidency,
+    ExecutionPhase,
+    MemoryPattern,
+    MetadataPlaceholder,
+    Modality,
+    SemanticMetadata,
+    WorkloadProfile,
+)
 from djinn.runtime import (
     RuntimeState,
     ensure_initialized,
@@ -31,13 +42,22 @@ from djinn.tensor import LazyTensor, LazyTuple
 
 __version__ = "0.1.0"
 __all__ = (
+    "AnnotatedGraph",
     "Captured",
+    "DataResidency",
     "DjinnError",
+    "ExecutionPhase",
     "LazyTensor",
     "LazyTuple",
+    "MemoryPattern",
+    "MetadataPlaceholder",
+    "Modality",
     "RuntimeState",
+    "SemanticMetadata",
     "SessionClosedError",
     "TransportError",
+    "WorkloadProfile",
+    "annotate_graph",
     "capture",
     "ensure_initialized",
     "errors",

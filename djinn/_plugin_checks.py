@@ -103,6 +103,7 @@ def _protocol(kind: str) -> type:
         "classifier": kinds.Classifier,
         "analyzer": kinds.Analyzer,
         "pattern": kinds.Pattern,
+        "exporter": kinds.Exporter,
         "scheduler": kinds.Scheduler,
         "transport": kinds.Transport,
         "executor": kinds.ExecutorFactory,

@@ -17,6 +17,7 @@ KINDS = (
     "classifier",
     "analyzer",
     "pattern",
+    "exporter",
     "scheduler",
     "transport",
     "executor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -13,12 +13,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from djinn import runtime
-from djinn.kinds import PatternMatch
-from djinn.model.graph import RecordedGraph
+from djinn.analysis import annotate_graph
 from djinn.graphs import graph_of
-from djinn.tape import Node
+from djinn.kinds import PatternMatch
+from djinn.model.annotated import AnnotatedGraph
+from djinn.model.graph import RecordedGraph
+from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
+from djinn.origins import Watch
 
 _local = threading.local()
+_GRADIENTS = frozenset({torch.Tensor.backward, torch.autograd.grad})
 
 
 def _stack() -> list[Captured]:
@@ -30,32 +34,72 @@ def _stack() -> list[Captured]:
 
 @attrs.define(eq=False)
 class Captured:
-    """What a `capture` block has recorded.
+    """What a `capture` block has recorded, and what that means. Nothing is worked out before somebody looks.
 
     Attributes:
         model: The model that was given, if any.
+
+    Concurrency:
+        Any thread may look.
     """
 
-    model: Any = None
-    _nodes: list[Node] = attrs.field(factory=list)
+    model: Any
+    _watch: Watch
+    _lock: Any = attrs.field(factory=threading.Lock, init=False)
+    _known: tuple[int, RecordedGraph, MetadataPlaceholder] | None = attrs.field(default=None, init=False)
 
     @property
     def graph(self) -> RecordedGraph:
-        """The operations recorded by the block's thread so far, in program order."""
-        return graph_of(self._nodes)
+        """What was recorded so far, in program order: by the block's thread, and for it by autograd's threads."""
+        return self._now()[0]
 
     @property
-    def patterns(self) -> list[PatternMatch]:
+    def annotated(self) -> AnnotatedGraph:
+        """The graph with its meaning."""
+        found: AnnotatedGraph = self._now()[1].get()
+        return found
+
+    @property
+    def semantic_metadata(self) -> Mapping[str, SemanticMetadata]:
+        """What is known of each node of `graph`, by its identifier."""
+        return self.annotated.nodes
+
+    @property
+    def patterns(self) -> tuple[PatternMatch, ...]:
         """What the installed pattern plugins find in `graph`."""
-        return find_patterns(self.graph)
+        return self.annotated.patterns
+
+    @property
+    def profile(self) -> WorkloadProfile:
+        """The whole at a glance."""
+        return self.annotated.profile
+
+    def _now(self) -> tuple[RecordedGraph, MetadataPlaceholder]:
+        """Return the graph and its annotations, the same ones for as long as nothing is recorded."""
+        with self._lock:
+            known, count = self._known, len(self._watch)
+            if known is None or known[0] != count:
+                graph = self._watch.graph()
+                known = self._known = (count, graph, MetadataPlaceholder(lambda: annotate_graph(graph)))
+            return known[1], known[2]
 
 
 class _RemoteFactories(TorchFunctionMode):
-    """Gives factories without a device the remote one."""
+    """Gives factories without a device the remote one, and knows where a backward begins."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+        self._others = {*_device_constructors(), *_GRADIENTS}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("device") is not None or func not in _device_constructors():
+        if func not in self._others:
+            return func(*args, **kwargs)
+        if func in _GRADIENTS:
+            with self._watch.within_backward():
+                return func(*args, **kwargs)
+        if kwargs.get("device") is not None:
             return func(*args, **kwargs)
         if runtime.device_problem() is None:
             return func(*args, **{**kwargs, "device": runtime.logical_device()})
@@ -64,30 +108,28 @@ class _RemoteFactories(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def capture(model: Any = None) -> Iterator[Captured]:
+def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
     """Send this thread's factories to the remote accelerator and keep what it records.
 
     Ordinary tensors that meet lazy ones are uploaded, so a model whose weights are still local works too. Blocks may be
     nested; the inner block's operations belong to the outer one as well.
 
     Args:
-        model: Anything; kept as ``captured.model``.
+        model: A module, whose values are then known by their names; or anything else, kept as ``captured.model``.
+        modules: Whether to learn which part of the model records what. Until the block ends, every module of the model
+            has hooks for it, on which some of PyTorch's modules take their slower path.
     """
-    captured = Captured(model)
-    owner = threading.get_ident()
-
-    def receive(node: Node) -> None:
-        if threading.get_ident() == owner:
-            captured._nodes.append(node)
-
-    stop: Callable[[], None] = runtime.current().capture(receive)
-    _stack().append(captured)
-    try:
-        with _RemoteFactories():
+    session = runtime.current()
+    watch = Watch(session, model, modules)
+    captured = Captured(model, watch)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(watch.stop)
+        watch.start()
+        cleanup.callback(session.capture(watch.receiver()))
+        cleanup.callback(_stack().remove, captured)
+        _stack().append(captured)
+        with _RemoteFactories(watch):
             yield captured
-    finally:
-        _stack().remove(captured)
-        stop()
 
 
 def is_capturing() -> bool:
@@ -99,11 +141,6 @@ def get_graph() -> RecordedGraph:
     """Return the graph of the innermost `capture` block of this thread; outside any, of what is pending."""
     stack = _stack()
     return stack[-1].graph if stack else graph_of(runtime.current().tape.nodes[:])
-
-
-def find_patterns(graph: RecordedGraph) -> list[PatternMatch]:
-    """Ask every installed pattern plugin what it finds in ``graph``."""
-    return [match for pattern in runtime.current().plugins.all("pattern") for match in pattern.find(graph)]
 
 
 def explain(tensor: torch.Tensor) -> str:

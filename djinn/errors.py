@@ -14,6 +14,7 @@ __all__ = (
     "ConfigurationError",
     "DeviceNameTakenError",
     "DjinnError",
+    "DocumentError",
     "PluginError",
     "PluginLoadError",
     "PluginValidationError",
@@ -81,6 +82,12 @@ class UnsupportedTensorError(DjinnError, NotImplementedError):
     """The tensor's kind (sparse, quantized, nested, ...) or the request (``from_dlpack``) has no remote meaning."""
 
     code = "DJ104"
+
+
+class DocumentError(DjinnError, ValueError):
+    """A document does not hold a graph with its meaning."""
+
+    code = "DJ105"
 
 
 class PluginError(DjinnError):

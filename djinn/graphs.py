@@ -22,13 +22,9 @@ def graph_of(
         origins: Where each node was recorded; none where nobody watched.
         values: What is known of values from outside, by identifier.
     """
-    storages: dict[str, str] = {}
     made = []
     for position, node in enumerate(nodes):
         signature = node.signature
-        for slot in (*node.inputs, *node.outputs):
-            if slot.storage != slot.number:
-                storages[f"v{slot.number}"] = f"v{slot.storage}"
         template = signature.template
         operands, numbers = iter(range(len(node.inputs))), iter(node.numbers)
         made.append(GraphNode(
@@ -44,7 +40,16 @@ def graph_of(
             keywords={name: _argument(argument, operands, numbers) for name, argument in template.keywords},
             origin=origins[position] if origins else _NOWHERE,
         ))
-    return RecordedGraph(tuple(made), storages, values=values or {})
+    return RecordedGraph(tuple(made), _storages_of(nodes), values=values or {})
+
+
+def _storages_of(nodes: Sequence[Node]) -> dict[str, str]:
+    """Say of views whose storage they share; where its owner does not occur, the first view that does stands for it."""
+    slots = {slot.number: slot.storage for node in nodes for slot in (*node.inputs, *node.outputs)}
+    owners: dict[int, int] = {}
+    for number, storage in slots.items():
+        owners.setdefault(storage, storage if storage in slots else number)
+    return {f"v{number}": f"v{owners[storage]}" for number, storage in slots.items() if owners[storage] != number}
 
 
 def _argument(form: Argument, operands: Iterator[int], numbers: Iterator[Any]) -> Any:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Analyzer,
         Classifier,
         ExecutorFactory,
+        Exporter,
         Interceptor,
         Observer,
         Pattern,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     RegisterClassifier: TypeAlias = Callable[[Classifier], None]
     RegisterAnalyzer: TypeAlias = Callable[[Analyzer], None]
     RegisterPattern: TypeAlias = Callable[[Pattern], None]
+    RegisterExporter: TypeAlias = Callable[[Exporter], None]
     RegisterScheduler: TypeAlias = Callable[[Scheduler], None]
     RegisterTransport: TypeAlias = Callable[[Transport], None]
     RegisterExecutor: TypeAlias = Callable[[ExecutorFactory], None]
@@ -163,6 +165,29 @@ def djinn_register_patterns(register: RegisterPattern) -> None:
 
     Laws:
         Those of the kind ``pattern``, in ``specs/kinds/pattern.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_exporters(register: RegisterExporter) -> None:
+    """Register exporters, which write a graph with its meaning to a file.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Exporter`; may be called once per form. It is chosen by the suffix of the
+            file.
+
+    Raises:
+        PluginValidationError: The object has not all that an exporter has, or its name is registered already by the
+            same plugin.
+
+    Laws:
+        Those of the kind ``exporter``, in ``specs/kinds/exporter.toml``.
 
     Since:
         0.1.0

@@ -81,6 +81,11 @@ class Mixer:
             self._uploaded[key] = (weakref.ref(tensor, lambda _: uploaded.pop(key, None)), version, made)
         return made
 
+    def uploaded(self, tensor: torch.Tensor) -> LazyTensor | None:
+        """Return what an ordinary tensor was uploaded as, if it was. Uploads nothing."""
+        known = self._uploaded.get(id(tensor))
+        return known[2] if known is not None and known[0]() is tensor else None
+
     def _draw(self, generator: torch.Generator, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw from a generator of this process: its state travels there ahead of the operation, and back behind it."""
         session = self._session

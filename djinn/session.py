@@ -14,6 +14,7 @@ import torch
 from djinn.binding import Binding, Plan, Planner, change_metadata
 from djinn.config import Config
 from djinn.errors import DjinnError, SessionClosedError, TransportError
+from djinn.graphs import graph_of
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
 from djinn.link import Link
 from djinn.mixing import Mixer
@@ -22,7 +23,6 @@ from djinn.model.schema import ReturnKind, facts_of
 from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.value import Slot, Value
 from djinn.plugins import Plugins
-from djinn.graphs import graph_of
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
 from djinn.recorder import Recorder
@@ -141,7 +141,8 @@ class Session:
             if signature.has_effect:
                 # Whoever hears of an earlier failure here will try again, and must find nothing done.
                 self.link.synchronize()
-            self.recorder.append(Node(signature, slots, outputs, numbers))
+            node = Node(signature, slots, outputs, numbers)
+            self.recorder.append(node)
             try:
                 items = self.link.describe([*outputs, *written])
             except BaseException:
@@ -156,6 +157,9 @@ class Session:
         if changes_metadata:
             change(items[len(outputs):])
         returned = plan.returned(results, args, kwargs)
+        told = plan.told(tuple(None if r is None else r._value.spec for r in results))
+        # Whoever watches has the node already, and wants to know as well.
+        node.signature = told.signature
         depends_on_data = self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT or (
             # A mask may be among the indices.
             torch.Tag.dynamic_output_shape in operator.tags
@@ -163,7 +167,7 @@ class Session:
         # A view that cannot be inferred reaches beyond its tensor, into a storage of which only the executor knows.
         if changes_metadata or depends_on_data or plan.may_be_view:
             return returned, None
-        return returned, plan.told(tuple(None if r is None else r._value.spec for r in results))
+        return returned, told
 
     def _described(self, slot: Slot, item: Any) -> LazyTensor | None:
         if not isinstance(item, Description):
@@ -286,13 +290,18 @@ class Session:
     def _rebind_append(self) -> None:
         plain = self.tape.nodes.append
         captures = tuple(self._captures)
+        first = captures[0] if captures else plain
+
+        def append_for_one(node: Node) -> None:
+            plain(node)
+            first(node)
 
         def append(node: Node) -> None:
             plain(node)
             for receive in captures:
                 receive(node)
 
-        self.recorder.append = append if captures else plain
+        self.recorder.append = plain if not captures else append_for_one if len(captures) == 1 else append
 
     def stats(self) -> dict[str, int]:
         """Count what has happened since the session began."""

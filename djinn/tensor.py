@@ -180,6 +180,27 @@ class LazyTensor(torch.Tensor):
         body = f"{text[:-1]}, {', '.join(suffixes)})"
         return f"Parameter containing:\n{body}" if is_parameter else body
 
+    def _repr_html_(self) -> str:
+        from djinn.model.display import tensor_html
+
+        return tensor_html(self._value.spec, self._whereabouts())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        # A notebook would ask for the text too, and that for the data.
+        from djinn.model.display import tensor_text
+
+        return {"text/plain": tensor_text(self._value.spec, self._whereabouts()), "text/html": self._repr_html_()}
+
+    def _whereabouts(self) -> str:
+        """Say where the value is. Sends nothing, starts nothing."""
+        from djinn import runtime
+
+        session = runtime.current() if runtime.is_initialized() else None
+        if session is None or self._value.released is not session.recorder.released:
+            return "of a session that has ended"
+        operation = session.producer_of(self)
+        return f"pending {operation}" if operation else f"held by {session.link.address}"
+
     def __format__(self, format_spec: str) -> str:
         if not self.shape and not getattr(self, "_is_param", False):
             return format(self.materialize().item(), format_spec)

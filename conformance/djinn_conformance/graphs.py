@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from djinn.model.graph import GraphNode, RecordedGraph
+from djinn.model.graph import GraphNode, Operand, RecordedGraph, ValueInfo
 from djinn.model.schema import facts_of
-from djinn.model.spec import SpecTable
+from djinn.model.spec import SpecTable, TensorSpec
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.operations import IN_PLACE, RANDOM, VIEWS, grouped
 from djinn_conformance.oracle import run_eager, seeded
@@ -60,11 +60,13 @@ class _GraphMode(TorchDispatchMode):
         returned = func(*args, **kwargs)
         facts = facts_of(func)
         named = [*zip(facts.argument_names, args, strict=False), *kwargs.items()]
-        inputs = [self._name(leaf) for _, item in named for leaf in tree_leaves(item) if isinstance(leaf, torch.Tensor)]
+        operands = [leaf for _, item in named for leaf in tree_leaves(item) if isinstance(leaf, torch.Tensor)]
+        inputs = [self._name(operand) for operand in operands]
         writes = [self._name(leaf) for name, item in named if name in facts.written for leaf in tree_leaves(item)
                   if isinstance(leaf, torch.Tensor)]
         results = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
         new = [result for result in results if id(result) not in self._names]
+        positions = iter(range(len(operands)))
         self.nodes.append(GraphNode(
             id=f"n{len(self.nodes)}",
             operation=facts.name,
@@ -73,16 +75,41 @@ class _GraphMode(TorchDispatchMode):
             specs=tuple(self._specs.of(result, _LOGICAL) for result in new),
             writes=tuple(writes),
             is_random=facts.is_random,
+            input_specs=tuple(self._specs.of(operand, _LOGICAL) for operand in operands),
+            arguments=tuple(_argument(item, positions) for item in args),
+            keywords={name: _argument(item, positions) for name, item in kwargs.items()},
             metadata={"origin": ["conformance"]},
         ))
         return returned
+
+
+def _argument(item: Any, positions: Iterator[int]) -> Any:
+    """Write an argument as graphs have it: operands by position, constants of PyTorch by name."""
+    if isinstance(item, torch.Tensor):
+        return Operand(next(positions))
+    if isinstance(item, (list, tuple)):
+        return [_argument(member, positions) for member in item]
+    if isinstance(item, (torch.dtype, torch.layout, torch.memory_format)):
+        return str(item).removeprefix("torch.")
+    return "" if isinstance(item, torch.device) else item
 
 
 def _traced(function: Callable[[], Any]) -> RecordedGraph:
     mode = _GraphMode()
     with torch.inference_mode(), mode:
         function()
-    return RecordedGraph(tuple(mode.nodes), dict(mode.storages))
+    return RecordedGraph(tuple(mode.nodes), dict(mode.storages), values=_values_from_outside(mode.nodes))
+
+
+def _values_from_outside(nodes: Sequence[GraphNode]) -> dict[str, ValueInfo]:
+    produced: set[str] = set()
+    found: dict[str, ValueInfo] = {}
+    for node in nodes:
+        for value, spec in zip(node.inputs, node.input_specs, strict=True):
+            if value not in produced:
+                found.setdefault(value, ValueInfo(spec=spec))
+        produced.update(node.outputs)
+    return found
 
 
 def _attention() -> None:
@@ -151,11 +178,16 @@ def graphs() -> st.SearchStrategy[RecordedGraph]:
 def deep_graph() -> RecordedGraph:
     """Make a chain in which each node also writes in place what an earlier one made."""
     spec = SpecTable().of(torch.empty(4, device=_LOGICAL), _LOGICAL)
-    return RecordedGraph(tuple(
-        GraphNode(f"n{index}", "aten::add.Tensor", (f"v{index - 1}", f"v{index // 2}"), (f"v{index}",), (spec,))
-        if index % 7 else GraphNode(f"n{index}", "aten::add_.Tensor", (f"v{index - 1}",), (f"v{index}",), (spec,),
-                                    (f"v{index - 1}",))
-        for index in range(DEEP)))
+    return RecordedGraph(tuple(_link(index, spec) for index in range(DEEP)))
+
+
+def _link(index: int, spec: TensorSpec) -> GraphNode:
+    writes = index % 7 == 0
+    inputs = (f"v{index - 1}",) if writes else (f"v{index - 1}", f"v{index // 2}")
+    return GraphNode(
+        f"n{index}", "aten::add_.Tensor" if writes else "aten::add.Tensor", inputs, (f"v{index}",), (spec,),
+        inputs[:writes], input_specs=(spec,) * len(inputs),
+        arguments=(Operand(0), 1) if writes else (Operand(0), Operand(1)))
 
 
 def renamed(graph: RecordedGraph) -> tuple[RecordedGraph, Mapping[str, str]]:
@@ -170,20 +202,23 @@ def renamed(graph: RecordedGraph) -> tuple[RecordedGraph, Mapping[str, str]]:
         node, id=nodes[node.id], inputs=tuple(map(value, node.inputs)), outputs=tuple(map(value, node.outputs)),
         writes=tuple(map(value, node.writes)), metadata=copy.deepcopy(dict(node.metadata)),
     ) for node in graph.nodes())
-    return RecordedGraph(made, {value(view): value(base) for view, base in graph.storages.items()}), nodes
+    storages = {value(view): value(base) for view, base in graph.storages.items()}
+    return RecordedGraph(made, storages, values={value(name): info for name, info in graph.values.items()}), nodes
 
 
 def snapshot(graph: RecordedGraph) -> list[Any]:
     """Copy everything that a graph says."""
     fields = [{name: copy.deepcopy(value) if name == "metadata" else value
                for name, value in attrs.asdict(node, recurse=False).items()} for node in graph.nodes()]
-    return [fields, list(graph.edges()), dict(graph.storages), graph.backend_type]
+    return [fields, list(graph.edges()), dict(graph.storages), dict(graph.values), graph.backend_type,
+            graph.fallback_reason]
 
 
 def expect_unchanged(graph: RecordedGraph, before: list[Any], where: str) -> None:
     """Check that a graph still says what it said."""
     __tracebackhide__ = True
-    for name, got, wanted in zip(("nodes", "edges", "storages", "backend type"), snapshot(graph), before, strict=True):
+    names = ("nodes", "edges", "storages", "values", "backend type", "reason for falling back")
+    for name, got, wanted in zip(names, snapshot(graph), before, strict=True):
         expect_equal(got, wanted, f"{name} of the graph afterwards", where)
 
 

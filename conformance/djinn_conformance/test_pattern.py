@@ -77,6 +77,15 @@ def test_graph_unchanged(subject: Subject, plugin: Pattern, graph: RecordedGraph
     expect_unchanged(graph, before, f"{subject}: {show(graph)}")
 
 
+@law("pattern.disjoint", effort=0.4)
+@given(graph=graphs())
+def test_disjoint(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
+    """Look for nodes that two matches claim."""
+    nodes = [node for match in plugin.find(graph) for node in dict.fromkeys(match.nodes)]
+    twice = sorted({node for node in nodes if nodes.count(node) > 1})
+    expect_equal(twice, [], "nodes in two matches", f"{subject}: {show(graph)}")
+
+
 @law("pattern.deep_graph")
 def test_deep_graph(subject: Subject, plugin: Pattern) -> None:
     """Search nothing, then a long chain."""

@@ -6,9 +6,10 @@ The laws that go with each are in ``specs/kinds``; this command checks them:
 
 from __future__ import annotations
 
-from djinn.kinds.analyzer import Analyzer
+from djinn.kinds.analyzer import Analyzer, Annotations
 from djinn.kinds.classifier import Classifier, OperationClass
 from djinn.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
+from djinn.kinds.exporter import Exporter
 from djinn.kinds.interceptor import Interceptor
 from djinn.kinds.observer import Observer
 from djinn.kinds.pattern import Pattern, PatternMatch
@@ -18,6 +19,7 @@ from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener,
 
 __all__ = (
     "Analyzer",
+    "Annotations",
     "Channel",
     "Classifier",
     "CompiledProgram",
@@ -25,6 +27,7 @@ __all__ = (
     "Connection",
     "Executor",
     "ExecutorFactory",
+    "Exporter",
     "Inference",
     "Interceptor",
     "ListenOptions",

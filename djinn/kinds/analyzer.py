@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import attrs
 
-from djinn.kinds.pattern import PatternMatch
 from djinn.model.graph import Graph
+from djinn.model.match import PatternMatch
 from djinn.model.metadata import DataResidency, Tier, WorkloadProfile
 
 
@@ -40,5 +40,6 @@ class Analyzer(Protocol):
             matches: What the pattern plugins found in it.
 
         Laws:
-            analyzer.known_nodes, analyzer.deterministic, analyzer.graph_unchanged, analyzer.deep_graph
+            analyzer.known_nodes, analyzer.well_formed, analyzer.deterministic, analyzer.graph_unchanged,
+            analyzer.deep_graph
         """

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-import attrs
+from collections.abc import Sequence
+from typing import Protocol
 
 from djinn.model.graph import Graph
+from djinn.model.match import PatternMatch
 
-
-@attrs.frozen
-class PatternMatch:
-    """One found structure."""
-
-    pattern: str
-    """Name of the pattern."""
-    nodes: tuple[str, ...]
-    """Identifiers of the matched nodes, in topological order."""
-    confidence: float = 1.0
-    """Between 0 and 1."""
-    hints: Mapping[str, Any] = attrs.field(factory=dict)
-    """What an optimizer may make of it."""
-    roles: Mapping[str, str] = attrs.field(factory=dict)
-    """What single nodes are for within it, for example ``scores``, ``down_projection``."""
-    values: Mapping[str, str] = attrs.field(factory=dict)
-    """Values that matter to it, by identifier: ``key_cache``, ``value_cache``, ``weight``, ``query``, ..."""
-    metadata: Mapping[str, Any] = attrs.field(factory=dict)
-    """What else is known of it: ``heads``, ``is_causal``, ``layer``, ``is_cross``, ..."""
+__all__ = ("Pattern", "PatternMatch")
 
 
 class Pattern(Protocol):
-    """Recognises one structure."""
+    """Recognises one structure.
+
+    A pattern whose matches never share a node may say so: ``capabilities = frozenset({"disjoint"})``.
+    """
 
     name: str
     """Name in the configuration and in matches."""
@@ -41,5 +25,5 @@ class Pattern(Protocol):
 
         Laws:
             pattern.known_nodes, pattern.well_formed, pattern.deterministic, pattern.renumbering,
-            pattern.graph_unchanged, pattern.deep_graph
+            pattern.graph_unchanged, pattern.deep_graph, pattern.disjoint
         """

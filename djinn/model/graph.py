@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -187,14 +187,25 @@ class RecordedGraph:
 
     def to_networkx(self) -> networkx.MultiDiGraph[str]:
         """Convert to a networkx graph; fields of nodes and edges become attributes."""
-        import networkx
+        return to_networkx(self)
 
-        made: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
-        for node in self._nodes:
+
+def to_networkx(graph: Graph, nodes: Iterable[str] | None = None) -> networkx.MultiDiGraph[str]:
+    """Convert a graph, or some nodes of it with the edges between them, to a networkx graph.
+
+    Fields of nodes and edges become attributes.
+    """
+    import networkx
+
+    wanted = None if nodes is None else set(nodes)
+    made: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+    for node in graph.nodes():
+        if wanted is None or node.id in wanted:
             made.add_node(node.id, **attrs.asdict(node, recurse=False))
-        for edge in self._edges:
+    for edge in graph.edges():
+        if edge.source in made and edge.target in made:
             made.add_edge(edge.source, edge.target, value=edge.value, kind=edge.kind)
-        return made
+    return made
 
 
 _RANDOM = ""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from djinn import spans
 from djinn.errors import ConfigurationError, TransportError, UnknownOperatorError
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import ConnectOptions, Listener, ListenOptions
@@ -119,7 +120,11 @@ class LocalConnection:
             # PyTorch counts threads by thread; libraries round differently with another number of them.
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
-            return self._service.handle(batch, tensors)
+            watching = spans.current
+            if watching is None:
+                return self._service.handle(batch, tensors)
+            with watching.timed("run", spans.Stage.EXECUTION, commands=len(batch.commands)):
+                return self._service.handle(batch, tensors)
 
         self._work.put((work, done))
         return done

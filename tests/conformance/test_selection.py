@@ -11,6 +11,7 @@ from djinn.plugins import Plugins
 
 _TWO_KINDS = """
 from djinn.hookspecs import hookimpl
+from djinn.kinds import Annotations
 
 
 class Thing:
@@ -19,8 +20,8 @@ class Thing:
     def observe(self, stats):
         pass
 
-    def annotate(self, graph):
-        return {}
+    def annotate(self, graph, matches):
+        return Annotations()
 
 
 @hookimpl

@@ -33,7 +33,7 @@ PROTOCOLS = {"shapes": kinds.ShapeInference, "executor": kinds.ExecutorFactory} 
     kind: getattr(kinds, kind.capitalize()) for kind in KINDS if kind not in ("shapes", "executor")}
 ADDRESS = "tcp://127.0.0.1:7777"
 """Where the documents let the server listen; the tests' own listens on a free port instead."""
-QUICK = ("analyzer", "classifier", "observer")
+QUICK = ("analyzer", "classifier", "exporter", "observer")
 """Kinds whose laws are tested here for the example of their page; the suites of the others take too long for that."""
 TIMEOUT_S = 120.0
 END = "<end of block>"
@@ -128,6 +128,11 @@ def test_the_readme_runs(tmp_path: Path, server_address: str) -> None:
 
 def test_the_differences_from_eager_are_those_that_the_page_names(tmp_path: Path) -> None:
     run(DOCS / "compatibility.md", tmp_path)
+
+
+def test_what_the_page_of_pictures_writes_is_a_page(tmp_path: Path) -> None:
+    run(DOCS / "pictures.md", tmp_path)
+    assert (tmp_path / "model.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
 def test_what_the_page_of_the_compiler_prints_is_so(tmp_path: Path) -> None:

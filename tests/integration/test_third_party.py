@@ -138,6 +138,39 @@ def test_the_pattern_finds_an_adapter_beside_a_weight() -> None:
     assert [(confidence, rank) for _, confidence, rank in found] == [(1.0, 4)]
 
 
+class LoRALinear(torch.nn.Module):
+    """A frozen layer and what is learned beside it, as adapters of language models are written."""
+
+    def __init__(self, inner: torch.nn.Linear, rank: int = 4, alpha: float = 16) -> None:
+        super().__init__()
+        self.inner, self.scaling = inner.requires_grad_(False), alpha / rank
+        self.dropout = torch.nn.Dropout(0.1)
+        self.lora_a = torch.nn.Linear(inner.in_features, rank, bias=False)
+        self.lora_b = torch.nn.Linear(rank, inner.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + self.lora_b(self.lora_a(self.dropout(x))) * self.scaling
+
+
+@needs_pattern
+@pytest.mark.parametrize("mode", ["no_grad", "grad", "training"])
+def test_the_pattern_finds_each_adapter_with_the_layer_that_it_adapts(mode: str) -> None:
+    pattern = Plugins.load(PluginSelection.parse("pattern=lowrank")).choose("pattern")
+    layers = [LoRALinear(torch.nn.Linear(48, 64)), torch.nn.GELU(), LoRALinear(torch.nn.Linear(64, 48))]
+    model = torch.nn.Sequential(*layers).train(mode == "training").to(REMOTE)
+    x = torch.randn(2, 5, 48, device=REMOTE)
+    with torch.set_grad_enabled(mode != "no_grad"), djinn.capture(model) as seen:
+        result = model(x)
+        if mode == "training":
+            result.sum().backward()
+    matches = pattern.find(seen.graph)
+    assert [(match.metadata["kind"], match.metadata["scaling"], match.hints["rank"]) for match in matches] \
+        == [("adapter", 4.0, 4)] * 2
+    for match in matches:
+        assert sorted(match.roles.values()) == ["adapted_projection", "down_projection", "sum", "up_projection"]
+        assert match.subgraph(seen.graph).number_of_nodes() == len(match.nodes)
+
+
 @needs_pattern
 @pytest.mark.parametrize(("name", "build"), [
     ("wide", lambda x: x @ torch.randn(64, 128) @ torch.randn(128, 32)),

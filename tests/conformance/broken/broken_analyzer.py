@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from djinn.hookspecs import hookimpl
+from djinn.kinds import Annotations, PatternMatch
 from djinn.model.graph import Graph
+from djinn.model.metadata import DataResidency, Evidence, Tier
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "names-values": ("analyzer.known_nodes", set()),
+    "believes-matches": ("analyzer.known_nodes", set()),
+    "invents-fields": ("analyzer.well_formed", set()),
+    "too-sure": ("analyzer.well_formed", set()),
     "counts": ("analyzer.deterministic", set()),
     "scribbles": ("analyzer.graph_unchanged", set()),
     "recursive": ("analyzer.deep_graph", set()),
@@ -24,19 +29,27 @@ class _Analyzer:
         self.name = self._flaw = flaw
         self._count = itertools.count()
 
-    def annotate(self, graph: Graph) -> Mapping[str, Mapping[str, Any]]:
+    def annotate(self, graph: Graph, matches: Sequence[PatternMatch]) -> Annotations:
         readers = Counter(edge.source for edge in graph.edges())
+        nodes: dict[str, dict[str, Any]] = {node.id: {"priority": readers[node.id]} for node in graph.nodes()}
+        values = {value: DataResidency.EPHEMERAL_ACTIVATION for node in graph.nodes() for value in node.outputs}
         if self._flaw == "names-values":
-            return {value: {"readers": readers[node.id]} for node in graph.nodes() for value in node.outputs}
+            nodes = {value: {"priority": 1} for value in values}
+        if self._flaw == "believes-matches":
+            values |= {value + "'": DataResidency.STATEFUL_KV_CACHE for m in matches for value in m.values.values()}
+        if self._flaw == "invents-fields":
+            nodes = {node: {"readers": readers[node]} for node in nodes}
+        if self._flaw == "too-sure":
+            nodes = {node: {"evidence": {"priority": Evidence(Tier.OPERATION, 1.5)}} for node in nodes}
         if self._flaw == "counts":
-            return {node.id: {"serial": next(self._count)} for node in graph.nodes()}
+            nodes = {node: {"priority": next(self._count)} for node in nodes}
         if self._flaw == "scribbles":
             for node in graph.nodes():
                 if isinstance(node.metadata, dict):
                     node.metadata["readers"] = readers[node.id]
         if self._flaw == "recursive":
-            _depth(len(graph.nodes()))
-        return {node.id: {"readers": readers[node.id]} for node in graph.nodes()}
+            _depth(len(nodes))
+        return Annotations(nodes, values)
 
 
 def _depth(left: int) -> int:

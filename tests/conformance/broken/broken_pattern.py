@@ -21,6 +21,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "learns": ("pattern.deterministic", {"pattern.renumbering"}),
     "scribbles": ("pattern.graph_unchanged", set()),
     "recursive": ("pattern.deep_graph", set()),
+    "overlaps": ("pattern.disjoint", set()),
 }
 """Name of each broken pattern, the law that it breaks, and others that it may break as a consequence."""
 
@@ -30,6 +31,7 @@ _PRODUCTS = tuple(f"aten::{name}" for name in ("linear", "mm", "matmul", "bmm", 
 class _Pattern:
     def __init__(self, flaw: str) -> None:
         self.name = self._flaw = flaw
+        self.capabilities = frozenset({"disjoint"} if flaw == "overlaps" else ())
         self._count = itertools.count()
 
     def find(self, graph: Graph) -> Sequence[PatternMatch]:
@@ -56,6 +58,9 @@ class _Pattern:
             return matches * 2
         if self._flaw == "learns":
             return [attrs.evolve(match, confidence=1 / (2 + next(self._count))) for match in matches]
+        if self._flaw == "overlaps":
+            firsts = {match.nodes[:1]: attrs.evolve(match, nodes=match.nodes[:1]) for match in matches}
+            return [*matches, *firsts.values()]
         if self._flaw == "scribbles":
             for node in graph.nodes():
                 if isinstance(node.metadata, dict):

@@ -1,6 +1,6 @@
 """A pattern that finds low-rank products: two matrix products in a row, through a small inner dimension.
 
-Adapters such as LoRA look like this, and so does every factorised weight.
+Adapters such as LoRA look like this, beside the weight that they adapt, and so does every factorised weight.
 """
 
 from __future__ import annotations

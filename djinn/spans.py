@@ -1,0 +1,174 @@
+"""Spans: what happened when on the way of operations. They cost nothing while nobody asks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from djinn.kinds.transport import Connection
+from djinn.protocol.messages import Batch, Define, Result, Run, Upload
+
+if TYPE_CHECKING:
+    import torch
+
+    from djinn.session import Session
+
+MAX_SPANS = 200_000
+"""Spans that are kept; those after them are only counted."""
+
+
+class Stage(StrEnum):
+    """Where time goes."""
+
+    CAPTURE = "capture"
+    """The program runs and its operations are recorded."""
+    WIRE = "wire"
+    """A batch is handed to the connection, or its answer is awaited."""
+    EXECUTION = "execution"
+    """The executor works."""
+
+
+@attrs.frozen
+class Span:
+    """A piece of time."""
+
+    name: str
+    stage: Stage
+    begin_ns: int
+    """On the clock of `time.perf_counter_ns`."""
+    end_ns: int
+    thread: str
+    """Name of the thread that it was on."""
+    facts: Mapping[str, Any] = attrs.field(factory=dict)
+    """Counts; and ``is_estimated`` where an executor elsewhere was only seen from here."""
+
+
+class Spans:
+    """The spans of one session, while they are wanted.
+
+    Attributes:
+        dropped: How many did not fit.
+        executions: How many batches an executor has told of.
+
+    Concurrency:
+        Any thread may add.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self.dropped = 0
+        self.executions = 0
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(sorted(self._spans, key=lambda span: (span.begin_ns, -span.end_ns)))
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def add(self, name: str, stage: Stage, begin_ns: int, **facts: Any) -> None:
+        """Add a span that ends now, on this thread."""
+        self.executions += stage is Stage.EXECUTION
+        if len(self._spans) >= MAX_SPANS:
+            self.dropped += 1
+            return
+        self._spans.append(Span(name, stage, begin_ns, time.perf_counter_ns(), threading.current_thread().name, facts))
+
+    @contextlib.contextmanager
+    def timed(self, name: str, stage: Stage, **facts: Any) -> Iterator[None]:
+        """Add the time that the block takes, also if it raises."""
+        begin_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(name, stage, begin_ns, **facts)
+
+
+current: Spans | None = None
+"""Where an executor in this process tells of its work; ``None`` while nobody asks. Read once for each batch."""
+
+
+@contextlib.contextmanager
+def spans_of(session: Session) -> Iterator[Spans]:
+    """Collect a session's spans for the length of a block. One block at a time.
+
+    Raises:
+        RuntimeError: Another block collects already.
+    """
+    global current
+    if current is not None:
+        raise RuntimeError("Spans are being collected already.")
+    spans = Spans()
+    link = session.link
+    with session.lock:
+        plain = link._connection
+        # What is on its way must not appear as if it had begun in the block.
+        link._connection = _TimedConnection(plain, spans, session)
+        current = spans
+    try:
+        yield spans
+    finally:
+        with session.lock:
+            current = None
+            link._connection = plain
+
+
+class _TimedConnection:
+    """A connection that tells how long it takes. What is not timed goes straight to the connection itself."""
+
+    def __init__(self, plain: Connection, spans: Spans, session: Session) -> None:
+        self._plain = plain
+        self._spans = spans
+        self._link = session.link
+        self._free_ns = time.perf_counter_ns()
+        self._sent = session.link.nodes_sent
+        self._waiting_ns: int | None = None
+        """Since when the executor has had something to do, as far as is known here."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Hand a batch over."""
+        facts = self._recorded(batch, tensors)
+        with self._timed("hand over", facts):
+            self._plain.submit(batch, tensors)
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Hand a batch over and wait for its answer."""
+        facts = self._recorded(batch, tensors)
+        told = self._spans.executions
+        with self._timed("ask and wait", facts):
+            answer = self._plain.request(batch, tensors)
+        begin_ns, self._waiting_ns = self._waiting_ns, None
+        if self._spans.executions == told and begin_ns is not None:
+            self._spans.add("executor, seen from here", Stage.EXECUTION, begin_ns, is_estimated=True)
+        return answer
+
+    @contextlib.contextmanager
+    def _timed(self, name: str, facts: Mapping[str, Any]) -> Iterator[None]:
+        received, sent = self._plain.bytes_received, self._plain.bytes_sent
+        begin_ns = time.perf_counter_ns()
+        if self._waiting_ns is None:
+            self._waiting_ns = begin_ns
+        try:
+            yield
+        finally:
+            self._spans.add(name, Stage.WIRE, begin_ns, **facts, bytes_sent=self._plain.bytes_sent - sent,
+                            bytes_received=self._plain.bytes_received - received)
+            self._free_ns = time.perf_counter_ns()
+
+    def _recorded(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+        """Close the span of recording, and count what the batch holds."""
+        operations, self._sent = self._link.nodes_sent - self._sent, self._link.nodes_sent
+        if operations:
+            self._spans.add("record", Stage.CAPTURE, self._free_ns, operations=operations)
+        kinds = [type(command) for command in batch.commands]
+        return {"operations": operations, "runs": kinds.count(Run), "new_programs": kinds.count(Define),
+                "uploads": kinds.count(Upload), "fetched": len(batch.fetch)}
+

@@ -1,0 +1,16 @@
+"""Says what a graph means: by its operations, by its structure, and by what happened while it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Analyzer
+
+
+@hookimpl
+def djinn_register_analyzers(register: Callable[[Analyzer], None]) -> None:
+    """Register the plugin's one analyzer."""
+    from djinn_analyzer_core.analyzer import CoreAnalyzer
+
+    register(CoreAnalyzer())

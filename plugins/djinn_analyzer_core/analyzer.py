@@ -1,0 +1,70 @@
+"""The analyzer: three tiers, each of which may be switched off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from djinn.kinds import Annotations, PatternMatch
+from djinn.model.graph import Graph
+from djinn.model.metadata import Tier
+from djinn_analyzer_core.meaning import Meaning, mean
+from djinn_analyzer_core.operation import Operations
+from djinn_analyzer_core.profile import profile_of
+from djinn_analyzer_core.runtime import add_runtime, is_watched
+from djinn_analyzer_core.stages import by_structure
+from djinn_analyzer_core.structure import add_structure
+from djinn_analyzer_core.survey import Survey, survey
+
+
+class CoreAnalyzer:
+    """Says what nodes and values are, in tiers: a later one adds to what an earlier one said, or corrects it.
+
+    Args:
+        tiers: Those to use. Without the structure tier, what patterns found is left aside.
+
+    Concurrency:
+        Any thread; nothing is kept from one graph to the next.
+    """
+
+    name = "core"
+
+    def __init__(self, tiers: Collection[Tier] = tuple(Tier)) -> None:
+        self.tiers = frozenset(tiers)
+
+    def annotate(self, graph: Graph, matches: Sequence[PatternMatch]) -> Annotations:
+        """Say what the nodes and values of a graph are."""
+        if not graph.nodes():
+            return Annotations()
+        began = time.perf_counter()
+        seconds: dict[Tier, float] = {}
+        found, meaning = survey(graph), None
+        fields: list[dict[str, Any]] = [{} for _ in found.nodes]
+        if Tier.OPERATION in self.tiers:
+            operations = Operations(found)
+            fields = [dict(operations.fields(position)) for position in range(len(fields))]
+            seconds[Tier.OPERATION] = time.perf_counter() - began
+        used = [match for match in matches if _is_in(found, match)] if Tier.STRUCTURE in self.tiers else []
+        if Tier.STRUCTURE in self.tiers:
+            began = time.perf_counter()
+            meaning = _plain(found, used)
+            add_structure(fields, found, used, meaning)
+            seconds[Tier.STRUCTURE] = time.perf_counter() - began
+        if Tier.RUNTIME in self.tiers and is_watched(found):
+            began = time.perf_counter()
+            meaning = add_runtime(fields, found, used, _plain(found, used) if meaning is None else meaning)
+            seconds[Tier.RUNTIME] = time.perf_counter() - began
+        return Annotations(
+            {node.id: known for node, known in zip(found.nodes, fields, strict=True)},
+            {} if meaning is None else {value: residency for value, (residency, _) in meaning.values.items()},
+            profile_of(found, used, fields, meaning), seconds)
+
+
+def _is_in(found: Survey, match: PatternMatch) -> bool:
+    """Whether a match is of this graph."""
+    return bool(match.nodes) and all(node in found.positions for node in match.nodes)
+
+
+def _plain(found: Survey, matches: Sequence[PatternMatch]) -> Meaning:
+    return mean(found, matches, by_structure(found, matches), {}, {})

@@ -1,0 +1,137 @@
+"""One call of an operator, with its arguments by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+
+from djinn.model.graph import GraphNode, Operand
+from djinn.model.spec import TensorSpec
+from djinn_analyzer_core.facts import OperatorFacts
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """One call of an operator that this PyTorch has."""
+
+    operator: Any
+    arguments: Mapping[str, Any]
+    """By the schema's names, defaults included; tensors are given by their specs."""
+    results: Sequence[TensorSpec | None]
+
+    def shape(self, name: str) -> Shape:
+        """Size of a tensor argument.
+
+        Raises:
+            TypeError: It is no tensor.
+        """
+        found = self.arguments.get(name)
+        if not isinstance(found, TensorSpec):
+            raise TypeError(f"{name} is no tensor.")
+        return tuple(found.size)
+
+    def shapes(self, name: str) -> list[Shape]:
+        """Sizes of the tensors in a list."""
+        return [tuple(member.size) for member in self.arguments.get(name) or () if isinstance(member, TensorSpec)]
+
+    @property
+    def out(self) -> Shape:
+        """Size of the first result; of what is written in place, if there is none."""
+        made = next((spec for spec in self.results if spec is not None), None)
+        return self.shape("self") if made is None else tuple(made.size)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of `out`."""
+        return math.prod(self.out)
+
+    def on_meta(self) -> tuple[list[Any], dict[str, Any]]:
+        """Return positional arguments and keywords, tensors without data in the place of specs."""
+        positional, named = [], {}
+        for argument in self.operator._schema.arguments:
+            if argument.name in self.arguments:
+                value = on_meta(self.arguments[argument.name])
+                if argument.kwarg_only:
+                    named[argument.name] = value
+                else:
+                    positional.append(value)
+        return positional, named
+
+    def inferred(self) -> tuple[TensorSpec, ...]:
+        """Metadata of the results by PyTorch's own inference."""
+        positional, named = self.on_meta()
+        with torch.no_grad():
+            made = self.operator(*positional, **named)
+        return tuple(TensorSpec(made.size(), made.stride(), 0, made.dtype, made.device)
+                     for made in (made if isinstance(made, (tuple, list)) else [made])
+                     if isinstance(made, torch.Tensor))
+
+
+def on_meta(value: Any) -> Any:
+    """Make tensors without data of specs, in lists too."""
+    if isinstance(value, TensorSpec):
+        return torch.empty(value.size, dtype=value.dtype, device="meta")
+    return [on_meta(item) for item in value] if isinstance(value, list) else value
+
+
+def bind(
+    facts: OperatorFacts,
+    node: GraphNode,
+    operands: Sequence[TensorSpec | None],
+    results: Sequence[TensorSpec | None],
+) -> Call:
+    """Give a node's arguments their names.
+
+    Args:
+        facts: The operator, which is known.
+        node: The node. Of a graph that keeps no arguments, tensors are taken in order.
+        operands: Metadata of its inputs.
+        results: Metadata of its outputs. Where none of it is known, the operator is asked for sizes.
+    """
+    assert facts.operator is not None
+    schema = facts.operator._schema.arguments
+    named = dict(named_arguments(facts, node))
+    bound = {name: _filled(given, operands) for name, given in named.items()}
+    for argument in schema:
+        if argument.name not in bound and argument.has_default_value():
+            bound[argument.name] = argument.default_value
+    made = Call(facts.operator, bound, results)
+    if node.outputs and not any(results):
+        made = attrs.evolve(made, results=made.inferred())
+    return made
+
+
+def named_arguments(facts: OperatorFacts, node: GraphNode) -> list[tuple[str, Any]]:
+    """Pair arguments, as the node has them, with the schema's names."""
+    if node.arguments or node.keywords or facts.operator is None:
+        return [*zip(facts.argument_names, node.arguments, strict=False), *node.keywords.items()]
+    tensors = [argument.name for argument in facts.operator._schema.arguments if "Tensor" in str(argument.type)]
+    return [(name, Operand(position)) for position, name in enumerate(tensors[:len(node.inputs)])]
+
+
+def names_of_operands(facts: OperatorFacts, node: GraphNode) -> dict[int, str]:
+    """For each input of a node, by position: the name of the argument that it is, or is in."""
+    found: dict[int, str] = {}
+    for name, given in named_arguments(facts, node):
+        pending = [given]
+        while pending:
+            item = pending.pop()
+            if isinstance(item, Operand):
+                found[item.position] = name
+            elif isinstance(item, list):
+                pending += item
+    return found
+
+
+def _filled(given: Any, operands: Sequence[TensorSpec | None]) -> Any:
+    if isinstance(given, Operand):
+        return operands[given.position] if given.position < len(operands) else None
+    if isinstance(given, (list, tuple)):
+        return [_filled(item, operands) for item in given]
+    return given

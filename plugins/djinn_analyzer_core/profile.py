@@ -1,0 +1,104 @@
+"""The whole at a glance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from djinn.kinds import PatternMatch
+from djinn.model.metadata import ExecutionPhase, Modality, WorkloadProfile
+from djinn_analyzer_core.meaning import Meaning
+from djinn_analyzer_core.modality import AUDIO, KINDS, TEXT, VISION, modality_of
+from djinn_analyzer_core.operation import size_bytes
+from djinn_analyzer_core.survey import Survey
+
+_LANGUAGE = (ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE)
+_TRAINING = (ExecutionPhase.TRAINING_FORWARD, ExecutionPhase.BACKWARD, ExecutionPhase.OPTIMIZER_STEP)
+
+
+def profile_of(
+    found: Survey, matches: Sequence[PatternMatch], fields: Sequence[Mapping[str, Any]], meaning: Meaning | None
+) -> WorkloadProfile:
+    """Sum a graph up.
+
+    Args:
+        found: The graph.
+        matches: What patterns found in it.
+        fields: What is known of each node, by position.
+        meaning: What is known of the whole; none if only operations were looked at.
+    """
+    flops = sum(known.get("flops", 0) for known in fields)
+    moved = sum(known.get("bytes_read", 0) + known.get("bytes_written", 0) for known in fields)
+    told: dict[str, Any] = {}
+    if meaning is not None:
+        told = {
+            "workload": _workload(matches, meaning),
+            "phases": _counts(phase for phase, _ in meaning.phases.nodes),
+            "modalities": _modalities(meaning),
+            "residency_bytes": _residency_bytes(found, meaning),
+            "steps": tuple(phase for phase, _ in meaning.phases.steps.values()),
+            "confidence": _mean([sure for _, sure in meaning.phases.nodes]),
+        }
+    return WorkloadProfile(
+        patterns=_counts(match.pattern for match in matches), nodes=len(fields), flops=flops, bytes_moved=moved,
+        compute_intensity=flops / moved if moved else 0.0, **told)
+
+
+def _counts(names: Any) -> dict[str, int]:
+    return {str(name): count for name, count in sorted(Counter(names).items())}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 3) if values else 0.0
+
+
+def _modalities(meaning: Meaning) -> tuple[Modality, ...]:
+    kinds = {bits & KINDS for bits in meaning.bits}
+    single = [kind for kind in (TEXT, VISION, AUDIO) if any(bits & kind for bits in kinds)]
+    made = [modality_of(kind) for kind in single]
+    return (*made, Modality.MULTIMODAL_FUSION) if any(bits & (bits - 1) for bits in kinds) else tuple(made)
+
+
+def _workload(matches: Sequence[PatternMatch], meaning: Meaning) -> str:
+    """Name the kind of work, the more special kind first."""
+    phases = {phase for phase, _ in meaning.phases.nodes}
+    kinds = 0
+    for bits in meaning.bits:
+        kinds |= bits & KINDS
+    attention = [match.metadata for match in matches if match.pattern == "attention"]
+    patterns = {match.pattern for match in matches}
+    if not phases.isdisjoint(_TRAINING):
+        return "training"
+    if kinds & AUDIO:
+        return "speech"
+    if kinds & TEXT and kinds & VISION:
+        return "multimodal"
+    if any(told.get("is_cross") for told in attention) and kinds & TEXT:
+        return "encoder_decoder"
+    if not phases.isdisjoint(_LANGUAGE) or (kinds == TEXT and any(told.get("is_causal") for told in attention)):
+        return "llm"
+    if kinds & VISION:
+        return "vision"
+    if "recurrent" in patterns:
+        return "recurrent"
+    return "text_encoder" if kinds & TEXT and attention else "unknown"
+
+
+def _residency_bytes(found: Survey, meaning: Meaning) -> dict[str, int]:
+    """Sum the bytes of each kind; views of one storage count once."""
+    largest: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    storages = found.graph.storages
+    for value, (residency, _) in meaning.values.items():
+        base = storages.get(value, value)
+        if base == value or base not in kinds:
+            kinds[base] = residency.value
+            largest[base] = size_bytes(found.specs.get(value))
+        elif base not in meaning.values:
+            # Nobody saw the whole: the largest view stands for it.
+            largest[base] = max(largest[base], size_bytes(found.specs.get(value)))
+    totals: dict[str, int] = {}
+    for base, kind in kinds.items():
+        totals[kind] = totals.get(kind, 0) + largest[base]
+    return dict(sorted(totals.items()))

@@ -1,0 +1,162 @@
+"""The third tier: what happened while the graph was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from djinn.kinds import PatternMatch
+from djinn.model.metadata import DataResidency, Evidence, ExecutionPhase, Tier
+from djinn_analyzer_core.meaning import Meaning, mean
+from djinn_analyzer_core.modality import AUDIO, INDEX, VISION
+from djinn_analyzer_core.residency import Residency
+from djinn_analyzer_core.stages import STAGES, Division
+from djinn_analyzer_core.structure import add_meaning, evidence
+from djinn_analyzer_core.survey import Survey
+
+_KINDS: Mapping[str, DataResidency] = MappingProxyType({
+    "parameter": DataResidency.PERSISTENT_WEIGHT,
+    "buffer": DataResidency.PERSISTENT_WEIGHT,
+    "optimizer_state": DataResidency.OPTIMIZER_STATE,
+    "gradient": DataResidency.GRADIENT,
+    "input": DataResidency.INPUT,
+})
+_INPUTS: Mapping[str, int] = MappingProxyType({
+    "input_ids": INDEX, "decoder_input_ids": INDEX, "pixel_values": VISION, "pixel_values_videos": VISION,
+    "images": VISION, "image": VISION, "input_features": AUDIO, "input_values": AUDIO, "audio": AUDIO, "speech": AUDIO,
+    "waveform": AUDIO,
+})
+"""What models call their inputs."""
+_MAKERS = frozenset({"decode_head", "decoder", "mask_decoder", "pixel_decoder", "segmentation_head"})
+"""What models call the parts that make pictures, boxes or masks of features."""
+
+
+def is_watched(found: Survey) -> bool:
+    """Whether the graph tells anything of how it was made."""
+    return bool(found.graph.values) or any(
+        node.origin.stage or node.origin.module_type or node.origin.call_index >= 0 for node in found.nodes)
+
+
+def add_runtime(
+    fields: Sequence[dict[str, Any]], found: Survey, matches: Sequence[PatternMatch], before: Meaning
+) -> Meaning:
+    """Add to what is known of each node, by position, and return what now is known of the whole."""
+    division = _division(found, before.division)
+    told = _told(found, before)
+    meaning = _grown(mean(found, matches, division, _named(found), told, _makers(found)))
+    paths: dict[str, int | None] = {}
+    shared: dict[tuple[Any, ...], dict[str, Evidence]] = {}
+    for position, known in enumerate(fields):
+        node = found.nodes[position]
+        origin, earlier = node.origin, known.get("evidence", {})
+        was = known.get("execution_phase"), known.get("data_residency"), known.get("modality")
+        add_meaning(known, found, meaning, position)
+        if origin.module_type:
+            known["module_path"], known["model_module"] = origin.module_path, origin.module_type
+        if origin.call_index >= 0:
+            known["call_index"] = origin.call_index
+        if origin.module_path not in paths:
+            paths[origin.module_path] = layer_of(origin.module_path)
+        layer = paths[origin.module_path]
+        if layer is not None:
+            known["layer_depth"] = layer
+        value = next(iter((*node.outputs, *node.writes)), "")
+        now = known["execution_phase"], known["data_residency"], known["modality"]
+        phase_sure = meaning.phases.nodes[position][1] if origin.stage or was[0] != now[0] else -1.0
+        value_sure = meaning.residency(found, position)[1] if found.base(value) in told or was[1] != now[1] else -1.0
+        key = (id(earlier), phase_sure, value_sure, was[2] != now[2], bool(origin.module_type), origin.call_index >= 0,
+               layer is not None)
+        if key not in shared:
+            shared[key] = _evidence(earlier, *key[1:])
+        known["evidence"] = shared[key]
+    return meaning
+
+
+def _evidence(
+    earlier: Mapping[str, Evidence], phase: float, value: float, is_renamed: bool, has_module: bool, has_call: bool,
+    has_layer: bool,
+) -> dict[str, Evidence]:
+    made, certain = dict(earlier), evidence(Tier.RUNTIME, 1.0)
+    if phase >= 0:
+        made["execution_phase"] = made["priority"] = evidence(Tier.RUNTIME, phase)
+    if value >= 0:
+        made["data_residency"] = made["is_gradient"] = made["is_activation"] = evidence(Tier.RUNTIME, value)
+    if is_renamed:
+        made["modality"] = evidence(Tier.RUNTIME, 0.95)
+    if has_module:
+        made["module_path"] = made["model_module"] = certain
+    if has_call:
+        made["call_index"] = certain
+    if has_layer:
+        made["layer_depth"] = certain
+    return made
+
+
+def layer_of(path: str) -> int | None:
+    """Return the number of the repeated layer that a module is in: the first number of its path."""
+    return next((int(part) for part in path.split(".") if part.isdecimal()), None)
+
+
+def _division(found: Survey, before: Division) -> Division:
+    """Divide by what was watched, and where nobody watched, as before."""
+    stages = [STAGES.get(node.origin.stage, stage) for node, stage in zip(found.nodes, before.stages, strict=True)]
+    if all(node.origin.call_index < 0 for node in found.nodes):
+        return Division(stages, before.steps)
+    # What precedes the first call prepares it.
+    return Division(stages, [max(node.origin.call_index, 0) for node in found.nodes],
+                    [bool(node.origin.module_type) for node in found.nodes])
+
+
+def _told(found: Survey, before: Meaning) -> dict[str, Residency]:
+    """Say what storages are whose names are known. A cache stays one, however it came in."""
+    told: dict[str, Residency] = {}
+    for value, info in found.graph.values.items():
+        residency, base = _KINDS.get(info.kind), found.base(value)
+        if residency is not None and base not in before.caches and (base not in told or info.kind != "input"):
+            told[base] = residency, 1.0
+    return told
+
+
+def _named(found: Survey) -> dict[str, int]:
+    """Return the modalities of inputs whose names tell them."""
+    named: dict[str, int] = {}
+    for value, info in found.graph.values.items():
+        name = info.name.rpartition(".")[2]
+        if info.kind == "input" and name in _INPUTS:
+            named[value] = _INPUTS[name]
+        elif info.kind == "buffer":
+            named[value] = 0
+    return named
+
+
+def _makers(found: Survey) -> set[int]:
+    """Tell by their modules which nodes make pictures of features."""
+    known: dict[str, bool] = {}
+    made: set[int] = set()
+    for position, node in enumerate(found.nodes):
+        path = node.origin.module_path
+        if path not in known:
+            known[path] = not _MAKERS.isdisjoint(path.split("."))
+        if known[path]:
+            made.add(position)
+    return made
+
+
+def _grown(meaning: Meaning) -> Meaning:
+    """Be sure of calls whose attention sees what the call before saw, and what is new."""
+    phases, seen = meaning.phases, 0
+    sure: dict[int, ExecutionPhase] = {}
+    for step, (query, key) in sorted(phases.lengths.items()):
+        phase = phases.steps[step][0]
+        if phase is ExecutionPhase.LLM_DECODE and seen and key == seen + query:
+            sure[step] = phase
+        seen = key
+    if not sure:
+        return meaning
+    nodes = [(phase[0], 1.0) if sure.get(step) is phase[0] else phase
+             for phase, step in zip(phases.nodes, meaning.division.steps, strict=True)]
+    steps = {step: (phase[0], 1.0) if step in sure else phase for step, phase in phases.steps.items()}
+    return attrs.evolve(meaning, phases=attrs.evolve(phases, nodes=nodes, steps=steps))

@@ -1,0 +1,17 @@
+"""Writes annotated graphs as JSON and as GraphML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Exporter
+
+
+@hookimpl
+def djinn_register_exporters(register: Callable[[Exporter], None]) -> None:
+    """Register the plugin's two exporters."""
+    from djinn_exporter_core.exporters import GraphmlExporter, JsonExporter
+
+    register(JsonExporter())
+    register(GraphmlExporter())

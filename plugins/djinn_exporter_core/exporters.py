@@ -1,0 +1,82 @@
+"""The exporters ``json`` and ``graphml``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+import attrs
+
+from djinn.model.annotated import AnnotatedGraph
+
+_HEAD = '<?xml version="1.0" encoding="utf-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+_NOTHING = frozenset({"", "{}", "[]", "null"})
+_UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if chr(code) not in "\t\n\r"}
+"""What XML has no form for."""
+
+
+class JsonExporter:
+    """Writes all that there is. ``AnnotatedGraph.from_dict(json.load(file))`` reads it."""
+
+    name = "json"
+    suffix = ".json"
+
+    def export(self, annotated: AnnotatedGraph, path: Path) -> None:
+        """Write what `AnnotatedGraph.to_dict` gives."""
+        path.write_text(json.dumps(annotated.to_dict(), allow_nan=False, separators=(",", ":")), encoding="utf-8")
+
+
+class GraphmlExporter:
+    """Writes what graph editors and libraries read: nodes, edges, and the attributes that are known of them.
+
+    Attributes are those of `AnnotatedGraph.to_networkx`. Text, numbers and truth values are written as such, anything
+    else as JSON. What is empty or unknown is left out.
+    """
+
+    name = "graphml"
+    suffix = ".graphml"
+
+    def export(self, annotated: AnnotatedGraph, path: Path) -> None:
+        """Write the graph with everything that is known as attributes."""
+        known = annotated.to_networkx()
+        keys: dict[tuple[str, str, str], str] = {}
+        body = ['<graph edgedefault="directed">', *_data(keys, "graph", known.graph)]
+        for node, attributes in known.nodes.items():
+            body += [f"<node id={quoteattr(node)}>", *_data(keys, "node", attributes), "</node>"]
+        for number, (source, target, attributes) in enumerate(known.edges(data=True)):
+            body += [f'<edge id="e{number}" source={quoteattr(source)} target={quoteattr(target)}>',
+                     *_data(keys, "edge", attributes), "</edge>"]
+        head = [f'<key id="{key}" for="{scope}" attr.name={quoteattr(name)} attr.type="{kind}"/>'
+                for (scope, name, kind), key in keys.items()]
+        path.write_text("\n".join([_HEAD, *head, *body, "</graph>", "</graphml>", ""]), encoding="utf-8")
+
+
+def _data(keys: dict[tuple[str, str, str], str], scope: str, attributes: Mapping[str, Any]) -> Iterator[str]:
+    """Give the elements for attributes that hold something, and note their names and types as keys."""
+    for name, value in attributes.items():
+        kind, text = _scalar(value)
+        if text not in _NOTHING:
+            key = keys.setdefault((scope, name, kind), f"k{len(keys)}")
+            yield f'<data key="{key}">{text}</data>'
+
+
+def _scalar(value: Any) -> tuple[str, str]:
+    """Give GraphML's name of the type that a value is written as, and the value as text."""
+    if isinstance(value, bool):
+        return "boolean", str(value).lower()
+    if isinstance(value, int):
+        return "long", str(value)
+    if isinstance(value, float):
+        return "double", repr(value)
+    text = value if isinstance(value, str) else json.dumps(value, default=_plain)
+    return "string", escape(str(text).translate(_UNPRINTABLE))
+
+
+def _plain(value: Any) -> Any:
+    """Convert what JSON has no form for."""
+    if attrs.has(type(value)):
+        return attrs.asdict(value, recurse=False)
+    return dict(value) if isinstance(value, Mapping) else str(value)

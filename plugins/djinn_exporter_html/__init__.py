@@ -1,0 +1,21 @@
+"""Annotated graphs as pages that a browser shows: one file each, which fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from djinn.kinds import Exporter
+
+__all__ = ("djinn_register_exporters",)
+
+
+@hookimpl
+def djinn_register_exporters(register: Callable[[Exporter], None]) -> None:
+    """Register the plugin's one exporter."""
+    from djinn_exporter_html.exporter import HtmlExporter
+
+    register(HtmlExporter())

@@ -1,0 +1,77 @@
+"""Which module of a model is running, as ``nn_module_stack`` says it, an entry of ``meta`` of nodes of ``torch.fx``."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from djinn.model.graph import Origin
+
+STACK = "nn_module_stack"
+_CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})
+_PART = re.compile(r"[^.\[\]]+|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")
+
+
+def plain_path(path: str) -> str:
+    """Write a path as ``named_modules`` does, whichever tracer wrote it: ``L['self']._modules['h'].0`` is ``h.0``."""
+    parts = [part.strip("[]'\"") for part in _PART.findall(path.partition("@")[0])]
+    if path.startswith(("L[", "G[")):
+        parts = parts[2:]
+    return ".".join(part for part in parts if part not in _CONTAINERS)
+
+
+def origin_of(stack: Mapping[Any, tuple[str, Any]] | None, root: str) -> Origin:
+    """Say where a node comes from.
+
+    Args:
+        stack: The modules that were running, the outermost first; ``None`` if the tracer kept none.
+        root: Class of the model, for nodes of the model itself.
+    """
+    if not stack:
+        return Origin("", root, 0, "forward")
+    path, kind = list(stack.values())[-1]
+    name = kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]
+    return Origin(plain_path(path), name, 0, "forward")
+
+
+@contextlib.contextmanager
+def followed(
+    model: torch.nn.Module, prefix: str, moved: Callable[[dict[str, tuple[str, Any]]], None]
+) -> Iterator[None]:
+    """Tell of every module that this thread enters and leaves, while the block lasts.
+
+    Args:
+        model: Whose modules to follow.
+        prefix: Its own path.
+        moved: Receives the modules that are running now, as ``nn_module_stack`` has them.
+    """
+    running: list[tuple[str, Any]] = []
+    handles = []
+
+    def tell() -> None:
+        moved({f"{depth}": entry for depth, entry in enumerate(running)})
+
+    def entering(path: str) -> Callable[..., None]:
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            running.append((path, type(module)))
+            tell()
+
+        return enter
+
+    def leave(module: torch.nn.Module, args: Any, result: Any) -> None:
+        running.pop()
+        tell()
+
+    for name, module in model.named_modules():
+        path = f"{prefix}.{name}" if prefix and name else prefix or name
+        handles += [module.register_forward_pre_hook(entering(path), prepend=True),
+                    module.register_forward_hook(leave, always_call=True)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

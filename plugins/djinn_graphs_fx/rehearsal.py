@@ -1,0 +1,203 @@
+"""A session in which nothing is ever run: what would be recorded is recorded, and stays here.
+
+A graph of ``torch.fx`` is in the terms of its tracer: functions, methods, modules, composite operators. What the remote
+device would make of them is decided in many places: by the interceptor, the classifier, shape inference and PyTorch's
+own dispatcher. So nothing is translated here. The graph is rehearsed, on lazy tensors without values, and what would
+have gone onto the tape is the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import attrs
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from djinn.errors import UnsupportedTensorError
+from djinn.kinds import OperationClass
+from djinn.model.schema import ReturnKind, facts_of
+from djinn.model.spec import tensors_in
+from djinn.model.value import Slot, Value
+from djinn.protocol.tensors import describe, is_dense
+from djinn.session import Session
+from djinn.tensor import LazyTensor, wrap
+
+if TYPE_CHECKING:
+    from djinn.protocol.messages import Description, Welcome
+
+HINT = "djinn.capture() records what is done with data."
+
+
+class Rehearsal(Session):
+    """Records as a running session would, beside it.
+
+    Args:
+        running: The session whose plugins and settings hold, and whose executor decides between kernels.
+
+    Concurrency:
+        For the thread that made it.
+    """
+
+    def __init__(self, running: Session) -> None:
+        parts: Any = _Parts(running)
+        connection: Any = _NoConnection(running)
+        super().__init__(attrs.evolve(running.config, flush_every=None), parts, connection, running.device)
+        link: Any = _NoLink(running, self._answers)
+        self.link = link
+        self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
+
+    def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
+        """Make what an upload of ``tensor`` would give; only its metadata is looked at, so it may be a fake one."""
+        size, stride = torch.Size(map(_hint, tensor.size())), tuple(map(_hint, tensor.stride()))
+        if not is_dense(tuple(size), stride):
+            stride = torch.empty_strided(size, stride, device="meta").clone().stride()
+        spec = self.specs.intern(size, stride, 0, tensor.dtype, self.device)
+        number = next(self.recorder.numbers)
+        with torch._C._InferenceMode(tensor.is_inference()):
+            return wrap(spec, Value(Slot(number, number), spec, self.recorder.released))
+
+    def upload(self, tensor: torch.Tensor) -> LazyTensor:
+        """Make what an upload would give; nothing is sent."""
+        return self.stand_in(tensor)
+
+    def ask(
+        self, plan: Any, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
+        numbers: Sequence[Any],
+    ) -> tuple[Any, Any]:
+        """Find the metadata of results out that nobody can infer, by a trial.
+
+        Raises:
+            UnsupportedTensorError: It depends on data.
+        """
+        dtypes = {tensor.dtype for tensor in tensors_in((args, tuple(kwargs.values())))}
+        if self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT or (
+            torch.Tag.dynamic_output_shape in operator.tags and not dtypes.isdisjoint((torch.bool, torch.uint8))
+        ):
+            raise UnsupportedTensorError(f"The size of what {facts_of(operator).name} gives depends on data.",
+                                         hint=HINT)
+        self._asked = operator, args, kwargs
+        return super().ask(plan, operator, args, kwargs, slots, numbers)
+
+    def _answers(self) -> list[Description | None]:
+        """Run the operation that is asked about on zeros, and describe what it gives and what it writes."""
+        operator, args, kwargs = self._asked
+        facts = facts_of(operator)
+        arguments = [_zeros(item) for item in args]
+        keywords = {name: _zeros(item) for name, item in kwargs.items()}
+        with torch.inference_mode(mode=False), torch.no_grad():
+            returned = operator(*arguments, **keywords)
+        values = (returned,) if len(facts.returns) == 1 else returned or ()
+        made = [member for kind, value in zip(facts.returns, values, strict=True) if kind is not ReturnKind.WRITTEN
+                for member in (value if kind is ReturnKind.LIST else (value,))]
+        named = {**dict(zip(facts.argument_names, arguments, strict=False)), **keywords}
+        made += tensors_in([named[name] for name in facts.argument_names if name in facts.written and name in named])
+        return [None if member is None else describe(member) for member in made]
+
+
+class Beside(TorchDispatchMode):
+    """Leads what this thread does with lazy tensors, and what it makes on their device, to a rehearsal."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped there
+        self._rehearsal = rehearsal
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        items = (*args, *kwargs.values())
+        if not any(isinstance(tensor, LazyTensor) for tensor in tensors_in(items)):
+            if not any(isinstance(item, torch.device) and item.type == self._rehearsal.device.type for item in items):
+                return func(*args, **kwargs)
+            kwargs = _completed(func, args, kwargs)
+        binding = self._rehearsal.recorder.binding(func)
+        if binding.special is None:
+            # Tracers let meta kernels in Python infer layouts, and those differ.
+            with torch._C._DisablePythonDispatcher():
+                return self._rehearsal.recorder.record(binding, func, args, kwargs)
+        with self:
+            return binding.special(func, args, kwargs)
+
+
+def _completed(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Write the default dtype down where a factory's result has it, as the device's own kernels do."""
+    if kwargs.get("dtype") is not None or all(argument.name != "dtype" for argument in factory._schema.arguments):
+        return kwargs
+    made = factory(*args, **{**kwargs, "device": torch.device("meta")})
+    is_default = made.dtype.is_floating_point or made.dtype.is_complex
+    return {**kwargs, "dtype": made.dtype} if is_default else kwargs
+
+
+def _hint(extent: Any) -> int:
+    """Return an extent; of one that may vary, what it was when it was traced."""
+    return int(extent.node.hint) if isinstance(extent, torch.SymInt) else int(extent)
+
+
+def _zeros(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        reach = sum((extent - 1) * step for extent, step in zip(item.size(), item.stride(), strict=True))
+        length = item.storage_offset() + reach + 1 if item.numel() else item.storage_offset()
+        return torch.zeros(length, dtype=item.dtype).as_strided(item.size(), item.stride(), item.storage_offset())
+    if isinstance(item, (list, tuple)):
+        return [_zeros(member) for member in item]
+    return torch.device("cpu") if isinstance(item, torch.device) else item
+
+
+class _Parts:
+    """The running session's plugins. Its interceptor is not asked again: it would follow the rehearsal from then on."""
+
+    def __init__(self, running: Session) -> None:
+        self._running = running
+
+    def choose(self, kind: str, default: str) -> Any:
+        return self if kind == "interceptor" else self._running.plugins.choose(kind, default)
+
+    def handlers(self, session: Session) -> Any:
+        return self._running._handlers
+
+    def functions(self) -> Any:
+        return {}
+
+
+class _NoConnection:
+    """What a link wants to know of a connection before it is used."""
+
+    flush_every = 0
+
+    def __init__(self, running: Session) -> None:
+        self.address: str = running.link.address
+        self.welcome: Welcome = running.link.welcome
+
+
+class _NoLink:
+    """Takes what a session hands over, and gives nothing back but descriptions."""
+
+    def __init__(self, running: Session, answers: Callable[[], list[Description | None]]) -> None:
+        self.address: str = running.link.address
+        self.welcome: Welcome = running.link.welcome
+        self.materializations = 0
+        self._answers = answers
+
+    def flush(self) -> None:
+        """Leave the tape as it is."""
+
+    def synchronize(self) -> None:
+        """Wait for nothing."""
+
+    def upload(self, number: int, dense: torch.Tensor) -> None:
+        """Send nothing."""
+
+    def seed(self, seed: int) -> None:
+        """Draw nothing."""
+
+    def describe(self, slots: Sequence[Slot]) -> list[Description | None]:
+        """Describe the results of the operation that is asked about."""
+        return self._answers()
+
+    def fetch(self, slots: Sequence[Slot], *, whole: bool) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            UnsupportedTensorError: Always.
+        """
+        raise UnsupportedTensorError("The model asks for the values of a tensor while its graph is made.", hint=HINT)

@@ -1,0 +1,125 @@
+"""The modes of functions under which models are traced and graphs are rehearsed."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from djinn import tensor as lazy
+from djinn.model.schema import facts_of
+from djinn.model.spec import tensors_in
+from djinn_graphs_fx.rehearsal import Rehearsal
+
+_OF_NUMBERS = (torch.tensor, torch.as_tensor)
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+_MOVES = (torch.Tensor.cpu, torch.Tensor.cuda)
+_SETTINGS = ("cudnn_enable", "cudnn_enabled")
+_NAMES_A_DEVICE = (torch.Tensor.to, torch.amp.autocast_mode._enter_autocast)
+"""Functions that take a device, or its type, as text at a position."""
+
+
+class OnRemote(TorchFunctionMode):
+    """Gives factories without a device the logical one, and calls functions where a tracer has noted operators.
+
+    Some functions mean more on the remote device than the operator that they end in: attention takes a fused kernel,
+    composites stay whole without gradients.
+
+    Args:
+        rehearsal: Where tensors that are made of numbers belong.
+    """
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        super().__init__()
+        self._rehearsal = rehearsal
+        self._device = rehearsal.device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.new_tensor:
+            func, args, kwargs = torch.tensor, args[1:], {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
+        if func in _INDEXING:
+            args = (args[0], self._index(args[1]), *args[2:])
+        if func in _device_constructors() and kwargs.get("device") is None:
+            kwargs["device"] = self._device
+        if func in _OF_NUMBERS and not tensors_in(args) and torch.device(kwargs["device"]).type == self._device.type:
+            # PyTorch would upload them below all modes, to the session that is running.
+            return self._rehearsal.upload(func(*args, **{**kwargs, "device": torch.device("cpu")}))
+        return self.call(func, args, kwargs)
+
+    def _index(self, index: Any) -> Any:
+        """Make tensors of lists of numbers, as PyTorch would below all modes."""
+        if isinstance(index, tuple):
+            return tuple(map(self._index, index))
+        return self._rehearsal.upload(torch.tensor(index)) if isinstance(index, list) and _is_plain(index) else index
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call what is left to call."""
+        if isinstance(function, torch._ops.OpOverload):
+            function = function_of(function) or function
+        return function(*args, **kwargs)
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a tensor that a graph holds: itself, because it was no remote one."""
+        return tensor
+
+
+class InRemoteTerms(OnRemote):
+    """Lets what a graph says of its tracer's device be meant of the remote one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _MOVES:
+            return args[0]
+        if any(isinstance(item, (str, torch.device)) for item in args):
+            args = tuple(self._moved(item, is_text=func in _NAMES_A_DEVICE) for item in args)
+        for name in ("device", "device_type"):
+            if name in kwargs:
+                kwargs[name] = self._moved(kwargs[name], is_text=True)
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call it with the backends' settings of now; tracers switch some off, and note that."""
+        if isinstance(function, torch._ops.OpOverload):
+            for position, argument in enumerate(function._schema.arguments[: len(args)]):
+                if argument.name in _SETTINGS:
+                    args = (*args[:position], torch.backends.cudnn.enabled, *args[position + 1 :])
+        return super().call(function, args, kwargs)
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return its remote copy."""
+        return self._rehearsal.upload(tensor)
+
+    def _moved(self, item: Any, *, is_text: bool) -> Any:
+        if isinstance(item, torch.device):
+            return item if item.type == "meta" else self._device
+        return self._device.type if is_text and item in ("cpu", "cuda") else item
+
+
+def _is_plain(items: Any) -> bool:
+    return isinstance(items, int) or (isinstance(items, list) and all(map(_is_plain, items)))
+
+
+@cache
+def function_of(operator: torch._ops.OpOverload) -> Any:
+    """Find the function of PyTorch's Python interface that a composite operator is, if it is carried out specially."""
+    if not facts_of(operator).is_composite:
+        return None
+    name = operator.overloadpacket.__name__
+    found = (getattr(owner, name, None) for owner in (torch, F, torch._C._nn))
+    return next((function for function in found if function in lazy._functions), None)
+
+
+@cache
+def is_special(function: Any) -> bool:
+    """Whether a function of PyTorch's Python interface is a composite operator that is carried out specially."""
+    name = getattr(function, "__name__", "").strip("_")
+    packet = getattr(torch.ops.aten, name, None) if function in lazy._functions else None
+    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    # TorchScript's own overloads never reach a device.
+    return any(torch._C._dispatch_has_kernel(overload.name()) and facts_of(overload).is_composite
+               for overload in overloads)

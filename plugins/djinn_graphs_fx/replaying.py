@@ -1,0 +1,189 @@
+"""Running a graph of ``torch.fx`` in a rehearsal, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch.nn.utils.stateless import _reparametrize_module
+
+from djinn.errors import UnsupportedTensorError
+from djinn.graphs import graph_of
+from djinn.model.graph import Origin, RecordedGraph, ValueInfo
+from djinn.model.schema import facts_of
+from djinn.tape import Node
+from djinn.tensor import LazyTensor
+from djinn_graphs_fx.places import STACK, followed, origin_of
+from djinn_graphs_fx.rehearsal import HINT, Beside, Rehearsal
+from djinn_graphs_fx.remote_terms import OnRemote
+
+_UNKNOWN = ValueInfo()
+_CONSTANT = "_tensor_constant"
+"""Begins the names that tracers give to tensors which belong to no module."""
+_aten = torch.ops.aten
+_LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+_LEAVES_VALUES = (_aten.detach_.default, _aten.detach.default, _aten.alias.default)
+"""What tracers put behind a lifted constant; a lazy tensor that is made of numbers comes without."""
+_SIZES: Mapping[Any, Callable[..., Any]] = {
+    _aten.sym_size.int: lambda tensor, dim: tensor.shape[dim],
+    _aten.sym_size.default: lambda tensor: tensor.shape,
+    _aten.sym_stride.int: lambda tensor, dim: tensor._value.spec.stride[dim],
+    _aten.sym_numel.default: lambda tensor: tensor._value.spec.numel,
+    _aten.sym_storage_offset.default: lambda tensor: tensor._value.spec.storage_offset,
+}
+"""Questions for metadata, which lazy tensors answer without an operation."""
+
+
+@attrs.frozen
+class Given:
+    """What stands for one placeholder of a graph.
+
+    Attributes:
+        value: A tensor, of which only metadata matters, or a plain value.
+        info: What it is to the model; the spec is filled in.
+    """
+
+    value: Any
+    info: ValueInfo = _UNKNOWN
+
+
+@attrs.frozen(eq=False, slots=False)
+class FxGraph(RecordedGraph):
+    """A graph that a tracer of PyTorch has made, in the terms of what lazy tensors record."""
+
+    backend_type: str = "fx"
+    module: torch.fx.GraphModule | None = None
+    """The traced graph itself, for passes of ``torch.fx``."""
+
+
+def replay(
+    rehearsal: Rehearsal, module: torch.fx.GraphModule, given: Sequence[Given], root: str, terms: OnRemote
+) -> FxGraph:
+    """Record what a traced graph does.
+
+    Args:
+        rehearsal: Where.
+        module: The graph.
+        given: What stands for its placeholders, in order.
+        root: Class of the model that was traced.
+        terms: What the graph says of devices.
+
+    Raises:
+        UnsupportedTensorError: Some metadata depends on data.
+        Exception: What an operation raises.
+    """
+    recorded: list[tuple[Node, Origin]] = []
+    interpreter = _Interpreter(module, rehearsal, root, terms)
+    stop = rehearsal.capture(lambda node: recorded.append((node, interpreter.place.origin)))
+    names: dict[int, ValueInfo] = {}
+    known: dict[int, tuple[torch.Tensor, LazyTensor]] = {}
+
+    def stand_in(tensor: torch.Tensor, info: ValueInfo) -> LazyTensor:
+        _, made = known.get(id(tensor)) or known.setdefault(id(tensor), (tensor, rehearsal.stand_in(tensor)))
+        if tensor.requires_grad:
+            made.requires_grad_()
+        slot, spec = made._value.slot, made._value.spec
+        names.setdefault(slot.number, attrs.evolve(info, spec=spec))
+        return made
+
+    arguments = [stand_in(item.value, item.info) if isinstance(item.value, torch.Tensor) else item.value
+                 for item in given]
+    state: dict[str, torch.Tensor] = {name: stand_in(tensor, info) for name, tensor, info in _state_of(module)}
+    try:
+        with _reparametrize_module(module, state, tie_weights=True), terms, Beside(rehearsal):
+            interpreter.run(*arguments)
+    finally:
+        stop()
+    nodes = [node for node, _ in recorded]
+    graph = graph_of(nodes, [origin for _, origin in recorded], _values(nodes, names))
+    return FxGraph(graph.nodes(), graph.storages, values=graph.values, module=module)
+
+
+def _state_of(module: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor, ValueInfo]]:
+    """List what a graph has taken over from its model, and the numbers that its tracer has met."""
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        for name, tensor in tensors:
+            if not isinstance(tensor, LazyTensor):
+                yield name, tensor, _UNKNOWN if name.startswith(_CONSTANT) else ValueInfo(name, kind)
+
+
+def _values(nodes: Sequence[Node], names: Mapping[int, ValueInfo]) -> dict[str, ValueInfo]:
+    """Say what is known of values from outside."""
+    produced: set[int] = set()
+    found: dict[str, ValueInfo] = {}
+    for node in nodes:
+        for slot, spec in zip(node.inputs, node.signature.operands, strict=True):
+            if slot.number not in produced:
+                found.setdefault(f"v{slot.number}", names.get(slot.number) or ValueInfo(spec=spec))
+        produced.update(slot.number for slot in node.outputs)
+    return found
+
+
+@attrs.define
+class _Place:
+    """Where the replay is."""
+
+    origin: Origin
+
+
+class _Interpreter(torch.fx.Interpreter):
+    def __init__(self, module: torch.fx.GraphModule, rehearsal: Rehearsal, root: str, terms: OnRemote) -> None:
+        super().__init__(module)
+        self.place = _Place(origin_of(None, root))
+        self._terms = terms
+        self._rehearsal = rehearsal
+        self._root = root
+        self._constants: set[int] = set()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.op not in ("placeholder", "output"):
+            self.place.origin = origin_of(n.meta.get(STACK), self._root)
+        return super().run_node(n)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        found = self.fetch_attr(target)
+        if isinstance(found, torch.Tensor) and not isinstance(found, LazyTensor):
+            return self._terms.constant(found)
+        return found
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        module = self.fetch_attr(target)
+        if isinstance(module, torch.fx.GraphModule):
+            return None if target == "_guards_fn" else self._nested(module)(*args, **kwargs)
+
+        def moved(stack: dict[str, tuple[str, Any]]) -> None:
+            self.place.origin = origin_of(stack, self._root)
+
+        with followed(module, target, moved):
+            return module(*args, **kwargs)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self._higher_order(target, args, kwargs)
+        if isinstance(target, torch._ops.OpOverload):
+            if target in _SIZES:
+                return _SIZES[target](*args)
+            if target in _LIFTS or (target in _LEAVES_VALUES and id(args[0]) in self._constants):
+                self._constants.add(id(args[0]))
+                return args[0]
+            facts = facts_of(target)
+            if not facts.returns and not facts.written:
+                # An assertion about metadata.
+                return None
+        return super().call_function(target, args, kwargs)
+
+    def _higher_order(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Carry out a region of a graph in which other modes hold; no other operator over graphs is straight-line."""
+        if target.name() not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            raise UnsupportedTensorError(f"{target.name()} decides by data which of its graphs runs.", hint=HINT)
+        inner = [self._nested(item) if isinstance(item, torch.fx.GraphModule) else item for item in args]
+        if target.name() == "wrap_with_autocast":
+            inner[0] = self._rehearsal.device.type
+        return target(*inner, **kwargs)
+
+    def _nested(self, module: torch.fx.GraphModule) -> Callable[..., Any]:
+        inner = _Interpreter(module, self._rehearsal, self._root, self._terms)
+        inner.place, inner._constants = self.place, self._constants
+        return inner.run

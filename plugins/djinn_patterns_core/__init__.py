@@ -1,0 +1,17 @@
+"""The patterns of common models: attention, caches, perceptrons, experts, convolutions, norms, and models as wholes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Pattern
+
+
+@hookimpl
+def djinn_register_patterns(register: Callable[[Pattern], None]) -> None:
+    """Register every pattern of the plugin."""
+    from djinn_patterns_core.patterns import PATTERNS
+
+    for pattern in PATTERNS:
+        register(pattern)

@@ -1,0 +1,172 @@
+"""Mixtures of experts: a router, the choice of a few experts for each token, and their results put together."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import attrs
+
+from djinn.kinds import PatternMatch
+from djinn_patterns_core.index import Index
+from djinn_patterns_core.operators import GROUPED_PRODUCTS, LOOKUPS, PARTS, SAME, SOFTMAXES
+
+_MAX_EXPERTS = 2048
+_MAX_STEPS = 16
+_MAX_NODES = 60_000
+_SCORING = SAME | PARTS | SOFTMAXES | frozenset({
+    "sigmoid", "add", "sub", "mul", "div", "masked_fill", "where", "scatter", "gather", "sqrt", "softplus", "tanh",
+    "rsub", "clamp_min", "log"})
+_CHOOSING = frozenset({"topk", "argmax", "max", "sort"})
+_COMBINING = frozenset({"index_add", "index_put", "_index_put_impl", "scatter_add", "scatter_reduce", "index_copy",
+                        "masked_scatter"})
+_SUMMING = frozenset({"sum", "mean"})
+_DISPATCHING = frozenset({"index", "index_select", "gather", "masked_select", "one_hot", "nonzero", "sort", "argsort",
+                          "take_along_dim", "embedding_bag", "repeat_interleave"})
+
+
+@attrs.frozen
+class Routing:
+    """One mixture, by position."""
+
+    router: int
+    choice: int
+    nodes: frozenset[int]
+    combinations: tuple[int, ...]
+    products: tuple[int, ...]
+    experts: int
+    chosen: int
+
+
+def find_routings(index: Index) -> list[Routing]:
+    """Find every mixture of experts, in program order."""
+    choices: dict[int, list[tuple[int, list[int]]]] = {}
+    for position, name in enumerate(index.names):
+        if name in _CHOOSING:
+            way = _way_from_router(index, position)
+            if way is not None:
+                choices.setdefault(way[0], []).append((position, way))
+    found = []
+    taken: set[int] = set()
+    for router in sorted(choices):
+        # Experts may be chosen in groups first: the last choice is the one that sends tokens.
+        for position, way in reversed(choices[router]):
+            made = _routing(index, router, position, way, taken)
+            if made is not None:
+                found.append(made)
+                taken |= made.nodes
+                break
+    return found
+
+
+def _way_from_router(index: Index, choice: int) -> list[int] | None:
+    """Go back from a choice to the product that scores the experts; return the way, the router first."""
+    inputs = index.nodes[choice].inputs
+    if not inputs:
+        return None
+    way = [choice]
+    value, before = inputs[0], choice
+    for _ in range(_MAX_STEPS):
+        position = index.source(value, before)
+        if position < 0:
+            return None
+        if index.linear(position) is not None:
+            size = index.size(index.result(position) or "")
+            # A vocabulary is chosen from as well; what tells them apart is what the choice is used for.
+            return [position, *reversed(way)] if size and size[-1] <= _MAX_EXPERTS else None
+        operands = index.nodes[position].inputs
+        if index.names[position] not in _SCORING or not operands:
+            return None
+        way.append(position)
+        place = 1 if index.names[position] == "where" and len(operands) > 1 else 0
+        value, before = operands[place], position
+    return None
+
+
+def _routing(index: Index, router: int, choice: int, way: list[int], taken: set[int]) -> Routing | None:
+    """Go on from a choice to where the results of the chosen experts are put together."""
+    reached = {choice}
+    heavy: set[int] = set()
+    products, combinations = list[int](), list[int]()
+    dispatches = False
+    pending = [choice]
+    while pending:
+        here = heappop(pending)  # in program order: what is read is known
+        name = index.names[here]
+        dispatches = dispatches or name in _DISPATCHING
+        if here != choice:
+            if name in GROUPED_PRODUCTS or index.linear(here) is not None:
+                products.append(here)
+                heavy.add(here)
+            elif _reads_heavy(index, here, heavy):
+                if name in _COMBINING or (name in _SUMMING and _drops_a_choice(index, here)):
+                    combinations.append(here)
+                    continue
+                heavy.add(here)
+        for reader in index.uses(here):
+            name = index.names[reader]
+            # What looks a choice up in a table takes it for a token.
+            if reader not in reached and reader not in taken and "backward" not in name and name not in LOOKUPS:
+                reached.add(reader)
+                heappush(pending, reader)
+        if len(reached) > _MAX_NODES:
+            break
+    if not products or not combinations or not dispatches:
+        return None
+    # What comes later reads the result, or is the backward of what is here.
+    start, end = router, max(_forward_only(index, combinations))
+    nodes = {position for position in (*way, *reached) if start <= position <= end}
+    nodes |= _prepared(index, nodes)
+    nodes -= taken
+    scores, chosen = index.size(index.result(router) or ""), index.size(index.result(choice) or "")
+    return Routing(router, choice, frozenset(nodes), tuple(p for p in combinations if p <= end),
+                   tuple(p for p in products if p <= end), scores[-1] if scores else 0, chosen[-1] if chosen else 1)
+
+
+def _reads_heavy(index: Index, reader: int, heavy: set[int]) -> bool:
+    return any(index.source(value, reader) in heavy for value in index.nodes[reader].inputs)
+
+
+def _drops_a_choice(index: Index, position: int) -> bool:
+    """Whether a sum goes over the experts that were chosen for a token, and not over all there is."""
+    before, after = index.size(index.nodes[position].inputs[0]), index.size(index.result(position) or "")
+    return bool(before and after and len(before) == len(after) + 1 and before[-1] == after[-1])
+
+
+def _forward_only(index: Index, combinations: list[int]) -> list[int]:
+    """Leave out what backward puts together: it writes elsewhere, and later."""
+    ordered = sorted(combinations)
+    first = index.nodes[ordered[0]]
+    if not first.writes:
+        return ordered[:1]
+    storage = index.storage(first.writes[0])
+    return [p for p in ordered
+            if index.nodes[p].writes and index.storage(index.nodes[p].writes[0]) == storage]
+
+
+def _prepared(index: Index, nodes: set[int]) -> set[int]:
+    """List what only serves the mixture: its sum before anything is added, views of weights, parts of tokens."""
+    more: set[int] = set()
+    for position in nodes:
+        for value in index.nodes[position].inputs:
+            made = index.producer(value)
+            if made >= 0 and made not in nodes and len(index.readers(value)) == 1 and (
+                    index.names[made] in SAME or index.names[made] in PARTS):
+                more.add(made)
+    return more
+
+
+def find_moes(index: Index) -> list[PatternMatch]:
+    """Find every mixture of experts."""
+    return [_match(index, routing) for routing in index.once(find_routings)]
+
+
+def _match(index: Index, routing: Routing) -> PatternMatch:
+    roles = dict.fromkeys(routing.products, "expert")
+    roles |= dict.fromkeys(routing.combinations, "combine")
+    roles |= {routing.router: "router", routing.choice: "choice"}
+    linear = index.linear(routing.router)
+    values = {"input": linear[0] if linear else "", "result": index.result(routing.combinations[-1]) or ""}
+    return index.match(
+        "moe", routing.nodes, roles=roles, values=values, confidence=0.95,
+        metadata={"experts": routing.experts, "experts_per_token": routing.chosen},
+        hints={"shard": "experts", "group": "products_by_expert"})

@@ -1,0 +1,50 @@
+"""The patterns by name: each is a search over the index that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from djinn.kinds import PatternMatch
+from djinn.model.graph import Graph
+from djinn_patterns_core.attention import find_attentions
+from djinn_patterns_core.caches import find_caches
+from djinn_patterns_core.convolution import find_convolutions
+from djinn_patterns_core.embedding import find_embeddings
+from djinn_patterns_core.head import find_heads
+from djinn_patterns_core.index import Index, index_of
+from djinn_patterns_core.mlp import find_mlps
+from djinn_patterns_core.moe import find_moes
+from djinn_patterns_core.norm import find_norms
+from djinn_patterns_core.recurrent import find_recurrences
+from djinn_patterns_core.wholes import find_llms, find_vision_encoders
+
+
+@attrs.frozen
+class StructuralPattern:
+    """A pattern that looks at operations, sizes and wiring only, from anchors outwards."""
+
+    name: str
+    _search: Callable[[Index], Sequence[PatternMatch]]
+    capabilities: frozenset[str] = frozenset({"disjoint"})
+    """No node is in two of its matches."""
+
+    def find(self, graph: Graph) -> Sequence[PatternMatch]:
+        """Find every occurrence, in program order; a graph that was searched before is not searched again."""
+        return list(index_of(graph).once(self._search))
+
+
+PATTERNS = (
+    StructuralPattern("attention", find_attentions),
+    StructuralPattern("kv_cache", find_caches),
+    StructuralPattern("mlp", find_mlps),
+    StructuralPattern("moe", find_moes),
+    StructuralPattern("conv_block", find_convolutions),
+    StructuralPattern("norm", find_norms),
+    StructuralPattern("embedding", find_embeddings),
+    StructuralPattern("head", find_heads),
+    StructuralPattern("recurrent", find_recurrences),
+    StructuralPattern("llm", find_llms),
+    StructuralPattern("vision_encoder", find_vision_encoders),
+)

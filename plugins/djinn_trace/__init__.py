@@ -1,0 +1,20 @@
+"""``djinn trace``: a script, run as usual, becomes pictures of what it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ("djinn_register_commands",)
+
+
+@hookimpl
+def djinn_register_commands(app: typer.Typer) -> None:
+    """Add ``djinn trace``."""
+    from djinn_trace.command import SETTINGS, trace
+
+    app.command("trace", context_settings=SETTINGS)(trace)

@@ -1,0 +1,79 @@
+"""A timeline that Perfetto and Chrome's own viewer open: the trace event format, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from djinn.model.metadata import ExecutionPhase
+from djinn.spans import Span, Stage
+
+PROCESS = 1
+TRACKS = ("calls of the model", "capture", "wire", "execution")
+"""From top to bottom. What is on a track follows one another; threads that do the same have tracks of their own."""
+_TRACK_OF = {Stage.CAPTURE: "capture", Stage.WIRE: "wire", Stage.EXECUTION: "execution"}
+
+
+def events_of(spans: Iterable[Span], calls: Sequence[Span] = (), phases: Sequence[ExecutionPhase] = ()) -> list[Any]:
+    """Turn spans into trace events.
+
+    Args:
+        spans: What was collected.
+        calls: Calls of the model, in order.
+        phases: What each of them was, if that is known.
+    """
+    placed = [("calls of the model", _named(call, index, phases)) for index, call in enumerate(calls)]
+    placed += [(_TRACK_OF[span.stage], span) for span in spans]
+    placed.sort(key=lambda item: (item[1].begin_ns, -item[1].end_ns))
+    if not placed:
+        return []
+    begin_ns = placed[0][1].begin_ns
+    lines: dict[tuple[str, str], int] = {}
+    events: list[Any] = []
+    for track, span in placed:
+        line = lines.setdefault((track, span.thread), len(TRACKS) * len(lines) + TRACKS.index(track) + 1)
+        events.append({
+            "name": span.name, "cat": track, "ph": "X", "pid": PROCESS, "tid": line,
+            "ts": (span.begin_ns - begin_ns) / 1000, "dur": (span.end_ns - span.begin_ns) / 1000,
+            "args": dict(span.facts)})
+    return [*_names(lines), *events, *_arrows(events)]
+
+
+def write(path: Path, events: Sequence[Any]) -> None:
+    """Write a file that https://ui.perfetto.dev and ``chrome://tracing`` open."""
+    path.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)}, indent=None), encoding="utf-8")
+
+
+def _named(call: Span, index: int, phases: Sequence[ExecutionPhase]) -> Span:
+    phase = phases[index] if index < len(phases) else ExecutionPhase.UNKNOWN
+    name = call.name if phase is ExecutionPhase.UNKNOWN else f"{call.name}: {phase.replace('_', ' ')}"
+    return attrs.evolve(call, name=name, facts={**call.facts, "call": index, "phase": str(phase)})
+
+
+def _names(lines: dict[tuple[str, str], int]) -> list[Any]:
+    """Name the tracks, and put them in order."""
+    named: list[Any] = [{"name": "process_name", "ph": "M", "pid": PROCESS, "tid": 0, "args": {"name": "djinn"}}]
+    for (track, thread), line in lines.items():
+        named.append({"name": "thread_name", "ph": "M", "pid": PROCESS, "tid": line,
+                      "args": {"name": f"{track} ({thread})"}})
+        named.append({"name": "thread_sort_index", "ph": "M", "pid": PROCESS, "tid": line,
+                      "args": {"sort_index": 100 * TRACKS.index(track) + line}})
+    return named
+
+
+def _arrows(events: Sequence[Any]) -> list[Any]:
+    """Lead from each batch on the wire to its execution: they are carried out in the order of handing over."""
+    handed = [event for event in events if event["cat"] == "wire"]
+    carried_out = [event for event in events if event["cat"] == "execution"]
+    if len(handed) != len(carried_out) or any(event["args"].get("is_estimated") for event in carried_out):
+        return []
+    arrows = []
+    for number, (source, target) in enumerate(zip(handed, carried_out, strict=True)):
+        common = {"name": "batch", "cat": "batch", "id": number, "pid": PROCESS}
+        arrows.append({**common, "ph": "s", "tid": source["tid"], "ts": source["ts"]})
+        arrows.append({**common, "ph": "f", "bp": "e", "tid": target["tid"], "ts": target["ts"]})
+    return arrows

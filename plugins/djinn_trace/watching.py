@@ -1,0 +1,90 @@
+"""Watching a script: which module is its model is only known when it first calls one."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+
+from djinn import runtime
+from djinn.model.graph import RecordedGraph
+from djinn.origins import Watch
+from djinn.spans import Span, Stage
+
+
+class ScriptWatch:
+    """Keeps what a script records from the first call of its model on.
+
+    The model is the first module with parameters that the script's thread calls, as seen from outside: the one that
+    holds the others.
+
+    Attributes:
+        calls: When the model was called.
+
+    Concurrency:
+        For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._watch: Watch | None = None
+        self._model: torch.nn.Module | None = None
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.get_ident()
+        self._depth = 0
+        self._begin_ns = 0
+        self.calls: list[Span] = []
+
+    @property
+    def graph(self) -> RecordedGraph | None:
+        """What was recorded; ``None`` if no model was called."""
+        return None if self._watch is None else self._watch.graph()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch for the length of a block."""
+        handles = [modules.register_module_forward_pre_hook(self._enter),
+                   modules.register_module_forward_hook(self._leave, always_call=True)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._stop()
+            if self._watch is not None:
+                self._watch.stop()
+
+    def _enter(self, called: torch.nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if self._model is None and next(called.parameters(), None) is not None:
+            self._begin(called, args)
+        if called is self._model:
+            if self._depth == 0:
+                self._begin_ns = time.perf_counter_ns()
+            self._depth += 1
+
+    def _begin(self, model: torch.nn.Module, args: Any) -> None:
+        self._model = model
+        session = runtime.current()
+        self._watch = Watch(session, model, modules=True)
+        known = set(model._forward_pre_hooks)
+        self._watch.start()
+        self._stop = session.capture(self._watch.receiver())
+        # The call that is under way has listed its hooks before there were these.
+        for number, hook in list(model._forward_pre_hooks.items()):
+            if number not in known:
+                hook(model, args)
+
+    def _leave(self, called: torch.nn.Module, args: Any, result: Any) -> None:
+        if called is not self._model or threading.get_ident() != self._thread:
+            return
+        self._depth -= 1
+        if self._depth == 0:
+            self.calls.append(Span(type(called).__name__, Stage.CAPTURE, self._begin_ns, time.perf_counter_ns(),
+                                   threading.current_thread().name))
+

@@ -1,0 +1,168 @@
+"""Spans of a session, and ``djinn trace``, run as its users run it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import djinn
+from djinn import spans
+from djinn.spans import Span, Stage, spans_of
+
+RUN = (sys.executable, "-c", "from djinn.cli import main; main()", "trace")
+SCRIPT = """
+    import sys
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x):
+            return x + self.down(self.up(self.norm(x)).relu())
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block(), nn.Linear(8, 2))
+    with torch.no_grad():
+        for _ in range(int(sys.argv[1])):
+            y = model(torch.ones(4, 8))
+    print(sys.argv, __name__, y.device, tuple(y.sum(0).tolist()) != (0, 0))
+"""
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    djinn.shutdown()
+
+
+def work() -> None:
+    x = torch.randn(64, 64, device="remote_accelerator:0")
+    for _ in range(5):
+        x = (x @ x).relu()
+        djinn.flush()
+    x.sum().item()
+
+
+def by_stage(found: spans.Spans) -> dict[Stage, list[Span]]:
+    return {stage: [span for span in found if span.stage is stage] for stage in Stage}
+
+
+def test_recording_wire_and_execution_are_told_apart_in_this_process() -> None:
+    session = djinn.init(flush_every=None)
+    with spans_of(session) as found:
+        work()
+    told = by_stage(found)
+    assert len(told[Stage.WIRE]) == len(told[Stage.EXECUTION]) == 6
+    assert sum(span.facts["operations"] for span in told[Stage.CAPTURE]) == 1 + 10 + 2
+    assert [span.name for span in told[Stage.WIRE]] == ["hand over"] * 5 + ["ask and wait"]
+    assert {span.thread for span in told[Stage.EXECUTION]} == {"djinn-local-executor"}
+    assert all(span.begin_ns <= span.end_ns for span in found)
+    for handed, executed in zip(told[Stage.WIRE], told[Stage.EXECUTION], strict=True):
+        assert handed.begin_ns <= executed.begin_ns, "what was not handed over is not run"
+    assert told[Stage.EXECUTION][-1].end_ns <= told[Stage.WIRE][-1].end_ns, "who waits waits for the executor"
+
+
+def test_nothing_is_left_behind_when_nobody_asks_any_more() -> None:
+    session = djinn.init(flush_every=None)
+    connection = session.link._connection
+    with spans_of(session) as found:
+        assert session.link._connection is not connection
+        with pytest.raises(RuntimeError), spans_of(session):
+            pass
+        work()
+        count, sent = len(found), djinn.stats()["nodes_executed"]
+    assert session.link._connection is connection
+    assert spans.current is None
+    work()
+    assert len(found) == count > 0
+    assert djinn.stats()["nodes_executed"] > sent
+
+
+def test_an_error_ends_its_span_and_reaches_the_user() -> None:
+    session = djinn.init(flush_every=None)
+    with spans_of(session) as found:
+        index = torch.tensor([7]).to("remote_accelerator:0")
+        with pytest.raises(IndexError):
+            torch.ones(3, device="remote_accelerator:0").index_select(0, index).sum().item()
+    assert [span.stage for span in found][-1] in (Stage.WIRE, Stage.EXECUTION)
+    assert djinn.is_initialized()
+
+
+def test_an_executor_elsewhere_is_told_as_seen_from_here(server: Any) -> None:
+    session = djinn.init(server=server.address, flush_every=None)
+    with spans_of(session) as found:
+        work()
+    told = by_stage(found)
+    (seen,) = told[Stage.EXECUTION]
+    assert seen.facts == {"is_estimated": True}
+    assert told[Stage.WIRE][0].begin_ns <= seen.begin_ns <= told[Stage.WIRE][0].end_ns
+    assert sum(span.facts["bytes_sent"] for span in told[Stage.WIRE]) > 0
+    assert told[Stage.WIRE][-1].facts["bytes_received"] > 0
+
+
+def trace(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "work.py").write_text(textwrap.dedent(script))
+    return subprocess.run([*RUN, "work.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=200,
+                          check=False)
+
+
+def graph_in(page: Path) -> dict[str, Any]:
+    text = page.read_text(encoding="utf-8")
+    _, _, rest = text.partition('<script type="application/json" id="graph">')
+    graph: dict[str, Any] = json.loads(rest.partition("</script>")[0])
+    return graph
+
+
+def test_a_traced_script_runs_as_usual_and_leaves_two_files(tmp_path: Path) -> None:
+    done = trace(tmp_path, SCRIPT, "3", "--flag")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['work.py', '3', '--flag'] __main__ remote_accelerator:0 True\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["work.html", "work.py", "work.trace.json"]
+    graph = graph_in(tmp_path / "work.html")
+    modules = {(node.get("module"), node.get("call")) for node in graph["nodes"]}
+    assert {(f"{block}.{name}", call) for block in (0, 1) for name in ("norm", "up", "down")
+            for call in range(3)} | {("2", call) for call in range(3)} <= modules
+    assert {"0.up.weight", "2.bias"} <= {value.get("name") for value in graph["values"]}
+    events = json.loads((tmp_path / "work.trace.json").read_text())["traceEvents"]
+    kinds = [event["cat"] for event in events if event["ph"] == "X"]
+    assert kinds.count("calls of the model") == 3
+    assert {"capture", "wire", "execution"} <= set(kinds)
+    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
+
+
+def test_a_script_that_fails_is_told_as_python_tells_it_and_still_drawn(tmp_path: Path) -> None:
+    done = trace(tmp_path, f"{SCRIPT}\n    raise ValueError('it broke')\n", "1")
+    assert done.returncode == 1
+    assert "ValueError: it broke" in done.stderr
+    assert len(graph_in(tmp_path / "work.html")["nodes"]) > 10
+    assert (tmp_path / "work.trace.json").exists()
+
+
+def test_the_exit_status_is_the_scripts(tmp_path: Path) -> None:
+    assert trace(tmp_path, "import sys; sys.exit(7)").returncode == 7
+    assert graph_in(tmp_path / "work.html")["nodes"] == []
+
+
+def test_what_no_model_does_is_drawn_too(tmp_path: Path) -> None:
+    done = trace(tmp_path, "import torch; print((torch.ones(3) + 1).sum().item())")
+    assert (done.returncode, done.stdout) == (0, "6.0\n")
+    assert [node["operation"].partition(".")[0] for node in graph_in(tmp_path / "work.html")["nodes"]] == [
+        "aten::ones", "aten::add", "aten::sum", "aten::_local_scalar_dense"]
+
+
+def test_a_script_that_does_not_exist_is_a_plain_message(tmp_path: Path) -> None:
+    done = subprocess.run([*RUN, "absent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "There is no file absent.py." in done.stderr
+    assert list(tmp_path.iterdir()) == []
