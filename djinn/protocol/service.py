@@ -11,6 +11,7 @@ from djinn.errors import ProtocolError, UnknownHandleError
 from djinn.kinds.executor import CompiledProgram, Executor
 from djinn.protocol import failures, messages
 from djinn.protocol.contents import Contents
+from djinn.protocol.forecast import Forecast
 from djinn.protocol.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
@@ -24,6 +25,7 @@ from djinn.protocol.messages import (
     Plain,
     Poisoned,
     Recall,
+    Rerun,
     Result,
     Run,
     Seed,
@@ -82,6 +84,7 @@ class SessionService:
         self._random = executor.random_state(seed)
         self._values: dict[int, Any] = {}
         self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
+        self._forecast = Forecast()
         self._failures: list[Failure] = []
         self._last_failure = 0
 
@@ -109,22 +112,20 @@ class SessionService:
         """
         uploads = iter(tensors)
         for command in batch.commands:
-            if isinstance(command, Run):
+            if isinstance(command, (Run, Rerun)):
                 self._run(command)
             elif isinstance(command, Upload):
                 self._upload(command, next(uploads))
             elif isinstance(command, Recall):
                 self._recall(command)
             elif isinstance(command, Free):
-                for handle in command.handles:
-                    self._values.pop(handle, None)
-                if self._contents is not None:
-                    self._contents.release(command.handles)
+                self._free(command.handles)
             elif isinstance(command, Define):
                 self._define(command)
             elif isinstance(command, Seed):
                 self._attempt(lambda seed=command.seed: self._random.seed(seed))
             elif isinstance(command, Forget):
+                self._forecast.forget(command.programs)
                 for program in command.programs:
                     self._programs.pop(program, None)
         if not batch.wants_reply:
@@ -175,13 +176,24 @@ class SessionService:
         else:
             self._values[handle] = self._attempt(lambda: self._executor.put(contents.recall(handle, command.digest)))
 
-    def _run(self, run: Run) -> None:
+    def _free(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            self._values.pop(handle, None)
+        if self._contents is not None:
+            self._contents.release(handles)
+
+    def _run(self, command: Run | Rerun) -> None:
+        run = self._attempt(lambda: self._forecast.complete(command))
+        if isinstance(run, Poisoned):
+            return
         try:
             outputs = self._outputs_of(run)
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
         self._values.update(zip(run.outputs, outputs, strict=True))
+        if run.released:
+            self._free(run.released)
 
     def _outputs_of(self, run: Run) -> list[Any]:
         known = self._programs.get(run.program)

@@ -21,7 +21,7 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 2850
+MAX_KERNEL_LINES = 2900
 OUTSIDE_THE_COUNT = ("protocol/", "cli.py", "_doctor.py")
 """The protocol without I/O and the program `djinn` are layers of their own around the kernel."""
 MAX_MODULE_LINES = 400
