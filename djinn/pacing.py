@@ -9,6 +9,7 @@ from djinn.tape import Node
 
 MAX_PIECE = 1024
 """Pending operations that are handed over at the latest, where the pace grows; twice that if no piece ends before."""
+_GROWTH = 4
 _CHOICE = 4
 """A piece goes on for a quarter of its length on average until it may end: the rarer ends are, the sooner pieces of a
 loop repeat."""
@@ -17,8 +18,8 @@ loop repeat."""
 class Pace:
     """How many operations a piece of tape has that is handed over early.
 
-    After a wait the other side has nothing to do, so the first piece is short. Recording is faster than running what
-    was recorded, so each further piece may be twice as long: fewer messages, and the other side does not run dry.
+    After a wait the other side has nothing to do, so the first piece is very short. Recording is faster than running
+    what was recorded, so each further piece may be several times as long: few messages, and no pauses.
 
     A piece ends where its content says so, not after a count: then the pieces of a loop are the same in each round,
     wherever in it the first began, and known as programs. Source: content-defined chunking, as in rsync and its heirs.
@@ -54,7 +55,7 @@ class Pace:
     def sent(self) -> None:
         """Learn that a piece was handed over."""
         if not self._is_fixed:
-            self.limit = min(2 * self.limit, max(MAX_PIECE, self._first))
+            self.limit = min(_GROWTH * self.limit, max(MAX_PIECE, self._first))
 
     def waited(self) -> None:
         """Learn that somebody waits: all is handed over, and the other side will have run it."""

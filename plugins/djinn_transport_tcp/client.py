@@ -81,7 +81,7 @@ def _open(address: str, open_socket: Callable[[], socket.socket], options: Conne
     return connection
 
 
-FLUSH_EVERY = 32
+FLUSH_EVERY = 8
 """Operations of the first batch that is sent early; execution of a batch overlaps with the recording of the next."""
 
 

@@ -36,12 +36,12 @@ def test_nothing_is_handed_over_early_without_a_pace() -> None:
 
 
 def test_pieces_grow_until_somebody_waits() -> None:
-    pace = Pace(32, is_fixed=False)
+    pace = Pace(8, is_fixed=False)
     lengths = [len(piece) for piece in pieces(pace, [number * 31 % 97 for number in range(20_000)])]
-    assert all(low <= length <= 2 * low for low, length in zip((32, 64, 128, 256, 512), lengths, strict=False))
+    assert all(low <= length <= 2 * low for low, length in zip((8, 32, 128, 512), lengths, strict=False))
     assert max(lengths) <= 2 * MAX_PIECE
     pace.waited()
-    assert pace.limit == 32
+    assert pace.limit == 8
 
 
 def test_a_piece_ends_somewhere_even_if_its_content_never_says_so() -> None:
@@ -57,5 +57,5 @@ def test_pieces_of_a_loop_are_few_wherever_it_was_entered() -> None:
         return {tuple(piece) for piece in made[len(made) // 2:]}
 
     for offset in (0, 1, 517, 1499):
-        assert len(later_pieces(Pace(32, is_fixed=False), offset)) <= 12
+        assert len(later_pieces(Pace(8, is_fixed=False), offset)) <= 12
         assert len(later_pieces(Pace(1024, is_fixed=True), offset)) > 50
