@@ -104,17 +104,26 @@ class Forecast:
         Raises:
             ProtocolError: There was no run to go on from, or what would come of it is none.
         """
-        course = self._courses.get(command.program)
-        if isinstance(command, Run):
-            run = command
-        elif course is None:
-            raise ProtocolError(f"Program {command.program} has not been run, so nothing goes on.")
-        else:
-            run = course.completed(command)
-            for handles in (run.inputs, run.outputs, run.released):
-                if handles and not 0 <= min(handles) <= max(handles) <= MAX_HANDLE:
-                    raise ProtocolError(f"A run of program {command.program} would go on to handles that do not exist.")
+        run = command if isinstance(command, Run) else self._continued(command)
         self._take_in(run, _encode(run.numbers))
+        return run
+
+    def expected(self, program: int) -> Run:
+        """Return the next run of a program, if it goes on as expected.
+
+        Raises:
+            ProtocolError: As for `complete`.
+        """
+        return self._continued(Rerun(program))
+
+    def _continued(self, command: Rerun) -> Run:
+        course = self._courses.get(command.program)
+        if course is None:
+            raise ProtocolError(f"Program {command.program} has not been run, so nothing goes on.")
+        run = course.completed(command)
+        for handles in (run.inputs, run.outputs, run.released):
+            if handles and not 0 <= min(handles) <= max(handles) <= MAX_HANDLE:
+                raise ProtocolError(f"A run of program {command.program} would go on to handles that do not exist.")
         return run
 
     def _take_in(self, run: Run, numbers: bytes) -> None:

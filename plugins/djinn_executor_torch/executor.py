@@ -73,6 +73,9 @@ class TorchProgram:
     """A program bound to PyTorch's operators.
 
     Interpreted the first time, compiled to straight-line Python when it turns out to repeat.
+
+    Attributes:
+        is_pure: Whether all that comes of a run are its results; then it may run before it is asked for.
     """
 
     def __init__(self, program: Program, calls: Sequence[Call], lock: threading.RLock) -> None:
@@ -83,6 +86,7 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
+        self.is_pure = all(call.is_pure for call in calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once; see `djinn.kinds.executor.CompiledProgram`."""
