@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from djinn_executor_torch.calls import Call, bind
 from djinn_executor_torch.codegen import Compiled
 from djinn_executor_torch.interpreter import interpret
 from djinn_executor_torch.random import TorchRandomState
+
+OVERLAP = "DJINN_CUDA_OVERLAP"
+"""Environment variable: ``1`` for copies that overlap with computing, and graphs, on CUDA devices."""
 
 
 class TorchExecutor:
@@ -130,4 +134,9 @@ class TorchExecutorFactory:
         if wanted not in self.devices():
             raise ConfigurationError(f"There is no device {device!r} here.",
                                      hint=f"Available: {', '.join(self.devices())}.")
-        return TorchExecutor(torch.device(wanted))
+        chosen = torch.device(wanted)
+        if chosen.type == "cuda" and os.environ.get(OVERLAP) == "1":
+            from djinn_executor_torch.cuda import CudaExecutor
+
+            return CudaExecutor(chosen)
+        return TorchExecutor(chosen)
