@@ -350,7 +350,7 @@ class Session:
             return lambda op, args, kwargs: handler(self, op, args, kwargs)
         facts = facts_of(operator)
         if facts.is_composite and not self._classifier.keep_whole(operator):
-            return self._decompose
+            return self.decompose
         if operation_class is OperationClass.TRIGGER or ReturnKind.PLAIN in facts.returns:
             return self.mixer.trigger
         return self._record_changing if facts.changes_metadata and len(facts.argument_names) > 1 else None
@@ -365,7 +365,8 @@ class Session:
             return self.recorder.record(binding, operator, args, kwargs)
         return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
-    def _decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out a composite by recording its parts."""
         excluded = torch._C._dispatch_tls_local_exclude_set()
         if not torch._C._dispatch_has_kernel_for_dispatch_key(facts_of(operator).name, _VIEWS_AND_WRITES.name):
             # Inference mode leaves it to the parts to say that they are views or writes.

@@ -23,6 +23,7 @@ from djinn.kinds.interceptor import FunctionHandler
 from djinn.model.schema import ReturnKind, operator_named
 from djinn.recorder import scan
 from djinn.tensor import LazyTensor
+from djinn_interceptor_device import folding
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -143,6 +144,8 @@ def _learn(
         and node.outputs[:1] == (result._value.slot,)
         and len(node.inputs) == len(slots)
         and all(one is other for one, other in zip(node.inputs, slots, strict=True))
+        and not (operator_named(node.signature.template.operator) in folding.HANDLERS
+                 and folding.can_depend_on_gradient(*args[:2]))
     )
     plan = _plan_of(node.signature) if is_all else None
     if plan is None:
