@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from djinn import errors, runtime
 from djinn.analysis import annotate_graph, find_patterns
@@ -82,17 +83,20 @@ __all__ = (
 )
 
 
-def materialize(*tensors: torch.Tensor) -> Any:
+def materialize(*values: Any) -> Any:
     """Bring tensors home in one round trip.
 
     Args:
-        *tensors: Lazy tensors; ordinary ones are given back as they are.
+        *values: Lazy tensors, or structures of them: lists, tuples, dicts, outputs of models, nested as they may be.
+            Everything else in them, ordinary tensors too, is given back as it is.
 
     Returns:
-        One CPU tensor, or a tuple of them if several were given.
+        The same with CPU tensors in place of lazy ones; a tuple if several values were given.
     """
-    made = runtime.current().materialize(tensors)
-    return made[0] if len(tensors) == 1 else tuple(made)
+    leaves, structure = tree_flatten(values)
+    homes = iter(runtime.current().materialize([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+    made = tree_unflatten([next(homes) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
+    return made[0] if len(values) == 1 else made
 
 
 def flush() -> None:

@@ -11,6 +11,7 @@ import torch
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.kinds import Connection
 from djinn.model.value import Slot
+from djinn.pacing import Pace
 from djinn.programs import Layout, ProgramTable
 from djinn.protocol.failures import to_exception
 from djinn.protocol.messages import (
@@ -44,7 +45,7 @@ class Link:
 
     def __init__(
         self, connection: Connection, tape: Tape, released: deque[int],
-        arrange: Callable[[Sequence[Node]], Sequence[int] | None], is_debugging: bool,
+        arrange: Callable[[Sequence[Node]], Sequence[int] | None], pace: Pace, is_debugging: bool,
     ) -> None:
         self.address = connection.address
         self.welcome = connection.welcome
@@ -52,6 +53,7 @@ class Link:
         self._tape = tape
         self._released = released
         self._programs = ProgramTable(arrange)
+        self._pace = pace
         self._dead: set[int] = set()
         self._commands: list[Command] = []
         self._tensors: list[torch.Tensor] = []
@@ -71,6 +73,7 @@ class Link:
         """Send everything pending."""
         self._take(None)
         self._submit()
+        self._pace.sent()
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Bring values home.
@@ -156,16 +159,18 @@ class Link:
         busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
         gone = self._dead - busy
         alive = without_dead(nodes, gone)
-        if alive:
-            self._add(alive, gone)
         self._dead -= gone
-        held = gone - {slot.number for node in nodes for slot in node.outputs}
-        if held:
-            self._commands.append(Free(tuple(sorted(held))))
-            self.live_handles -= len(held)
+        held = sorted(gone - {slot.number for node in nodes for slot in node.outputs})
+        if alive:
+            self._add(alive, gone, held=held)
+        elif held:
+            self._commands.append(Free(tuple(held)))
+        self.live_handles -= len(held)
 
-    def _add(self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None) -> None:
-        commands, ordered, layout = self._programs.commands(nodes, released, layout)
+    def _add(
+        self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None, held: Sequence[int] = ()
+    ) -> None:
+        commands, ordered, layout = self._programs.commands(nodes, released, layout, held)
         self._commands += commands
         self.nodes_sent += len(nodes)
         self.live_handles += len(layout.outputs)
@@ -183,6 +188,7 @@ class Link:
         batch = Batch(commands, asked.fetch, asked.describe, asked.synchronize)
         self.flushes += bool(commands)
         self.round_trips += 1
+        self._pace.waited()
         result, data = self._guarded(lambda: self._connection.request(batch, tensors))
         self._learn(result)
         self._raise_failure(result)

@@ -10,6 +10,7 @@ import attrs
 
 from djinn.model.program import Program, Step, Template
 from djinn.model.value import Slot
+from djinn.protocol.forecast import Forecast
 from djinn.protocol.messages import Command, Define, Forget, Run, to_wire
 from djinn.tape import Node
 
@@ -101,6 +102,7 @@ class ProgramTable:
     def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None]) -> None:
         self._arrange = arrange
         self._known: OrderedDict[tuple[int, ...], KnownProgram] = OrderedDict()
+        self._forecast = Forecast()
         self._last = 0
 
     def __len__(self) -> int:
@@ -112,7 +114,7 @@ class ProgramTable:
         return self._last
 
     def commands(
-        self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None
+        self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None, freed: Sequence[int] = ()
     ) -> tuple[list[Command], Sequence[Node], Layout]:
         """Make the commands that run a piece of tape.
 
@@ -120,6 +122,7 @@ class ProgramTable:
             nodes: The piece.
             released: Numbers of its results that nobody wants.
             layout: What `lay_out` makes of them, if that is known.
+            freed: Numbers of older values that nobody wants once the piece has run.
 
         Returns:
             The commands; the nodes in the order in which they run; what was laid out.
@@ -137,10 +140,9 @@ class ProgramTable:
             self._known[key] = known
             commands.append(Define(known.number, known.program))
             if len(self._known) > MAX_PROGRAMS:
-                commands.append(Forget((self._known.popitem(last=False)[1].number,)))
+                forgotten = (self._known.popitem(last=False)[1].number,)
+                self._forecast.forget(forgotten)
+                commands.append(Forget(forgotten))
         self._known.move_to_end(key)
-        return [*commands, self._run(known, layout)], nodes, layout
-
-    @staticmethod
-    def _run(known: KnownProgram, layout: Layout) -> Run:
-        return Run(known.number, layout.inputs, layout.numbers, layout.outputs)
+        run = Run(known.number, layout.inputs, layout.numbers, layout.outputs, tuple(freed))
+        return [*commands, self._forecast.shorten(run)], nodes, layout

@@ -47,7 +47,7 @@ class Recorder:
         self.released = session.released.append
         self.is_debugging = session.config.debug
         self.misses = 0
-        self._limit = session.flush_every
+        self._pace = session.pace
         self._pending = session.tape.nodes
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -136,7 +136,7 @@ class Recorder:
         self.append(node)
         if plan.changes:
             change_metadata(args, kwargs, plan.changes)
-        if len(self._pending) >= self._limit and self._limit:
+        if len(self._pending) >= self._pace.limit:
             self._session.stream()
         return result
 

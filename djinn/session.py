@@ -22,6 +22,7 @@ from djinn.model.schedule import DeviceInfo, check_schedule
 from djinn.model.schema import ReturnKind, facts_of
 from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.value import Slot, Value
+from djinn.pacing import Pace
 from djinn.plugins import Plugins
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
@@ -56,15 +57,16 @@ class Session:
         self.released: deque[int] = deque()
         self.specs = SpecTable()
         self.closed = False
-        wanted = config.flush_every
-        self.flush_every = connection.flush_every if wanted == "auto" else wanted or 0
+        self.flush_every = self._usual_flush_every = connection.flush_every
+        self.pace = Pace(self.flush_every, is_fixed=False)
+        self.flush_after(config.flush_every)
         self._classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
         self._scheduler: Scheduler = plugins.choose("scheduler", "single")
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan)
-        self.link = Link(connection, self.tape, self.released, self._arrange, config.debug)
+        self.link = Link(connection, self.tape, self.released, self._arrange, self.pace, config.debug)
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
@@ -75,10 +77,18 @@ class Session:
 
     def stream(self) -> None:
         """Hand pending nodes over without waiting and without raising; a broken connection shows at the next wait."""
+        if not self.pace.is_due(self.tape.nodes):
+            return
         try:
             self.flush()
         except DjinnError as error:
             log.warning("streaming flush failed; the next materialization reports it: %s", error)
+
+    def flush_after(self, operations: int | str | None) -> None:
+        """Hand pending nodes over after so many operations from now on; see `djinn.config.Config.flush_every`."""
+        usual = self._usual_flush_every
+        self.flush_every = usual if operations == "auto" else int(operations or 0)
+        self.pace.set(self.flush_every, is_fixed=operations != "auto")
 
     def flush(self) -> None:
         """Hand everything pending over without waiting for results.
@@ -349,7 +359,7 @@ class Session:
             return lambda op, args, kwargs: handler(self, op, args, kwargs)
         facts = facts_of(operator)
         if facts.is_composite and not self._classifier.keep_whole(operator):
-            return self._decompose
+            return self.decompose
         if operation_class is OperationClass.TRIGGER or ReturnKind.PLAIN in facts.returns:
             return self.mixer.trigger
         return self._record_changing if facts.changes_metadata and len(facts.argument_names) > 1 else None
@@ -364,7 +374,8 @@ class Session:
             return self.recorder.record(binding, operator, args, kwargs)
         return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
-    def _decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out a composite by recording its parts."""
         excluded = torch._C._dispatch_tls_local_exclude_set()
         if not torch._C._dispatch_has_kernel_for_dispatch_key(facts_of(operator).name, _VIEWS_AND_WRITES.name):
             # Inference mode leaves it to the parts to say that they are views or writes.

@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch.utils._pytree import register_pytree_node
 
 from djinn.errors import UnsupportedTensorError
 from djinn.model.spec import TensorSpec
@@ -261,6 +262,14 @@ class LazyTuple(tuple[Any, ...]):
         from djinn import runtime
 
         return tuple(runtime.current().materialize(list(self)))
+
+    def tolist(self) -> list[Any]:
+        """List the values of every element, all brought home in one round trip."""
+        return [home.tolist() for home in self.materialize()]
+
+
+register_pytree_node(LazyTuple, lambda members: (list(members), None), lambda members, _: tuple(members),
+                     serialized_type_name="djinn.LazyTuple")
 
 
 def wrap(spec: TensorSpec, value: Value) -> LazyTensor:

@@ -73,12 +73,11 @@ class Statistics:
 @contextmanager
 def _flushing(session: Session, every: int | None | str) -> Iterator[None]:
     """Let a running session hand over after so many operations; starting one for each program would take too long."""
-    before = session.flush_every
-    session.flush_every = session.recorder._limit = before if every == "auto" else int(every or 0)
+    session.flush_after(every)
     try:
         yield
     finally:
-        session.flush_every = session.recorder._limit = before
+        session.flush_after(session.config.flush_every)
 
 
 class Machine(RuleBasedStateMachine):

@@ -92,7 +92,6 @@ _PRODUCTS = """
     linear: x w
     linear: x w ?v
     native_layer_norm: x L ?v ?v f
-    native_layer_norm_backward: x s L v v ?v ?v bbb
     scaled_dot_product_attention: x s s
     convolution: x s None [1] [1] [1] False [0] 1
     einsum: ij,jk->ik T

@@ -169,12 +169,11 @@ def expect_same_error(got: Exception | None, wanted: Exception, what: str, where
 def unflushed(session: Session) -> Iterator[None]:
     """Let nothing be handed over before it is needed, as in a session with ``flush_every=None``."""
     session.flush()
-    before = session.flush_every, session.recorder._limit
-    session.flush_every = session.recorder._limit = 0
+    session.flush_after(None)
     try:
         yield
     finally:
-        session.flush_every, session.recorder._limit = before
+        session.flush_after(session.config.flush_every)
 
 
 def expect_metadata(session: Session, told: Sequence[tuple[str, torch.Tensor, OutputSpec]], where: str) -> None:

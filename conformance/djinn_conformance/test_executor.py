@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperatorError
 from djinn.kinds import Executor, ExecutorFactory
 from djinn.model.program import Program
+from djinn.protocol.messages import Poisoned
 from djinn.protocol.tensors import DTYPES, is_dense
 from djinn_conformance.assertions import (
     bytes_of,
@@ -88,6 +89,37 @@ def test_order_kept(subject: Subject, executor: Executor, recording: Recording, 
     tolerance = tolerance_of(law_named("executor.equals_eager"), subject)
     wanted = run_eager(recording, torch_device(subject))
     compare(executor, run, wanted, known_values(parts, recording), where, tolerance)
+
+
+_STATISTICS = Recording(tuple(filled(size, torch.float32, 1) for size in ((2, 3), (3,), (3,))), (
+    call("aten::native_batch_norm", Ref(-1), None, None, Ref(-2), Ref(-3), True, 0.1, 1e-5, results=3),
+))
+"""A schema that does not say what is written."""
+
+
+@law("executor.purity_true")
+@given(recording=recordings(grouped() + PLAIN + IN_PLACE + RANDOM, max_calls=3))
+@example(recording=_ALIASES)
+@example(recording=_STATISTICS)
+def test_purity_true(subject: Subject, executor: Executor, recording: Recording) -> None:
+    """Run what says that it is pure twice, and look at everything that it might have changed."""
+    (part, compiled), = prepare(executor, _cut(recording, []))
+    if not getattr(compiled, "is_pure", False):
+        return
+    where, random = f"{subject}: {recording}", executor.random_state(0)
+    inputs = [executor.put(tensor) for tensor in recording.inputs]
+
+    def run() -> list[Any]:
+        given = [inputs[-1 - index] for index in part.inputs]
+        outputs = compiled.run(given, list(part.numbers), random, lambda step, _: Poisoned(1 + step))
+        return [bytes_of(executor.get(value)) if isinstance(value, torch.Tensor) else value for value in outputs]
+
+    state = bytes_of(random.get())
+    first = run()
+    for index, (value, tensor) in enumerate(zip(inputs, recording.inputs, strict=True)):
+        expect_same_tensor(executor.get(value), tensor, f"input i{index} after a pure run", where)
+    expect_equal(bytes_of(random.get()), state, "random stream after a pure run", where)
+    expect_equal(repr(run()), repr(first), "results of the second run", where)
 
 
 _CONSTANTS = Recording((filled((3,), torch.float32, 1),), (

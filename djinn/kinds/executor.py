@@ -30,7 +30,11 @@ class RandomState(Protocol):
 
 @runtime_checkable
 class CompiledProgram(Protocol):
-    """A program made ready to run."""
+    """A program made ready to run.
+
+    It may have an attribute ``is_pure``: whether all that comes of a run are its results. Then it may run before it is
+    asked for (law executor.purity_true).
+    """
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once.
@@ -49,7 +53,7 @@ class CompiledProgram(Protocol):
 
         Laws:
             executor.equals_eager, executor.order_kept, executor.replay_stable, executor.failure_contained,
-            executor.poison_propagates, executor.randomness_private, executor.plain_results
+            executor.poison_propagates, executor.randomness_private, executor.plain_results, executor.purity_true
 
         Concurrency:
             Called from any thread; an executor serialises runs on its device itself.

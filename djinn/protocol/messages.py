@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from djinn.model.program import Program
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
 MARKS_HANDLE = 2**64 - 1
@@ -120,12 +120,29 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
         inputs: Handles of the values it reads.
         numbers: Lifted numbers, step by step.
         outputs: Handles to give to the kept results.
+        released: Values that nobody names any more once it has run.
     """
 
     program: Handle
     inputs: tuple[Handle, ...]
     numbers: list[Any]
     outputs: tuple[Handle, ...]
+    released: tuple[Handle, ...] = ()
+
+
+class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
+    """Run a program as its last two runs let expect, except for what is said here; see `djinn.protocol.forecast`.
+
+    Attributes:
+        program: Its number.
+        inputs, numbers, outputs, released: By position, what is not as expected.
+    """
+
+    program: Handle
+    inputs: dict[Size, Handle] = {}
+    numbers: dict[Size, Any] = {}
+    outputs: dict[Size, Handle] = {}
+    released: dict[Size, Handle] = {}
 
 
 class Seed(msgspec.Struct, frozen=True, array_like=True, tag="seed"):
@@ -140,10 +157,10 @@ class Free(msgspec.Struct, frozen=True, array_like=True, tag="free"):
     handles: tuple[Handle, ...]
 
 
-Command: TypeAlias = Define | Forget | Upload | Recall | Run | Seed | Free
+Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Seed | Free
 
 
-class Batch(msgspec.Struct, frozen=True, tag="batch"):
+class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
     """Commands to carry out in order.
 
     Attributes:
@@ -208,7 +225,7 @@ class Failure(msgspec.Struct, frozen=True):
     step: int = -1
 
 
-class Result(msgspec.Struct, frozen=True, tag="result"):
+class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     """Answer to a `Batch` that asked.
 
     Attributes:

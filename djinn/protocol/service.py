@@ -11,6 +11,8 @@ from djinn.errors import ProtocolError, UnknownHandleError
 from djinn.kinds.executor import CompiledProgram, Executor
 from djinn.protocol import failures, messages
 from djinn.protocol.contents import Contents
+from djinn.protocol.forecast import Forecast
+from djinn.protocol.lookahead import Lookahead
 from djinn.protocol.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
@@ -24,6 +26,7 @@ from djinn.protocol.messages import (
     Plain,
     Poisoned,
     Recall,
+    Rerun,
     Result,
     Run,
     Seed,
@@ -82,6 +85,8 @@ class SessionService:
         self._random = executor.random_state(seed)
         self._values: dict[int, Any] = {}
         self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
+        self._forecast = Forecast()
+        self._lookahead = Lookahead(self._forecast)
         self._failures: list[Failure] = []
         self._last_failure = 0
 
@@ -94,8 +99,14 @@ class SessionService:
         """Drop everything the session holds."""
         self._values.clear()
         self._programs.clear()
+        self._lookahead.drop()
         if self._contents is not None:
             self._contents.close()
+
+    @property
+    def runs_ahead(self) -> tuple[int, int]:
+        """Runs that had been run ahead when they were asked for, and such that nobody asked for."""
+        return self._lookahead.hits, self._lookahead.misses
 
     def handle(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Carry out a batch.
@@ -109,23 +120,25 @@ class SessionService:
         """
         uploads = iter(tensors)
         for command in batch.commands:
-            if isinstance(command, Run):
+            if isinstance(command, (Run, Rerun)):
                 self._run(command)
-            elif isinstance(command, Upload):
+                continue
+            if not isinstance(command, Free):
+                self._lookahead.drop()
+            if isinstance(command, Upload):
                 self._upload(command, next(uploads))
             elif isinstance(command, Recall):
                 self._recall(command)
             elif isinstance(command, Free):
-                for handle in command.handles:
-                    self._values.pop(handle, None)
-                if self._contents is not None:
-                    self._contents.release(command.handles)
+                self._free(command.handles)
             elif isinstance(command, Define):
                 self._define(command)
             elif isinstance(command, Seed):
                 self._attempt(lambda seed=command.seed: self._random.seed(seed))
             elif isinstance(command, Forget):
+                self._forecast.forget(command.programs)
                 for program in command.programs:
+                    self._lookahead.forget(program)
                     self._programs.pop(program, None)
         if not batch.wants_reply:
             return Result(), []
@@ -175,13 +188,51 @@ class SessionService:
         else:
             self._values[handle] = self._attempt(lambda: self._executor.put(contents.recall(handle, command.digest)))
 
-    def _run(self, run: Run) -> None:
+    def _free(self, handles: Sequence[int]) -> None:
+        for handle in handles:
+            self._values.pop(handle, None)
+        if self._contents is not None:
+            self._contents.release(handles)
+
+    def _run(self, command: Run | Rerun) -> None:
+        ahead = self._lookahead.asked(command)
+        run = self._attempt(lambda: self._forecast.complete(command))
+        if isinstance(run, Poisoned):
+            return
         try:
-            outputs = self._outputs_of(run)
+            outputs = self._outputs_of(run) if ahead is None else ahead
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
         self._values.update(zip(run.outputs, outputs, strict=True))
+        if run.released:
+            self._free(run.released)
+
+    def look_ahead(self) -> bool:
+        """Run one more program that will most likely be asked for next. To be called while nothing is to be handled.
+
+        Returns:
+            Whether one was run; if not, there is none.
+        """
+        return self._lookahead.go(self._values.get, self._run_ahead)
+
+    def _run_ahead(self, run: Run, inputs: list[Any]) -> list[Any] | None:
+        program, _, _ = self._programs.get(run.program, (None, None, None))
+        if program is None or not getattr(program, "is_pure", False):
+            return None
+        if any(isinstance(value, Poisoned) for value in inputs) or GENERATOR_HANDLE in run.outputs:
+            return None
+        failures = []
+
+        def report(_: int, error: BaseException) -> Poisoned:
+            failures.append(error)
+            return Poisoned(0)
+
+        try:
+            outputs = program.run(inputs, messages.from_wire(run.numbers), self._random, report)
+        except Exception as error:  # noqa: BLE001  # nobody asked: it is reported when it is asked for and fails again
+            failures.append(error)
+        return None if failures else outputs
 
     def _outputs_of(self, run: Run) -> list[Any]:
         known = self._programs.get(run.program)

@@ -18,7 +18,7 @@ from djinn.model.program import (
     TorchArgument,
     count_tensors,
 )
-from djinn.model.schema import ReturnKind, facts_of, operator_named
+from djinn.model.schema import ReturnKind, SchemaFacts, facts_of, operator_named
 from djinn.protocol.tensors import dtype_named
 
 _LAYOUTS = {"strided": torch.strided}
@@ -54,6 +54,7 @@ class Call:
         written_operands: Positions, among the tensor operands, of those that it writes.
         numbers: How many numbers it takes.
         is_random: Whether it draws random numbers.
+        is_pure: Whether all that comes of it are its results.
     """
 
     function: Callable[..., Any]
@@ -63,6 +64,7 @@ class Call:
     written_operands: tuple[int, ...]
     numbers: int
     is_random: bool
+    is_pure: bool
 
 
 @attrs.frozen
@@ -104,7 +106,17 @@ def _bind(template: Template, device: torch.device) -> Call:
         written_operands=tuple(written),
         numbers=sum(_count_numbers(argument) for argument in every),
         is_random=facts.is_random,
+        is_pure=_is_pure(template.operator, facts),
     )
+
+
+def _is_pure(operator: str, facts: SchemaFacts) -> bool:
+    """Whether an operator neither writes nor draws. Schemas of batch norms do not say that they write their statistics.
+
+    What others than PyTorch define may do anything.
+    """
+    has_statistics = any(name.startswith("running_") for name in facts.argument_names)
+    return operator.startswith("aten::") and not (facts.written or facts.is_random or has_statistics)
 
 
 def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:

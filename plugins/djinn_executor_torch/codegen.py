@@ -27,14 +27,14 @@ class Compiled:
     def __init__(self, program: Program, calls: Sequence[Call]) -> None:
         self._program = program
         self._calls = calls
-        self._function = _compile(program, calls)
+        self.function = _compile(program, calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], report: Report) -> list[Any]:
         """Run once; from the first step that raises on, interpret."""
         if any(type(value) is Poisoned for value in inputs):
             return interpret(self._program, self._calls, inputs, numbers, report)
         try:
-            return self._function(inputs, numbers)
+            return self.function(inputs, numbers)
         except Exception as error:
             # The interpreter goes on after the failed step; it needs that step's position and the results so far.
             step, variables = _locate(error.__traceback__)

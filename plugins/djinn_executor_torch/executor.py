@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from djinn_executor_torch.calls import Call, bind
 from djinn_executor_torch.codegen import Compiled
 from djinn_executor_torch.interpreter import interpret
 from djinn_executor_torch.random import TorchRandomState
+
+OVERLAP = "DJINN_CUDA_OVERLAP"
+"""Environment variable: ``1`` for copies that overlap with computing, and graphs, on CUDA devices."""
 
 
 class TorchExecutor:
@@ -73,6 +77,9 @@ class TorchProgram:
     """A program bound to PyTorch's operators.
 
     Interpreted the first time, compiled to straight-line Python when it turns out to repeat.
+
+    Attributes:
+        is_pure: Whether all that comes of a run are its results; then it may run before it is asked for.
     """
 
     def __init__(self, program: Program, calls: Sequence[Call], lock: threading.RLock) -> None:
@@ -83,6 +90,7 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
+        self.is_pure = all(call.is_pure for call in calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once; see `djinn.kinds.executor.CompiledProgram`."""
@@ -126,4 +134,9 @@ class TorchExecutorFactory:
         if wanted not in self.devices():
             raise ConfigurationError(f"There is no device {device!r} here.",
                                      hint=f"Available: {', '.join(self.devices())}.")
-        return TorchExecutor(torch.device(wanted))
+        chosen = torch.device(wanted)
+        if chosen.type == "cuda" and os.environ.get(OVERLAP) == "1":
+            from djinn_executor_torch.cuda import CudaExecutor
+
+            return CudaExecutor(chosen)
+        return TorchExecutor(chosen)

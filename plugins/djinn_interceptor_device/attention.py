@@ -64,6 +64,11 @@ def attend(
     return attended if batched else attended.squeeze(0)
 
 
+def allowed_kernels() -> tuple[bool, bool]:
+    """Tell which of its kernels on the CPU PyTorch may take, as ``torch.nn.attention.sdpa_kernel`` sets it."""
+    return torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled()
+
+
 def _takes_flash(
     specs: list[TensorSpec], dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
 ) -> bool:
@@ -72,7 +77,7 @@ def _takes_flash(
     Source:
         ``select_sdp_backend_cpp`` of aten/src/ATen/native/transformers/sdp_utils_cpp.cpp.
     """
-    arguments = (*specs, dropout_p > 0, is_causal, scale, enable_gqa)
+    arguments = (*specs, dropout_p > 0, is_causal, scale, enable_gqa, allowed_kernels())
     found = _choices.get(arguments)
     if found is None:
         stand_ins = [torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="cpu").requires_grad_()

@@ -15,7 +15,7 @@ from djinn.kinds.interceptor import FunctionHandler
 from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor, pending_errors
 from djinn_interceptor_device import adoption, copying, gradients, recurrent, saving, shortcuts
-from djinn_interceptor_device.attention import attend
+from djinn_interceptor_device.attention import allowed_kernels, attend
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _ATTENTION = F.scaled_dot_product_attention
@@ -105,13 +105,14 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **dict.fromkeys((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad), run_backward),
     **dict.fromkeys(
         (
-            F.linear, F.scaled_dot_product_attention, F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm,
+            F.linear, F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm,
             torch.group_norm, torch.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
             torch.Tensor.__rmatmul__, torch.norm, torch.Tensor.norm, torch.nuclear_norm, torch.linalg.norm,
             torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals, torch.linalg.eigvalsh,
         ),
         shortcuts.shortened(keep_whole),
     ),
+    _ATTENTION: shortcuts.shortened(keep_whole, allowed_kernels),
     **dict.fromkeys(_SHORT, shortcuts.shortened(shortcuts.call_plainly)),
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), split_at_home),
     **recurrent.FUNCTIONS,

@@ -14,6 +14,7 @@ from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.tensor import LazyTensor
 from djinn_interceptor_device import (
     factories,
+    folding,
     functions,
     gradients,
     handlers,
@@ -80,7 +81,7 @@ class DeviceInterceptor:
         """Operators that copy between devices, ask about storages or write into lists."""
         optimizers.follow(session.link.welcome.device)
         shortcuts.follow(session)
-        return {**list_writes.handlers(), **handlers.HANDLERS}
+        return {**list_writes.handlers(), **handlers.HANDLERS, **folding.HANDLERS}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
         """Functions that start a backward pass or save, and composites that stay whole without gradients."""

@@ -23,6 +23,7 @@ from djinn.kinds.interceptor import FunctionHandler
 from djinn.model.schema import ReturnKind, operator_named
 from djinn.recorder import scan
 from djinn.tensor import LazyTensor
+from djinn_interceptor_device import folding
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -46,7 +47,8 @@ _by_value: Any = object()
 """Stands where the real numbers of a call belong to the key."""
 _shortcuts: dict[tuple[Any, ...], tuple[Plan, list[Any] | None] | None] = {}
 """By function and arguments, as `djinn.recorder.scan` describes them: the plan, and the operation's numbers if they are
-the same for every such call, with defaults among them. ``None`` where there is no shortcut."""
+the same for every such call, with defaults among them. ``None`` where there is no shortcut. Of an operation with
+several results, the function gave the first."""
 _older: dict[tuple[Any, ...], Any] = {}
 
 
@@ -63,8 +65,13 @@ def follow(session: Session) -> None:
     _session, _apply = session, session.recorder.apply
 
 
-def shortened(long_way: FunctionHandler) -> FunctionHandler:
-    """Make the handler of functions that are called by their shortcut if one is known, else the long way."""
+def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = None) -> FunctionHandler:
+    """Make the handler of functions that are called by their shortcut if one is known, else the long way.
+
+    Args:
+        long_way: The handler without shortcuts.
+        settings: Tells what else the way depends on, beside the arguments.
+    """
 
     def shorten(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (
@@ -78,7 +85,7 @@ def shortened(long_way: FunctionHandler) -> FunctionHandler:
             or not _is_running()
         ):
             return long_way(function, args, kwargs)
-        key: list[Any] = [function]
+        key: list[Any] = [function] if settings is None else [function, settings()]
         slots: list[Any] = []
         numbers: list[Any] = []
         ours = scan(args, key, slots, numbers, True)
@@ -97,7 +104,8 @@ def shortened(long_way: FunctionHandler) -> FunctionHandler:
         if shortcut is _unknown:
             return _learn(hashable, long_way, function, args, kwargs, slots, numbers)
         plan, fixed = shortcut
-        return _apply(plan, args, kwargs, slots, numbers if fixed is None else fixed)
+        result = _apply(plan, args, kwargs, slots, numbers if fixed is None else fixed)
+        return result if plan.single is not None else result[0]
 
     return shorten
 
@@ -133,9 +141,11 @@ def _learn(
     is_all = (
         len(pending) == before + 1
         and type(result) is LazyTensor
-        and node.outputs == (result._value.slot,)
+        and node.outputs[:1] == (result._value.slot,)
         and len(node.inputs) == len(slots)
         and all(one is other for one, other in zip(node.inputs, slots, strict=True))
+        and not (operator_named(node.signature.template.operator) in folding.HANDLERS
+                 and folding.can_depend_on_gradient(*args[:2]))
     )
     plan = _plan_of(node.signature) if is_all else None
     if plan is None:
@@ -156,17 +166,18 @@ def _reals(numbers: list[Any]) -> tuple[float | complex, ...]:
 
 
 def _plan_of(signature: Signature) -> Plan | None:
-    """Return the plan of an operation that gives one new tensor and does nothing else, whatever the numbers are."""
+    """Return the plan of an operation that gives new tensors and does nothing else, whatever the numbers are."""
     binding = _session.recorder.binding(operator_named(signature.template.operator))
+    count = len(signature.results)
     is_simple = (
-        binding.facts.returns == (ReturnKind.TENSOR,)
+        binding.facts.returns == (ReturnKind.TENSOR,) * count
         and binding.erases_floats
         and not signature.writes
-        and signature.aliases == (-1,)
-        and signature.results[0] is not None
+        and signature.aliases == (-1,) * count
+        and None not in signature.results
         and not signature.template.default_dtype
     )
     if not is_simple:
         return None
-    return Plan(signature=signature, single=signature.results[0], may_be_view=False, asks=False,
-                kinds=binding.facts.returns, lengths=(1,), written=(None,))
+    return Plan(signature=signature, single=signature.results[0] if count == 1 else None, may_be_view=False,
+                asks=False, kinds=binding.facts.returns, lengths=(1,) * count, written=(None,) * count)

@@ -45,6 +45,8 @@ def serve(
         min=0, show_default=False,
         help="MiB of memory for uploads that are kept, so that their owners need not send them again; "
              "0 keeps none. An eighth of the memory, and 4096 at most, if not given.")] = None,
+    look_ahead: Annotated[bool, typer.Option(
+        help="Run what a session will most likely ask for next while it asks for nothing.")] = True,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
@@ -57,7 +59,7 @@ def serve(
     or through a tunnel.
     """
     try:
-        server = _open(host, port, unix, device, token, threads, keep_mib)
+        server = _open(host, port, unix, device, token, threads, keep_mib, look_ahead)
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
@@ -65,7 +67,8 @@ def serve(
 
 
 def _open(
-    host: str, port: int, unix: str, device: str, token: str, threads: int | None, keep_mib: int | None
+    host: str, port: int, unix: str, device: str, token: str, threads: int | None, keep_mib: int | None,
+    look_ahead: bool,
 ) -> Server:
     from djinn.config import Config
     from djinn.kinds.transport import ListenOptions
@@ -95,7 +98,7 @@ def _open(
         address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     transport = plugins.transport_for(address.partition("://")[0])
     return Server(transport.listen(address, ListenOptions()), executor, token=config.token,
-                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20)
+                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead)
 
 
 def _is_loopback(host: str) -> bool:

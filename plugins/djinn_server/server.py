@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
@@ -22,6 +22,14 @@ __all__ = ("Server",)
 _log = logging.getLogger("djinn.server")
 
 
+@runtime_checkable
+class _Pollable(Protocol):
+    """What a channel may have beside the methods of `Channel`."""
+
+    def is_ready(self) -> bool:
+        """Whether `receive` would not wait."""
+
+
 class Server:
     """Serves an executor to every connection that a listener accepts.
 
@@ -32,16 +40,21 @@ class Server:
         executor: Runs the programs of all sessions; closed by `stop`.
         token: What clients have to know; empty to let in everyone who can connect.
         keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
+        looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
     """
 
-    def __init__(self, listener: Listener, executor: Executor, *, token: str = "", keep_bytes: int = 0) -> None:
+    def __init__(
+        self, listener: Listener, executor: Executor, *, token: str = "", keep_bytes: int = 0,
+        looks_ahead: bool = True,
+    ) -> None:
         self._listener = listener
         self._executor = executor
         self._token = token
         self._store = ContentStore(keep_bytes)
+        self._looks_ahead = looks_ahead
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
@@ -156,7 +169,9 @@ class Server:
         service = SessionService(self._executor, travels=True, contents=contents)
         try:
             while _answer_next(channel, service):
-                pass
+                if self._looks_ahead and isinstance(channel, _Pollable):
+                    while not channel.is_ready() and service.look_ahead():
+                        pass
         finally:
             held = service.live_handles
             service.close()

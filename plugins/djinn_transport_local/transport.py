@@ -18,7 +18,7 @@ from djinn.kinds.executor import Executor
 from djinn.kinds.transport import ConnectOptions, Listener, ListenOptions
 from djinn.model.program import Template
 from djinn.model.schema import facts_of, operator_named
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Define, Forget, Result, Run, Welcome
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Define, Forget, Rerun, Result, Run, Welcome
 from djinn.protocol.service import SessionService
 
 MAX_BATCHES = 64
@@ -140,7 +140,7 @@ class LocalConnection:
             elif isinstance(command, Forget):
                 for program in command.programs:
                     self._needs.pop(program, None)
-            elif isinstance(command, Run):
+            elif isinstance(command, (Run, Rerun)):
                 is_random, default_dtypes = self._needs.get(command.program, (False, set()))
                 borrows = borrows or is_random or not default_dtypes <= {"", here}
         return borrows

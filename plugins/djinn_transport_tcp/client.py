@@ -81,8 +81,8 @@ def _open(address: str, open_socket: Callable[[], socket.socket], options: Conne
     return connection
 
 
-FLUSH_EVERY = 64
-"""Operations per streamed batch; execution of a batch overlaps with the recording of the next."""
+FLUSH_EVERY = 8
+"""Operations of the first batch that is sent early; execution of a batch overlaps with the recording of the next."""
 
 
 class SocketConnection:

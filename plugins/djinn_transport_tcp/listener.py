@@ -205,6 +205,10 @@ class SocketChannel:
         except (OSError, EOFError) as error:
             raise self._broken(error) from None
 
+    def is_ready(self) -> bool:
+        """Whether `receive` would not wait for something to begin."""
+        return self._frames.stream.is_ready()
+
     def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send a message with its tensors. A refusal is the last message: nothing that comes after it is looked at.
 

@@ -77,6 +77,15 @@ def is_tcp(sock: socket.socket) -> bool:
     return sock.family in {socket.AF_INET, socket.AF_INET6}
 
 
+def _readable(sock: socket.socket) -> list[Any]:
+    """List what there is to read, without waiting; by `poll` where there is one, because `select` knows few sockets."""
+    if not hasattr(select, "poll"):
+        return select.select([sock], [], [], 0)[0]
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return poll.poll(0)
+
+
 def is_silent(sock: socket.socket, silence_s: float) -> bool:
     """Whether the other machine has stopped to acknowledge what was sent; ``False`` where the system cannot tell.
 
@@ -165,6 +174,16 @@ class ByteStream:
             # No frame begins with a zero: bytes came, and how many is not known if an interrupt came right after.
             self.is_torn = self._ahead[0] != 0
             raise
+
+    def is_ready(self) -> bool:
+        """Whether a read would not wait: there are bytes, or the stream has ended."""
+        if self._first < self._last or self._closed:
+            return True
+        try:
+            return bool(_readable(self._socket))
+        except (OSError, ValueError):
+            # What is wrong shows when it is read.
+            return True
 
     def take(self, length: int) -> memoryview:
         """Receive at most `AHEAD_BYTES`.

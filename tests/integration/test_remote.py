@@ -66,9 +66,10 @@ def test_known_programs_travel_as_an_id(session) -> None:
         return djinn.stats()["bytes_sent"]
 
     first = step(1.0)
-    step(2.0)
-    assert [step(3.0), step(3.5)] == [step(4.0)] * 2
-    assert step(5.0) < 0.5 * first
+    second, third = step(2.0), step(3.0)
+    assert third < second < first
+    assert [step(4.0), step(4.5)] == [step(5.0)] * 2
+    assert step(6.0) < 0.5 * first
     assert djinn.stats()["programs_sent"] == 0
 
 

@@ -41,6 +41,7 @@ from djinn.protocol.messages import (
     Poisoned,
     Recall,
     Refusal,
+    Rerun,
     Result,
     Run,
     Seed,
@@ -218,6 +219,13 @@ BAD_BATCHES = [
     BadBatch("output-reserved", "ProtocolError", [define(), Run(1, (1, 1), [], (0,))], fetch=(1,)),
     BadBatch("nested-numbers", "ProtocolError", [define(), Run(1, (1, 1), deep_list(400), (9,))]),
     BadBatch("odd-numbers", "ValueError", [define(), Run(1, (1, 1), [{"real": "x"}, None, "text"], (9,))]),
+    BadBatch("goes-on-from-nothing", "ProtocolError", [define(), Rerun(1)], fetch=(1,)),
+    BadBatch("goes-on-at-no-such-place", "ProtocolError", [define(), RUN, Rerun(1, {2: 1})], fetch=(1,)),
+    BadBatch("goes-on-below-nothing", "ProtocolError", [define(), Run(1, (1, 1), [], (9,)), Run(1, (1, 1), [], (2,)),
+                                                        Rerun(1)], fetch=(1,)),
+    BadBatch("goes-on-beyond-all-handles", "ProtocolError", [
+        define(), RUN, Run(1, (1, 1), [], (2**63,)), Run(1, (1, 1), [], (2**64 - 1,)), Rerun(1)], fetch=(1,)),
+    BadBatch("goes-on-to-the-reserved-output", "ProtocolError", [define(), RUN, Rerun(1, outputs={0: 0})], fetch=(1,)),
     BadBatch("odd-constant", "ProtocolError", [
         define((TensorArgument(), TorchArgument("dtype", "__class__")), operands=(-1,)), RUN]),
     BadBatch("numbers-missing", "ProtocolError", [define((TensorArgument(), NumberArgument()), operands=(-1,)), RUN]),

@@ -53,6 +53,45 @@ def test_several_values_cost_one_round_trip() -> None:
     assert [value[0].item() for value in locals_] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_structures_of_values_cost_one_round_trip() -> None:
+    x = torch.arange(4.0, device=DEVICE)
+    outputs = {"loss": x.sum(), "logits": [x * 2, (x + 1, "text", None)], "tuple": djinn.LazyTuple((x, x - 1)),
+               "local": torch.ones(1)}
+    djinn.reset_stats()
+    home = djinn.materialize(outputs)
+    assert djinn.stats()["round_trips"] == 1
+    assert type(home["loss"]) is torch.Tensor
+    assert home["loss"].item() == 6
+    assert home["logits"][0].tolist() == [0, 2, 4, 6]
+    assert home["logits"][1][0].tolist() == [1, 2, 3, 4]
+    assert home["logits"][1][1:] == ("text", None)
+    assert [member.tolist() for member in home["tuple"]] == [[0, 1, 2, 3], [-1, 0, 1, 2]]
+    assert home["local"] is outputs["local"]
+
+
+def test_outputs_of_models_cost_one_round_trip() -> None:
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                                 intermediate_size=8)).eval()
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        expected = model(tokens)
+        outputs = model.to(DEVICE)(tokens.to(DEVICE))
+    djinn.reset_stats()
+    home = djinn.materialize(outputs)
+    assert djinn.stats()["round_trips"] == 1
+    assert type(home) is type(expected)
+    assert torch.equal(home.pooler_output, expected.pooler_output)
+
+
+def test_the_values_of_a_tuple_cost_one_round_trip() -> None:
+    several = djinn.LazyTuple(torch.full((2,), float(i), device=DEVICE) for i in range(3))
+    djinn.reset_stats()
+    assert several.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert djinn.stats()["round_trips"] == 1
+
+
 def test_metadata_never_travels() -> None:
     x = torch.randn(3, 4, device=DEVICE)
     djinn.reset_stats()

@@ -50,6 +50,7 @@ from djinn.protocol.messages import (
     Poisoned,
     Recall,
     Refusal,
+    Rerun,
     Result,
     Run,
     Seed,
@@ -74,6 +75,7 @@ arguments = st.recursive(
 templates = st.builds(Template, texts, texts, st.lists(arguments, max_size=3).map(tuple),
                       st.lists(st.tuples(texts, arguments), max_size=2).map(tuple))
 tuples_of_handles = st.lists(handles, max_size=4).map(tuple)
+changes = st.dictionaries(st.integers(0, 2**32), handles, max_size=3)
 steps = st.builds(Step, st.integers(-1, 4), st.lists(st.integers(-3, 6), max_size=4).map(tuple), st.integers(-1, 3))
 programs = st.builds(Program, st.lists(templates, max_size=3).map(tuple), st.lists(steps, max_size=4).map(tuple),
                      st.integers(0, 3), st.lists(st.integers(-1, 5), max_size=3).map(tuple))
@@ -92,7 +94,10 @@ def tensor_headers_of_anything(draw: st.DrawFn) -> TensorHeader:
 described = tensor_headers_of_anything()
 commands = (
     st.builds(Define, handles, programs) | st.builds(Forget, tuples_of_handles) | st.builds(Upload, handles, described)
-    | st.builds(Run, handles, tuples_of_handles, st.lists(lifted, max_size=3).map(to_wire), tuples_of_handles)
+    | st.builds(Run, handles, tuples_of_handles, st.lists(lifted, max_size=3).map(to_wire), tuples_of_handles,
+                tuples_of_handles)
+    | st.builds(Rerun, handles, changes, st.dictionaries(st.integers(0, 99), lifted.map(to_wire), max_size=3), changes,
+                changes)
     | st.builds(Recall, handles, st.binary(min_size=32, max_size=32))
     | st.builds(Seed, st.integers(-(2**63), 2**64 - 1)) | st.builds(Free, tuples_of_handles)
 )

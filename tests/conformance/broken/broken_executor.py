@@ -32,6 +32,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "poison-reported": ("executor.poison_propagates", {"executor.failure_contained"}),
     "shared-generator": ("executor.randomness_private", set()),
     "forgetful-generator": ("executor.randomness_private", set()),
+    "claims-purity": ("executor.purity_true", set()),
     "put-reorders": ("executor.put_copies", _VALUES | {"executor.get_copies"}),
     "get-shares": ("executor.get_copies", {"executor.put_copies"}),
     "plain-as-tensor": ("executor.plain_results", _VALUES),
@@ -78,6 +79,7 @@ class _Program:
         self._flaw = flaw
         self._folded: dict[int, list[Any]] = {}
         self._numbers: list[Any] | None = None
+        self.is_pure = flaw == "claims-purity"
         for template in program.templates if flaw != "late-lookup" else program.templates[:1]:
             operator = operator_named(template.operator)
             if facts_of(operator).digest != template.digest and flaw != "any-schema":

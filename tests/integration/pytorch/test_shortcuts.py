@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import djinn
@@ -42,6 +43,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "attention": lambda x, y, w, b: F.scaled_dot_product_attention(x[None], y[None], w[None]),
     "attention that looks back": lambda x, y, w, b: F.scaled_dot_product_attention(x[None], y[None], w[None],
                                                                                    is_causal=True),
+    "attention of heads": lambda x, y, w, b: F.scaled_dot_product_attention(
+        x.view(1, 2, 8, 4), y.view(1, 2, 8, 4), w.view(1, 2, 8, 4), is_causal=True),
     "into a destination": lambda x, y, w, b: torch.add(x, y, out=torch.zeros_like(x)),
 }
 
@@ -109,6 +112,21 @@ def test_a_repeated_call_does_not_pass_the_dispatcher(operands: tuple[Tensors, T
             made = x + y
         assert runtime.current().recorder.dispatch == before
     assert torch.equal(made.cpu(), operands[0][0] + operands[0][1])
+
+
+def test_attention_is_carried_out_by_a_kernel_that_is_allowed(operands: tuple[Tensors, Tensors]) -> None:
+    queries = [tensor.view(1, 2, 8, 4) for tensor in operands[1][:3]]
+
+    def attended() -> list[str]:
+        _, nodes = recorded(lambda: F.scaled_dot_product_attention(*queries))
+        return [node.signature.template.operator for node in nodes]
+
+    with torch.no_grad():
+        for _ in range(3):
+            assert attended() == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
+        with sdpa_kernel(SDPBackend.MATH):
+            assert "aten::_scaled_dot_product_flash_attention_for_cpu" not in attended()
+        assert attended() == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
 
 
 class _Counting(TorchDispatchMode):

@@ -1,0 +1,38 @@
+"""Matrix products that PyTorch carries out in one way or another, by whether a gradient might be wanted.
+
+A product of many matrices with one is folded into a product of two, or not. Where that would copy the larger one,
+PyTorch looks whether the smaller requires a gradient, even where none is recorded; and the two ways round differently.
+The executor's tensors require none, so such products are taken apart here.
+
+Source:
+    ``should_fold`` of aten/src/ATen/native/LinearAlgebra.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from djinn.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+
+def can_depend_on_gradient(first: Any, second: Any) -> bool:
+    """Whether it may matter, for operands with this metadata, that one of them requires a gradient."""
+    if not isinstance(first, LazyTensor) or not isinstance(second, LazyTensor):
+        return False
+    return max(first.dim(), second.dim()) > 2 and not (first.dim() >= second.dim() and first.is_contiguous())
+
+
+def take_apart_if_needed(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a product whole, unless its way depends on what the executor does not know."""
+    first, second = args[:2]
+    if can_depend_on_gradient(first, second) and (first.requires_grad or second.requires_grad):
+        return session.decompose(operator, args, kwargs)
+    return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+
+
+HANDLERS = dict.fromkeys((torch.ops.aten.linear.default, torch.ops.aten.matmul.default), take_apart_if_needed)

@@ -1,0 +1,70 @@
+"""Running programs again and again on one executor, and comparing it with another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+from djinn_conformance.assertions import expect_same_metadata, expect_same_tensor
+from djinn_conformance.programs import Call, Piece, Recording, pieces
+from djinn_conformance.strategies import filled
+
+from djinn.kinds.executor import CompiledProgram, Executor, RandomState
+from djinn.protocol.messages import Poisoned
+
+
+@attrs.define
+class Session:
+    """One executor, and the values that it is given run by run."""
+
+    executor: Executor
+    parts: list[Piece]
+    values: dict[int, Any] = attrs.field(factory=dict)
+    reports: list[tuple[int, str]] = attrs.field(factory=list)
+    programs: list[CompiledProgram] = attrs.field(init=False)
+    random: RandomState = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.programs = [self.executor.compile(part.program) for part in self.parts]
+        self.random = self.executor.random_state(7)
+
+    def give(self, index: int, tensor: torch.Tensor) -> None:
+        self.values[-1 - index] = self.executor.put(tensor)
+
+    def run(self, numbers: Sequence[Any] | None = None) -> dict[int, Any]:
+        results: dict[int, Any] = {}
+
+        def report(step: int, error: BaseException) -> Poisoned:
+            self.reports.append((step, type(error).__name__))
+            return Poisoned(step)
+
+        for part, program in zip(self.parts, self.programs, strict=True):
+            known = self.values | results
+            outputs = program.run([known[index] for index in part.inputs],
+                                  list(part.numbers if numbers is None else numbers), self.random, report)
+            results.update(zip(part.outputs, outputs, strict=True))
+        return results
+
+
+def session(executor: Executor, inputs: Sequence[torch.Tensor], *calls: Call, every: int = 1) -> Session:
+    recording = Recording(tuple(inputs), calls)
+    made = Session(executor, pieces(recording, [], range(0, recording.results, every)))
+    for index, tensor in enumerate(inputs):
+        made.give(index, tensor)
+    return made
+
+
+def same(got: dict[int, Any], wanted: dict[int, Any], where: str) -> None:
+    assert got.keys() == wanted.keys()
+    for index, should in wanted.items():
+        if isinstance(should, torch.Tensor):
+            expect_same_metadata(got[index], should, f"r{index}", where)
+            expect_same_tensor(got[index], should, f"r{index}", where)
+        else:
+            assert repr(got[index]) == repr(should), where
+
+
+def weights() -> tuple[torch.Tensor, ...]:
+    return filled((4, 4), torch.float32, 1), filled((4, 4), torch.float32, 2)

@@ -1,0 +1,122 @@
+"""Forecasts: what travels is short where things go on evenly, and what arrives is what was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djinn.errors import ProtocolError
+from djinn.protocol import messages
+from djinn.protocol.forecast import Forecast
+from djinn.protocol.messages import Batch, Rerun, Run, to_wire
+
+ODD_ONES = [0.0, -0.0, 1.0, 1, -1, True, 2.5, float("nan"), float("inf")]
+numbers = st.integers(-(2**62), 2**62) | st.sampled_from(ODD_ONES)
+lifted = st.recursive(numbers | st.complex_numbers(), lambda inner: st.lists(inner, max_size=3), max_leaves=4)
+handles = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=4).map(tuple)
+runs = st.builds(Run, st.integers(1, 2), handles, st.lists(lifted, max_size=4).map(to_wire), handles, handles)
+
+
+def over_the_wire(sent: Run | Rerun) -> Run | Rerun:
+    batch = messages.decode(messages.encode(Batch([sent])))
+    assert isinstance(batch, Batch)
+    command = batch.commands[0]
+    assert isinstance(command, (Run, Rerun))
+    return command
+
+
+def conversation(meant: list[Run]) -> list[Run | Rerun]:
+    """Send runs from one side to the other, check that they arrive as meant, and return what travelled."""
+    here, there = Forecast(), Forecast()
+    travelled = []
+    for run in meant:
+        sent = here.shorten(run)
+        # Written out, because zeros of either sign are equal, and no NaN is.
+        assert repr(there.complete(over_the_wire(sent))) == repr(run)
+        travelled.append(sent)
+    return travelled
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(runs, max_size=8))
+def test_what_arrives_is_what_was_meant(meant: list[Run]) -> None:
+    conversation(meant)
+
+
+@settings(deadline=None, max_examples=300)
+@given(begin=runs, step=runs, rounds=st.integers(3, 8), odd=st.lists(runs, max_size=2), data=st.data())
+def test_what_goes_on_evenly_arrives_too(
+    begin: Run, step: Run, rounds: int, odd: list[Run], data: st.DataObject
+) -> None:
+    meant = [advanced(begin, step, count) for count in range(rounds)]
+    for run in odd:
+        meant.insert(data.draw(st.integers(0, len(meant))), run)
+    conversation(meant)
+
+
+def advanced(run: Run, step: Run, count: int) -> Run:
+    def on(old: Any, by: Any) -> Any:
+        return (old + count * by) % 2**62 if type(old) is int and type(by) is int else old
+
+    def all_on(old: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(on(one, by[index] if index < len(by) else 1) for index, one in enumerate(old))
+
+    return Run(run.program, all_on(run.inputs, step.inputs),
+               [on(old, step.numbers[index] if index < len(step.numbers) else 1)
+                for index, old in enumerate(run.numbers)], all_on(run.outputs, step.outputs), run.released)
+
+
+def decoding(count: int) -> Run:
+    """One round of a loop: weights stay, a cache and a length grow, the epsilon of a norm does not."""
+    return Run(1, (7, 8, 100 + 40 * count), [1e-5, count, [1, 12, 5 + count, 64], -1], (140 + 40 * count,),
+               (100 + 40 * count,))
+
+
+def test_nothing_but_the_program_travels_when_all_goes_on_evenly() -> None:
+    travelled = conversation([decoding(count) for count in range(6)])
+    assert travelled[2:] == [Rerun(1)] * 4
+    assert len(messages.encode(Batch(list(travelled[2:3])))) <= 34
+
+
+def test_only_what_is_not_expected_travels() -> None:
+    odd = Run(1, (7, 9, 220), [1e-5, 3, [1, 12, 8, 32], -1], (260,), (220,))
+    assert conversation([decoding(0), decoding(1), decoding(2), odd])[3] == Rerun(1, {1: 9}, {2: [1, 12, 8, 32]})
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, -0.0), (-0.0, 0.0), (1, 1.0), (1.0, 1), ([0.0], [-0.0])])
+def test_numbers_that_only_look_equal_travel(before: Any, after: Any) -> None:
+    steady = [Run(1, (1, 2), [before], (3, 4))] * 3
+    last = conversation([*steady, Run(1, (1, 2), [after], (3, 4))])[-1]
+    assert repr(last) == repr(Rerun(1, numbers={0: after}))
+
+
+def test_a_forgotten_program_begins_anew() -> None:
+    forecast = Forecast()
+    for count in range(3):
+        sent = forecast.shorten(decoding(count))
+    assert isinstance(sent, Rerun)
+    forecast.forget((1,))
+    assert forecast.shorten(decoding(3)) == decoding(3)
+
+
+@pytest.mark.parametrize("bad", [
+    Rerun(2), Rerun(1, {3: 1}), Rerun(1, numbers={9: 1}), Rerun(1, outputs={1: 1}), Rerun(1, released={4: 1}),
+])
+def test_what_does_not_fit_is_refused_and_changes_nothing(bad: Rerun) -> None:
+    forecast = Forecast()
+    for count in range(3):
+        forecast.complete(decoding(count))
+    with pytest.raises(ProtocolError):
+        forecast.complete(bad)
+    assert forecast.complete(Rerun(1)) == decoding(3)
+
+
+def test_handles_that_would_leave_their_range_are_refused() -> None:
+    forecast = Forecast()
+    for output in (9, 2):
+        forecast.complete(Run(1, (), [], (output,)))
+    with pytest.raises(ProtocolError, match="do not exist"):
+        forecast.complete(Rerun(1))
