@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from djinn import errors, runtime
-from djinn.analysis import annotate_graph, find_patterns
+from djinn.analysis import annotate_graph, build_graph, find_patterns
 from djinn.capture import Captured, capture, explain, get_graph, is_capturing
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.logs import set_debug_level
@@ -59,6 +59,7 @@ __all__ = (
     "TransportError",
     "WorkloadProfile",
     "annotate_graph",
+    "build_graph",
     "capture",
     "ensure_initialized",
     "errors",

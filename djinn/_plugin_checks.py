@@ -101,6 +101,7 @@ def _protocol(kind: str) -> type:
         "interceptor": kinds.Interceptor,
         "shapes": kinds.ShapeInference,
         "classifier": kinds.Classifier,
+        "source": kinds.GraphSource,
         "analyzer": kinds.Analyzer,
         "pattern": kinds.Pattern,
         "exporter": kinds.Exporter,

@@ -1,4 +1,4 @@
-"""Giving a graph meaning: patterns find structures, analyzers say what nodes and values are, exporters write it."""
+"""Graphs and what they mean: sources make them of models, patterns and analyzers explain them, exporters write them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 
 from djinn import runtime
-from djinn.errors import AmbiguousPluginError, PluginError, PluginValidationError
-from djinn.kinds import Exporter, PatternMatch
+from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError, PluginValidationError
+from djinn.kinds import Exporter, GraphSource, PatternMatch
 from djinn.kinds.analyzer import Annotations
 from djinn.model import annotated as model
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import Graph, GraphNode
 from djinn.model.metadata import DataResidency, SemanticMetadata, Tier, WorkloadProfile
-from djinn.plugins import Plugins, PluginSelection
+from djinn.plugins import DEFAULTS, Plugins, PluginSelection
 
 _FIELDS = frozenset(field.name for field in attrs.fields(SemanticMetadata))
 _loaded: Plugins | None = None
@@ -32,6 +33,33 @@ def _plugins() -> Plugins:
     if _loaded is None:
         _loaded = Plugins.load(PluginSelection.parse(os.environ.get("DJINN_PLUGINS", "")))
     return _loaded
+
+
+def build_graph(model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Graph:
+    """Make the graph of ``model(*args, **kwargs)``, as `djinn.capture` would record it, by way of the chosen source.
+
+    djinn's own traces the model, which needs no data and runs nothing. Where that is impossible, because control flow
+    depends on data for one, it runs the call on the remote device, on copies.
+
+    Args:
+        model: The model; its weights may be anywhere. Neither it nor its inputs are changed.
+        *args: Its inputs.
+        **kwargs: Its inputs by name.
+
+    Returns:
+        The graph. Its ``backend_type`` says where it comes from, and its ``fallback_reason`` why it does not come from
+        a tracer.
+
+    Raises:
+        ConfigurationError: It is no module.
+        PluginError, AmbiguousPluginError: No source answers, or several.
+        Exception: What the model raises.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"A {type(model).__name__} is no module, and no graph is made of it.",
+                                 hint="djinn.capture() records whatever is done within its block.")
+    source: GraphSource = _plugins().choose("source", DEFAULTS["source"])
+    return source.build(model, args, kwargs)
 
 
 def find_patterns(graph: Graph) -> list[PatternMatch]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Classifier,
         ExecutorFactory,
         Exporter,
+        GraphSource,
         Interceptor,
         Observer,
         Pattern,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     RegisterInterceptor: TypeAlias = Callable[[Interceptor], None]
     RegisterShapes: TypeAlias = Callable[[ShapeInference], None]
     RegisterClassifier: TypeAlias = Callable[[Classifier], None]
+    RegisterSource: TypeAlias = Callable[[GraphSource], None]
     RegisterAnalyzer: TypeAlias = Callable[[Analyzer], None]
     RegisterPattern: TypeAlias = Callable[[Pattern], None]
     RegisterExporter: TypeAlias = Callable[[Exporter], None]
@@ -121,6 +123,28 @@ def djinn_register_classifiers(register: RegisterClassifier) -> None:
 
     Laws:
         Those of the kind ``classifier``, in ``specs/kinds/classifier.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_sources(register: RegisterSource) -> None:
+    """Register sources, which make graphs of models.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.GraphSource`. It must not trace or run anything before it is asked to.
+
+    Raises:
+        PluginValidationError: The object has not all that a source has, or its name is registered already by the same
+            plugin.
+
+    Laws:
+        Those of the kind ``source``, in ``specs/kinds/source.toml``.
 
     Since:
         0.1.0

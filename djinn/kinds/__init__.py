@@ -15,6 +15,7 @@ from djinn.kinds.observer import Observer
 from djinn.kinds.pattern import Pattern, PatternMatch
 from djinn.kinds.scheduler import Scheduler
 from djinn.kinds.shapes import Inference, OutputSpec, ShapeInference, TensorPlaceholder
+from djinn.kinds.source import GraphSource
 from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions, Transport
 
 __all__ = (
@@ -28,6 +29,7 @@ __all__ = (
     "Executor",
     "ExecutorFactory",
     "Exporter",
+    "GraphSource",
     "Inference",
     "Interceptor",
     "ListenOptions",

@@ -30,7 +30,7 @@ class GraphBuilder:
         A model is not to be used by another thread meanwhile.
     """
 
-    def build_from_model(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> RecordedGraph:
+    def build_from_model(self, model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> RecordedGraph:
         """Make the graph of one call of a model.
 
         The model is traced, which needs no data and computes nothing. Where that fails, because control flow depends

@@ -29,11 +29,12 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 EVERYTHING = "\n".join(page.read_text() for page in PAGES)
 HOW_TOS = {kind: DOCS / "plugins" / f"{kind}.md" for kind in KINDS}
-PROTOCOLS = {"shapes": kinds.ShapeInference, "executor": kinds.ExecutorFactory} | {
-    kind: getattr(kinds, kind.capitalize()) for kind in KINDS if kind not in ("shapes", "executor")}
+OTHERWISE_NAMED = {"shapes": kinds.ShapeInference, "executor": kinds.ExecutorFactory, "source": kinds.GraphSource}
+PROTOCOLS = OTHERWISE_NAMED | {
+    kind: getattr(kinds, kind.capitalize()) for kind in KINDS if kind not in OTHERWISE_NAMED}
 ADDRESS = "tcp://127.0.0.1:7777"
 """Where the documents let the server listen; the tests' own listens on a free port instead."""
-QUICK = ("analyzer", "classifier", "exporter", "observer")
+QUICK = ("analyzer", "classifier", "exporter", "observer", "source")
 """Kinds whose laws are tested here for the example of their page; the suites of the others take too long for that."""
 TIMEOUT_S = 120.0
 END = "<end of block>"

@@ -17,7 +17,7 @@ from djinn_patterns_core.patterns import PATTERNS
 from torch import nn
 
 import djinn
-from djinn.errors import ConfigurationError, UnsupportedTensorError
+from djinn.errors import ConfigurationError, PluginError, UnsupportedTensorError
 from djinn.model.graph import Graph, RecordedGraph
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -217,6 +217,38 @@ def test_a_step_with_a_cache_is_traced_and_the_cache_stays_as_it_was(form: str) 
     assert [node.operation for node in graph.nodes()] == [node.operation for node in captured.graph.nodes()]
     assert annotations(graph)[0] == annotations(captured.graph)[0]
     assert sum(match["pattern"] == "kv_cache" for match in annotations(graph)[0]) == 4
+
+
+@pytest.mark.parametrize(("model", "inputs", "source"), [
+    (gpt2(layers=2).eval(), {"input_ids": torch.arange(8)[None]}, "fx"),
+    (Branches(), {"x": torch.ones(2, 4)}, "lazy_dag"),
+], ids=["traced", "run"])
+def test_what_the_public_function_gives_can_be_annotated(
+    model: nn.Module, inputs: dict[str, torch.Tensor], source: str
+) -> None:
+    with torch.no_grad():
+        graph = djinn.build_graph(model, **inputs)
+        djinn.init()
+        expected = djinn.annotate_graph(recorded(model, **inputs))
+    assert (graph.backend_type, bool(graph.fallback_reason)) == (source, source == "lazy_dag")
+    known = djinn.annotate_graph(graph)
+    assert known.graph is graph
+    for part in ("nodes", "values", "patterns", "profile"):
+        assert plain(getattr(known, part), identities(graph)) == plain(
+            getattr(expected, part), identities(expected.graph)), part
+    assert known.profile.patterns.get("attention", 0) == (2 if source == "fx" else 0)
+
+
+def test_the_public_function_asks_the_source_that_is_chosen() -> None:
+    djinn.init(plugins={"source": "unheard"})
+    with pytest.raises(PluginError, match="no source named 'unheard'.*'fx' of djinn-graphs-fx"):
+        djinn.build_graph(Branches(), torch.ones(2, 4))
+
+
+def test_of_what_is_no_module_no_graph_is_made() -> None:
+    function: Any = torch.relu
+    with pytest.raises(ConfigurationError, match="no module"):
+        djinn.build_graph(function, torch.ones(2))
 
 
 class Plain(nn.Module):

@@ -1,0 +1,23 @@
+"""The source ``fx``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from djinn.model.graph import RecordedGraph
+
+
+class FxSource:
+    """Traces models, and runs those that cannot be traced."""
+
+    name = "fx"
+
+    def build(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RecordedGraph:
+        """Make the graph of a call, as `djinn_graphs_fx.builder.GraphBuilder` does."""
+        # PyTorch's tracers take long to import, and every session registers this.
+        from djinn_graphs_fx.builder import GraphBuilder
+
+        return GraphBuilder().build_from_model(model, *args, **kwargs)
