@@ -167,19 +167,18 @@ def _encoder_layer(call: Call) -> int:
 
 def _einsum(call: Call) -> int:
     """Contract from left to right; a pair without a common dimension to sum over costs no product of matrices."""
-    terms, _, result = str(call.arguments["equation"]).replace(" ", "").partition("->")
-    shapes, total = call.shapes("tensors"), 0
-    operands = []
+    terms, arrow, result = str(call.arguments["equation"]).replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    for term, shape in zip(terms.split(","), shapes, strict=True):
+    operands: list[set[str]] = []
+    for term, shape in zip(terms.split(","), call.shapes("tensors"), strict=True):
         labels = _labels(term, len(shape))
         sizes.update((label, max(size, sizes.get(label, 1))) for label, size in zip(labels, shape, strict=True))
         operands.append(set(labels))
     every = [label for operand in operands for label in operand]
-    named = {label for label in every if every.count(label) == 1 or label.startswith("...")}
-    kept = named if "->" not in str(call.arguments["equation"]) else set(_labels(
-        result, len(call.out))) if result else set()
-    left = operands[0]
+    # Without an arrow, what occurs once is kept, and all that an ellipsis stands for.
+    kept = set(_labels(result, len(call.out))) if arrow else {
+        label for label in every if every.count(label) == 1 or label.startswith("...")}
+    total, left = 0, operands[0]
     for position, right in enumerate(operands[1:], 2):
         later = kept.union(*operands[position:])
         summed = (left & right) - later

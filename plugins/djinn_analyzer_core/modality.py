@@ -9,10 +9,9 @@ from djinn.model.spec import TensorSpec
 from djinn_analyzer_core.stages import Stage
 from djinn_analyzer_core.survey import Survey
 
-TEXT, VISION, AUDIO, DECODED, _INDEX = 1, 2, 4, 8, 16
+TEXT, VISION, AUDIO, DECODED, INDEX = 1, 2, 4, 8, 16
 """Bits of what a value carries: three modalities; that pictures are being made of features; that it is an index."""
 KINDS = TEXT | VISION | AUDIO
-INDEX = _INDEX
 
 _NAMES = {TEXT: Modality.TEXT, VISION: Modality.VISION, AUDIO: Modality.AUDIO}
 _ENLARGING = ("upsample", "conv_transpose", "pixel_shuffle", "_upsample")
@@ -58,7 +57,7 @@ def modalities(
         if kinds & VISION and (position in decoding or _enlarges(found, position)):
             made |= DECODED
         is_index = _gives_indices(found.results[position])
-        made = (_INDEX if made else 0) if is_index else made & ~_INDEX
+        made = (INDEX if made else 0) if is_index else made & ~INDEX
         bits.append(made)
         meets.append(not is_index and kinds & (kinds - 1) != 0 and all(mask & KINDS != kinds for mask in given))
         for base in found.makes[position]:
@@ -71,15 +70,15 @@ def modalities(
 
 
 def _outside(spec: TensorSpec | None) -> int:
-    return _INDEX if spec is not None and _is_whole(spec) and spec.size else 0
+    return INDEX if spec is not None and _is_whole_number(spec) and spec.size else 0
 
 
-def _is_whole(spec: TensorSpec) -> bool:
+def _is_whole_number(spec: TensorSpec) -> bool:
     return not (spec.dtype.is_floating_point or spec.dtype.is_complex)
 
 
 def _gives_indices(results: Sequence[TensorSpec | None]) -> bool:
-    return bool(results) and results[0] is not None and _is_whole(results[0])
+    return bool(results) and results[0] is not None and _is_whole_number(results[0])
 
 
 def _source(found: Survey, position: int, union: int, known: Mapping[str, int]) -> int:
@@ -94,7 +93,7 @@ def _source(found: Survey, position: int, union: int, known: Mapping[str, int]) 
         # As many indices as there are rows, from outside, are a model's own list of positions.
         is_list = index.numel == table.size[0] and found.is_outside(node.inputs[1]) and (
             node.inputs[1] not in known)
-        return TEXT if union & _INDEX and not is_list else 0
+        return TEXT if union & INDEX and not is_list else 0
     if facts.name.startswith(("conv", "_convolution")) and not facts.is_backward and not union & KINDS:
         weight = operands[1]
         return 0 if weight is None else AUDIO if len(weight.size) == 3 else VISION

@@ -70,6 +70,7 @@ def phases_of(
     """Say what each node is part of."""
     attentions = _attentions(found, division, matches)
     language = _language(found, attentions)
+    language |= _carried(found, division, matches, {attention.step for attention in attentions})
     firsts: dict[int, int] = {}
     kinds = _kinds(found, division, attentions, language, firsts)
     training = _training(found, division)
@@ -81,7 +82,7 @@ def phases_of(
             nodes.append((ExecutionPhase.TRAINING_FORWARD, 0.9))
         elif kinds[position] is _Kind.CACHED or (step in language and _is_mixed(bits[position])):
             # A decoder that looks at pictures while it writes is still a decoder.
-            fuses = meets[position] and position < firsts[step]
+            fuses = meets[position] and position < firsts.get(step, 0)
             nodes.append((ExecutionPhase.MULTIMODAL_FUSION, 0.8) if fuses else language[step])
         else:
             nodes.append(_by_modality(bits[position]))
@@ -166,6 +167,29 @@ def _is_empty(found: Survey, cache: PatternMatch) -> bool:
     """Whether a growing cache begins: there was nothing before."""
     before = found.specs.get(cache.values.get("cache", ""))
     return before is None or before.numel == 0
+
+
+def _carried(
+    found: Survey, division: Division, matches: Sequence[PatternMatch], attending: set[int]
+) -> dict[int, Phase]:
+    """Say it of language models without attention, which carry a state from step to step."""
+    able = {division.steps[found.positions[match.nodes[-1]]] for match in matches
+            if match.pattern == "head" and match.metadata.get("kind") == "language_model"} - attending
+    brought: dict[int, int] = {}
+    said: dict[int, Phase] = {}
+    for position, step in enumerate(division.steps if able else ()):
+        if step not in able or division.stages[position] is not Stage.FORWARD:
+            continue
+        if found.facts[position].name == "embedding" and len(found.operands[position]) > 1:
+            index = found.operands[position][1]
+            brought[step] = max(brought.get(step, 0), index.size[-1] if index is not None and index.size else 0)
+        for base, spec in zip(found.reads[position], found.operands[position], strict=True):
+            source = division.steps[found.producer[base]] if base in found.producer else step
+            if source < step and source in able and spec is not None and spec.dtype.is_floating_point:
+                said.setdefault(source, (ExecutionPhase.LLM_PREFILL, 0.7))
+                is_long = brought.get(step, 0) > FEW
+                said[step] = ExecutionPhase.LLM_PREFILL if is_long else ExecutionPhase.LLM_DECODE, 0.7
+    return said
 
 
 def _kinds(

@@ -102,7 +102,10 @@ def layer_of(path: str) -> int | None:
 
 def _division(found: Survey, before: Division) -> Division:
     """Divide by what was watched, and where nobody watched, as before."""
-    stages = [STAGES.get(node.origin.stage, stage) for node, stage in zip(found.nodes, before.stages, strict=True)]
+    stages = [
+        # What is done with gradients between backward and step, such as clipping, is seen by its structure only.
+        stage if node.origin.stage == "forward" and not node.origin.module_type else
+        STAGES.get(node.origin.stage, stage) for node, stage in zip(found.nodes, before.stages, strict=True)]
     if all(node.origin.call_index < 0 for node in found.nodes):
         return Division(stages, before.steps)
     # What precedes the first call prepares it.

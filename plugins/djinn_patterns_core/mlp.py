@@ -12,7 +12,9 @@ from djinn_patterns_core.operators import ACTIVATIONS, ARITHMETIC, DROPOUTS, FAC
 _MAX_NODES = 48
 """Elementwise nodes between two products: an activation that is taken apart has about ten."""
 _FORMULAS = (("erf", "gelu"), ("glu", "glu"), ("silu", "silu"), ("gelu", "gelu"), ("relu", "relu"))
-_PASSED = SAME | PARTS | ACTIVATIONS | ARITHMETIC
+_RESPONSES = frozenset({"linalg_vector_norm", "norm"})
+"""Lengths of whole channels, by which some perceptrons scale theirs; their mean then belongs to it."""
+_PASSED = SAME | PARTS | ACTIVATIONS | ARITHMETIC | _RESPONSES | frozenset({"mean"})
 
 
 @attrs.frozen
@@ -89,6 +91,9 @@ def _joined(index: Index, outer: int, inner: list[int], between: list[int]) -> P
     if len({index.root(linear[0], position) for linear, position in zip(given, inner, strict=True) if linear}) != 1:
         return None
     bending = [position for position in between if index.names[position] in ACTIVATIONS]
+    names = {index.names[position] for position in between}
+    if "mean" in names and not names & _RESPONSES:
+        return None
     activation = _activation(index, between)
     if len(inner) == 1:
         parts = any(index.names[position] in PARTS for position in between)

@@ -29,7 +29,7 @@ class Routing:
     """One mixture, by position."""
 
     router: int
-    choice: int
+    choices: tuple[int, ...]
     nodes: frozenset[int]
     combinations: tuple[int, ...]
     products: tuple[int, ...]
@@ -45,16 +45,13 @@ def find_routings(index: Index) -> list[Routing]:
             way = _way_from_router(index, position)
             if way is not None:
                 choices.setdefault(way[0], []).append((position, way))
-    found = []
+    found: list[Routing] = []
     taken: set[int] = set()
     for router in sorted(choices):
-        # Experts may be chosen in groups first: the last choice is the one that sends tokens.
-        for position, way in reversed(choices[router]):
-            made = _routing(index, router, position, way, taken)
-            if made is not None:
-                found.append(made)
-                taken |= made.nodes
-                break
+        made = _routing(index, router, choices[router], taken)
+        if made is not None:
+            found.append(made)
+            taken |= made.nodes
     return found
 
 
@@ -82,18 +79,19 @@ def _way_from_router(index: Index, choice: int) -> list[int] | None:
     return None
 
 
-def _routing(index: Index, router: int, choice: int, way: list[int], taken: set[int]) -> Routing | None:
-    """Go on from a choice to where the results of the chosen experts are put together."""
-    reached = {choice}
+def _routing(index: Index, router: int, chosen: list[tuple[int, list[int]]], taken: set[int]) -> Routing | None:
+    """Go on from all choices by one router to where the results of the chosen experts are put together."""
+    choices = [choice for choice, _ in chosen]
+    reached = set(choices)
     heavy: set[int] = set()
     products, combinations = list[int](), list[int]()
     dispatches = False
-    pending = [choice]
+    pending = sorted(choices)
     while pending:
         here = heappop(pending)  # in program order: what is read is known
         name = index.names[here]
         dispatches = dispatches or name in _DISPATCHING
-        if here != choice:
+        if here not in choices:
             if name in GROUPED_PRODUCTS or index.linear(here) is not None:
                 products.append(here)
                 heavy.add(here)
@@ -104,8 +102,9 @@ def _routing(index: Index, router: int, choice: int, way: list[int], taken: set[
                 heavy.add(here)
         for reader in index.uses(here):
             name = index.names[reader]
-            # What looks a choice up in a table takes it for a token.
-            if reader not in reached and reader not in taken and "backward" not in name and name not in LOOKUPS:
+            if name in LOOKUPS:
+                return None  # what is looked up in a table is a token
+            if reader not in reached and reader not in taken and "backward" not in name:
                 reached.add(reader)
                 heappush(pending, reader)
         if len(reached) > _MAX_NODES:
@@ -114,12 +113,19 @@ def _routing(index: Index, router: int, choice: int, way: list[int], taken: set[
         return None
     # What comes later reads the result, or is the backward of what is here.
     start, end = router, max(_forward_only(index, combinations))
-    nodes = {position for position in (*way, *reached) if start <= position <= end}
+    nodes = reached.union(*(way for _, way in chosen))
+    nodes = {position for position in nodes if start <= position <= end}
     nodes |= _prepared(index, nodes)
     nodes -= taken
-    scores, chosen = index.size(index.result(router) or ""), index.size(index.result(choice) or "")
-    return Routing(router, choice, frozenset(nodes), tuple(p for p in combinations if p <= end),
-                   tuple(p for p in products if p <= end), scores[-1] if scores else 0, chosen[-1] if chosen else 1)
+    scores = index.size(index.result(router) or "")
+    return Routing(router, tuple(choices), frozenset(nodes), tuple(p for p in combinations if p <= end),
+                   tuple(p for p in products if p <= end), scores[-1] if scores else 0, _chosen(index, choices))
+
+
+def _chosen(index: Index, choices: list[int]) -> int:
+    """Say how many experts the last choice takes for a token."""
+    size = index.size(index.result(choices[-1]) or "")
+    return size[-1] if size and index.names[choices[-1]] == "topk" else 1
 
 
 def _reads_heavy(index: Index, reader: int, heavy: set[int]) -> bool:
@@ -163,7 +169,8 @@ def find_moes(index: Index) -> list[PatternMatch]:
 def _match(index: Index, routing: Routing) -> PatternMatch:
     roles = dict.fromkeys(routing.products, "expert")
     roles |= dict.fromkeys(routing.combinations, "combine")
-    roles |= {routing.router: "router", routing.choice: "choice"}
+    roles |= dict.fromkeys(routing.choices, "choice")
+    roles[routing.router] = "router"
     linear = index.linear(routing.router)
     values = {"input": linear[0] if linear else "", "result": index.result(routing.combinations[-1]) or ""}
     return index.match(

@@ -21,7 +21,7 @@ from djinn_patterns_core.recurrent import find_recurrences
 from djinn_patterns_core.wholes import find_llms, find_vision_encoders
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class StructuralPattern:
     """A pattern that looks at operations, sizes and wiring only, from anchors outwards."""
 

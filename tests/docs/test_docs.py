@@ -136,6 +136,10 @@ def test_what_the_page_of_pictures_writes_is_a_page(tmp_path: Path) -> None:
     assert (tmp_path / "model.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
+def test_what_the_page_of_patterns_prints_is_so(tmp_path: Path) -> None:
+    run(DOCS / "patterns.md", tmp_path)
+
+
 def test_what_the_page_of_the_compiler_prints_is_so(tmp_path: Path) -> None:
     run(DOCS / "dynamo.md", tmp_path)
 

@@ -92,6 +92,18 @@ def test_each_labelled_call_is_found_once_and_nothing_else_is(family: Family, mo
         "llm": 0, "vision_encoder": 0, **family.wholes}
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v3"])
+def test_experts_are_found_in_one_product_for_all_tokens_too(name: str) -> None:
+    family = BY_NAME[name]
+    model = family.model()
+    model.set_experts_implementation("batched_mm")
+    run = captured_run(family, model, "no_grad", use_cache=False)
+    matches = found(run.graph)
+    assert differences(run, matches) == []
+    assert all((match.metadata["experts"], match.metadata["experts_per_token"]) == (4, 2)
+               for match in of(matches, "moe"))
+
+
 @each_family
 def test_matches_of_a_pattern_have_no_node_in_common(family: Family) -> None:
     for mode in ("no_grad", "training"):

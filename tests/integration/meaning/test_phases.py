@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from annotating import BY_STRUCTURE, DEVICE, annotated, recorded, there
-from families import FAMILIES, Family
+from families import FAMILIES, Family, transformers
 from torch import nn
 
 import djinn
@@ -171,6 +171,20 @@ def test_a_hand_written_cache_is_read_and_written_in_turns() -> None:
 
 
 @TIERS
+def test_a_language_model_without_attention_carries_a_state(tiers: Sequence[Tier]) -> None:
+    config = transformers.MambaConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, state_size=8, pad_token_id=0,
+                                      bos_token_id=1, eos_token_id=2)
+    model = transformers.MambaForCausalLM(config).eval().to(DEVICE)
+    with torch.no_grad():
+        graph = recorded(model, lambda: model.generate(
+            torch.tensor([[3, 4, 5, 6]]).to(DEVICE), max_new_tokens=3, min_new_tokens=3, do_sample=False,
+            pad_token_id=0))
+    profile = annotated(graph, tiers).profile
+    assert profile is not None
+    assert (profile.steps, profile.workload) == ((PREFILL, DECODE, DECODE), "llm")
+
+
+@TIERS
 @pytest.mark.parametrize(("name", "phase", "workload", "modality"), [
     ("bert", FORWARD, "text_encoder", Modality.TEXT),
     ("albert", FORWARD, "text_encoder", Modality.TEXT),
@@ -290,6 +304,34 @@ def test_every_node_of_a_training_loop(name: str, optimizer: str, tiers: Sequenc
     assert annotations.profile is not None
     assert annotations.profile.steps == (TRAINING,) * 3
     assert annotations.profile.workload == "training"
+
+
+def test_accumulating_clipping_and_evaluating_in_between() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).to(DEVICE)
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.ones(4, 8).to(DEVICE)
+    expected: list[ExecutionPhase] = []
+    with djinn.capture(model) as captured:
+
+        def note(phase: ExecutionPhase) -> None:
+            expected.extend([phase] * (len(captured.graph.nodes()) - len(expected)))
+
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(2):
+                loss = model(x).square().mean()
+                note(TRAINING)
+                loss.backward()
+                note(BACKWARD)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            note(OPTIMIZER)
+            with torch.no_grad():
+                model(x)
+            note(FORWARD)
+    annotations = annotated(captured.graph)
+    assert [annotations.nodes[node.id]["execution_phase"] for node in captured.graph.nodes()] == expected
+    assert annotations.profile is not None
+    assert annotations.profile.steps == (TRAINING, TRAINING, FORWARD) * 2
 
 
 def test_values_of_a_training_loop() -> None:
