@@ -32,7 +32,7 @@ def one_step(operator: torch._ops.OpOverload, arguments: tuple[object, ...], res
 
 
 aten = torch.ops.aten
-ADD, WRITE, DRAW, MULTIPLY, NORM = 1, 2, 3, 4, 5
+ADD, WRITE, DRAW, MULTIPLY, NORM, ATTEND = 1, 2, 3, 4, 5, 6
 PROGRAMS = {
     ADD: one_step(aten.add.Tensor, (TENSOR, TENSOR)),
     WRITE: one_step(aten.add_.Tensor, (TENSOR, TENSOR), results=0),
@@ -41,6 +41,8 @@ PROGRAMS = {
     NORM: one_step(aten.native_batch_norm.default, (
         TENSOR, ConstantArgument(None), ConstantArgument(None), TENSOR, TENSOR, ConstantArgument(value=True), NUMBER,
         NUMBER), results=3),
+    ATTEND: one_step(aten._scaled_dot_product_flash_attention_for_cpu.default, (TENSOR, TENSOR, TENSOR, NUMBER),
+                     results=2),
 }
 DEFINITIONS = [Define(number, body) for number, body in PROGRAMS.items()]
 
@@ -140,6 +142,14 @@ def test_what_writes_or_draws_is_never_run_ahead(
     for count in range(12):
         side.ask([Run(program, inputs, numbers, tuple(range(100 + 3 * count, 100 + 3 * count + results)))])
     assert side.went_ahead == 0
+
+
+def test_whether_attention_is_run_ahead_is_a_matter_of_dropout(side: Side) -> None:
+    side.upload(2, torch.randn(1, 1, 3, 4))
+    for dropout, goes_ahead in ((0.5, False), (0.0, True)):
+        for count in range(8):
+            side.ask([Run(ATTEND, (2, 2, 2), [dropout], (300 + 2 * count, 301 + 2 * count))])
+        assert bool(side.went_ahead) == goes_ahead
 
 
 def test_a_failure_ahead_is_reported_when_it_is_asked_for(side: Side) -> None:
