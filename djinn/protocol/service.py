@@ -135,7 +135,9 @@ class SessionService:
             if isinstance(command, (Run, Rerun)):
                 self._run(command)
                 continue
-            if not isinstance(command, Free):
+            if isinstance(command, Free):
+                self._lookahead.freed(command.handles)
+            else:
                 self._lookahead.drop()
             if isinstance(command, Upload):
                 self._upload(command, next(uploads))
@@ -219,6 +221,11 @@ class SessionService:
         self._values.update(zip(run.outputs, outputs, strict=True))
         if run.released:
             self._free(run.released)
+
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether it is as good as certain what will be asked for next."""
+        return self._lookahead.is_certain
 
     def look_ahead(self) -> bool:
         """Run one more program that will most likely be asked for next. To be called while nothing is to be handled.

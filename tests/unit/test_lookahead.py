@@ -131,6 +131,14 @@ def test_what_was_run_ahead_is_dropped_when_something_else_is_asked_for(side: Si
     assert side.service.runs_ahead[1] > 0
 
 
+def test_what_has_read_a_value_that_is_gone_is_dropped(side: Side) -> None:
+    for count in range(6):
+        side.ask([Run(ADD, (1, 1), [], (40 + count,))])
+    side.ask([Free((1,))])
+    result, _ = side.ask([Run(ADD, (1, 1), [], (46,))], fetch=(46,))
+    assert {failure.kind for failure in result.failures} == {"UnknownHandleError"}
+
+
 @pytest.mark.parametrize(("program", "inputs", "numbers", "results"), [
     (WRITE, (1, 2), [], 0), (DRAW, (1,), [], 1), (NORM, (3, 1, 2), [0.1, 1e-5], 3),
 ])
@@ -176,7 +184,7 @@ commands = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(rounds=st.lists(commands, min_size=1, max_size=4), times=st.integers(4, 9),
        odd=st.lists(st.tuples(st.integers(0, 40), commands), max_size=4))
 def test_looking_ahead_changes_nothing(rounds: list[Command], times: int, odd: list[tuple[int, Command]]) -> None:
