@@ -152,6 +152,8 @@ class Link:
         recorded while the value's tensor is alive. A dead value that a node left on the tape still reads is kept until
         that node goes.
         """
+        if not (self._tape.nodes or self._released or self._dead):
+            return
         while self._released:
             self._dead.add(self._released.popleft())
         nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)

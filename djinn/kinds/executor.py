@@ -32,8 +32,7 @@ class RandomState(Protocol):
 class CompiledProgram(Protocol):
     """A program made ready to run.
 
-    It may have an attribute ``is_pure``: whether all that comes of a run are its results. Then it may run before it is
-    asked for (law executor.purity_true).
+    What may run before it is asked for is a `djinn.protocol.service.EarlyProgram` as well.
     """
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:

@@ -10,7 +10,7 @@ asked for than what was expected.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
@@ -76,9 +76,23 @@ class Lookahead:
         self.misses += len(self._ahead)
         self._ahead.clear()
 
+    def freed(self, handles: Iterable[int]) -> None:
+        """Learn that values are gone; what was run ahead may have read them."""
+        gone = set(handles)
+        if any(not gone.isdisjoint(ahead.run.inputs) for ahead in self._ahead):
+            self.drop()
+
     def forget(self, program: int) -> None:
         """Learn that a program is gone, or means something else."""
         self._followers.pop(program, None)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether what follows the last run has followed it often enough."""
+        return self._next()[1] >= CONFIDENT
+
+    def _next(self) -> tuple[int, int]:
+        return self._followers.get(self._ahead[-1].run.program if self._ahead else self._last, (0, 0))
 
     def go(self, value_of: Callable[[int], Any], run: Callable[[Run, list[Any]], list[Any] | None]) -> bool:
         """Run one more program ahead, if it is as good as certain which.
@@ -91,7 +105,7 @@ class Lookahead:
             Whether something was run.
         """
         before = self._ahead[-1].run.program if self._ahead else self._last
-        program, times = self._followers.get(before, (0, 0))
+        program, times = self._next()
         if times < CONFIDENT or len(self._ahead) >= MAX_AHEAD:
             return False
         if any(ahead.run.program == program for ahead in self._ahead):
@@ -112,7 +126,9 @@ class Lookahead:
         return True
 
     def _value(self, handle: int, value_of: Callable[[int], Any]) -> Any:
-        for ahead in self._ahead:
+        for ahead in reversed(self._ahead):
+            if handle in ahead.run.released:
+                return None
             if handle in ahead.run.outputs:
                 return ahead.outputs[ahead.run.outputs.index(handle)]
         return value_of(handle)

@@ -57,6 +57,18 @@ class SharingExecutor(Protocol):
         """
 
 
+@runtime_checkable
+class EarlyProgram(CompiledProgram, Protocol):
+    """What a compiled program may have beside the methods of `CompiledProgram`: it may run before it is asked for."""
+
+    def is_pure(self, numbers: Sequence[Any]) -> bool:
+        """Whether all that comes of a run with these numbers are its results.
+
+        Laws:
+            executor.purity_true
+        """
+
+
 class SessionService:
     """One session on the executor's side.
 
@@ -123,7 +135,9 @@ class SessionService:
             if isinstance(command, (Run, Rerun)):
                 self._run(command)
                 continue
-            if not isinstance(command, Free):
+            if isinstance(command, Free):
+                self._lookahead.freed(command.handles)
+            else:
                 self._lookahead.drop()
             if isinstance(command, Upload):
                 self._upload(command, next(uploads))
@@ -208,6 +222,11 @@ class SessionService:
         if run.released:
             self._free(run.released)
 
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether it is as good as certain what will be asked for next."""
+        return self._lookahead.is_certain
+
     def look_ahead(self) -> bool:
         """Run one more program that will most likely be asked for next. To be called while nothing is to be handled.
 
@@ -217,10 +236,15 @@ class SessionService:
         return self._lookahead.go(self._values.get, self._run_ahead)
 
     def _run_ahead(self, run: Run, inputs: list[Any]) -> list[Any] | None:
-        program, _, _ = self._programs.get(run.program, (None, None, None))
-        if program is None or not getattr(program, "is_pure", False):
-            return None
-        if any(isinstance(value, Poisoned) for value in inputs) or GENERATOR_HANDLE in run.outputs:
+        program, _, definition = self._programs.get(run.program, (None, None, None))
+        numbers = messages.from_wire(run.numbers)
+        if (
+            not isinstance(program, EarlyProgram)
+            or not program.is_pure(numbers)
+            or any(isinstance(value, Poisoned) for value in inputs)
+            or GENERATOR_HANDLE in run.outputs
+            or (definition is not None and len(run.outputs) != len(definition.body.keep))
+        ):
             return None
         failures = []
 
@@ -229,7 +253,7 @@ class SessionService:
             return Poisoned(0)
 
         try:
-            outputs = program.run(inputs, messages.from_wire(run.numbers), self._random, report)
+            outputs = program.run(inputs, numbers, self._random, report)
         except Exception as error:  # noqa: BLE001  # nobody asked: it is reported when it is asked for and fails again
             failures.append(error)
         return None if failures else outputs

@@ -54,7 +54,8 @@ class Call:
         written_operands: Positions, among the tensor operands, of those that it writes.
         numbers: How many numbers it takes.
         is_random: Whether it draws random numbers.
-        is_pure: Whether all that comes of it are its results.
+        is_pure: Whether all that comes of it are its results, if its probabilities of dropping are zero.
+        probabilities: Which of its numbers those are.
     """
 
     function: Callable[..., Any]
@@ -65,6 +66,7 @@ class Call:
     numbers: int
     is_random: bool
     is_pure: bool
+    probabilities: tuple[int, ...]
 
 
 @attrs.frozen
@@ -93,30 +95,37 @@ def _bind(template: Template, device: torch.device) -> Call:
         raise ProtocolError(f"{template.operator} has no arguments {sorted(unknown)}.")
     every = [*template.arguments, *(argument for _, argument in template.keywords)]
     written: list[int] = []
-    position = 0
+    probabilities: list[int] = []
+    position = numbers = 0
     for name, argument in zip(names, every, strict=True):
         width = count_tensors(argument)
         written += range(position, position + width) if name in facts.written else ()
         position += width
+        if isinstance(argument, NumberArgument) and name.startswith("dropout"):
+            probabilities.append(numbers)
+        numbers += _count_numbers(argument)
     return Call(
         function=_under(template.default_dtype, _FUNCTIONS.get(template.operator, operator._op)),
         arguments=tuple(_resolve(argument, device) for argument in template.arguments),
         keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
         returns=facts.returns,
         written_operands=tuple(written),
-        numbers=sum(_count_numbers(argument) for argument in every),
+        numbers=numbers,
         is_random=facts.is_random,
-        is_pure=_is_pure(template.operator, facts),
+        is_pure=_is_pure(operator, facts),
+        probabilities=tuple(probabilities),
     )
 
 
-def _is_pure(operator: str, facts: SchemaFacts) -> bool:
-    """Whether an operator neither writes nor draws. Schemas of batch norms do not say that they write their statistics.
+def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
+    """Whether an operator neither writes nor draws, where its probability of dropping is zero if it has one.
 
-    What others than PyTorch define may do anything.
+    Schemas of batch norms do not say that they write their statistics. What others than PyTorch define may do anything.
     """
     has_statistics = any(name.startswith("running_") for name in facts.argument_names)
-    return operator.startswith("aten::") and not (facts.written or facts.is_random or has_statistics)
+    may_drop = any(name.startswith("dropout") for name in facts.argument_names)
+    draws = torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
+    return operator.namespace == "aten" and not (facts.written or draws or has_statistics)
 
 
 def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -77,9 +77,6 @@ class TorchProgram:
     """A program bound to PyTorch's operators.
 
     Interpreted the first time, compiled to straight-line Python when it turns out to repeat.
-
-    Attributes:
-        is_pure: Whether all that comes of a run are its results; then it may run before it is asked for.
     """
 
     def __init__(self, program: Program, calls: Sequence[Call], lock: threading.RLock) -> None:
@@ -90,7 +87,8 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
-        self.is_pure = all(call.is_pure for call in calls)
+        self._writes_or_draws = not all(call.is_pure for call in calls)
+        self._probabilities = _probabilities(program, calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once; see `djinn.kinds.executor.CompiledProgram`."""
@@ -106,6 +104,11 @@ class TorchProgram:
             with random.lent_to_device():
                 return self._run(inputs, numbers, report)
 
+    def is_pure(self, numbers: Sequence[Any]) -> bool:
+        """Whether all that comes of a run are its results; see `djinn.kinds.executor.CompiledProgram`."""
+        return not self._writes_or_draws and len(numbers) == self._numbers and all(
+            numbers[index] == 0 for index in self._probabilities)
+
     def _run(self, inputs: list[Any], numbers: Sequence[Any], report: Report) -> list[Any]:
         self._runs += 1
         if self._runs == 1:
@@ -113,6 +116,17 @@ class TorchProgram:
         if self._compiled is None:
             self._compiled = Compiled(self._program, self._calls)
         return self._compiled.run(inputs, numbers, report)
+
+
+def _probabilities(program: Program, calls: Sequence[Call]) -> list[int]:
+    """List which numbers of a run are probabilities of dropping: where they are zero, nothing is drawn."""
+    found: list[int] = []
+    taken = 0
+    for step in program.steps:
+        call = calls[step.template]
+        found += (taken + index for index in call.probabilities)
+        taken += call.numbers
+    return found
 
 
 class TorchExecutorFactory:

@@ -85,17 +85,26 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
             or not _is_running()
         ):
             return long_way(function, args, kwargs)
-        key: list[Any] = [function] if settings is None else [function, settings()]
-        slots: list[Any] = []
+        slots: list[Any]
         numbers: list[Any] = []
-        ours = scan(args, key, slots, numbers, True)
-        for name, item in kwargs.items():
-            key.append(name)
-            ours = scan((item,), key, slots, numbers, True) and ours
-        if not ours:
-            return long_way(function, args, kwargs)
-        hashable = tuple(key)
-        shortcut = _find(hashable)
+        if len(args) == 2 and type(args[0]) is type(args[1]) is LazyTensor and not kwargs and settings is None:
+            # What `scan` would give: most calls are of two tensors.
+            one, other = args[0]._value, args[1]._value
+            slots = [one.slot, other.slot]
+            hashable: tuple[Any, ...] = (function, one.spec, other.spec)
+        else:
+            key: list[Any] = [function] if settings is None else [function, settings()]
+            slots = []
+            ours = scan(args, key, slots, numbers, True)
+            for name, item in kwargs.items():
+                key.append(name)
+                ours = scan((item,), key, slots, numbers, True) and ours
+            if not ours:
+                return long_way(function, args, kwargs)
+            hashable = tuple(key)
+        shortcut = _shortcuts.get(hashable, _unknown)
+        if shortcut is _unknown:
+            shortcut = _find(hashable)
         if shortcut is _by_value:
             hashable = (hashable, *_reals(numbers))
             shortcut = _find(hashable)

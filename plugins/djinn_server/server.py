@@ -167,11 +167,11 @@ class Server:
         session, contents = greeted
         _log.info("%s: session %s begins", channel.peer, session)
         service = SessionService(self._executor, travels=True, contents=contents)
+        polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
         try:
             while _answer_next(channel, service):
-                if self._looks_ahead and isinstance(channel, _Pollable):
-                    while not channel.is_ready() and service.look_ahead():
-                        pass
+                while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
+                    pass
         finally:
             held = service.live_handles
             service.close()

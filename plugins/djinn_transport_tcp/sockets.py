@@ -77,6 +77,10 @@ def is_tcp(sock: socket.socket) -> bool:
     return sock.family in {socket.AF_INET, socket.AF_INET6}
 
 
+SPIN_S = 50e-6
+"""How long `ByteStream.wait` looks again and again before it lets the system wake it, which takes as long."""
+
+
 def _readable(sock: socket.socket) -> list[Any]:
     """List what there is to read, without waiting; by `poll` where there is one, because `select` knows few sockets."""
     if not hasattr(select, "poll"):
@@ -168,6 +172,9 @@ class ByteStream:
             return True
         self._first = self._last = 0
         self._ahead[0] = 0
+        until = time.perf_counter() + SPIN_S
+        while not self.is_ready() and time.perf_counter() < until:
+            pass
         try:
             return self._read_ahead() > 0
         except BaseException:

@@ -32,7 +32,7 @@ def one_step(operator: torch._ops.OpOverload, arguments: tuple[object, ...], res
 
 
 aten = torch.ops.aten
-ADD, WRITE, DRAW, MULTIPLY, NORM = 1, 2, 3, 4, 5
+ADD, WRITE, DRAW, MULTIPLY, NORM, ATTEND = 1, 2, 3, 4, 5, 6
 PROGRAMS = {
     ADD: one_step(aten.add.Tensor, (TENSOR, TENSOR)),
     WRITE: one_step(aten.add_.Tensor, (TENSOR, TENSOR), results=0),
@@ -41,6 +41,8 @@ PROGRAMS = {
     NORM: one_step(aten.native_batch_norm.default, (
         TENSOR, ConstantArgument(None), ConstantArgument(None), TENSOR, TENSOR, ConstantArgument(value=True), NUMBER,
         NUMBER), results=3),
+    ATTEND: one_step(aten._scaled_dot_product_flash_attention_for_cpu.default, (TENSOR, TENSOR, TENSOR, NUMBER),
+                     results=2),
 }
 DEFINITIONS = [Define(number, body) for number, body in PROGRAMS.items()]
 
@@ -129,6 +131,14 @@ def test_what_was_run_ahead_is_dropped_when_something_else_is_asked_for(side: Si
     assert side.service.runs_ahead[1] > 0
 
 
+def test_what_has_read_a_value_that_is_gone_is_dropped(side: Side) -> None:
+    for count in range(6):
+        side.ask([Run(ADD, (1, 1), [], (40 + count,))])
+    side.ask([Free((1,))])
+    result, _ = side.ask([Run(ADD, (1, 1), [], (46,))], fetch=(46,))
+    assert {failure.kind for failure in result.failures} == {"UnknownHandleError"}
+
+
 @pytest.mark.parametrize(("program", "inputs", "numbers", "results"), [
     (WRITE, (1, 2), [], 0), (DRAW, (1,), [], 1), (NORM, (3, 1, 2), [0.1, 1e-5], 3),
 ])
@@ -140,6 +150,14 @@ def test_what_writes_or_draws_is_never_run_ahead(
     for count in range(12):
         side.ask([Run(program, inputs, numbers, tuple(range(100 + 3 * count, 100 + 3 * count + results)))])
     assert side.went_ahead == 0
+
+
+def test_whether_attention_is_run_ahead_is_a_matter_of_dropout(side: Side) -> None:
+    side.upload(2, torch.randn(1, 1, 3, 4))
+    for dropout, goes_ahead in ((0.5, False), (0.0, True)):
+        for count in range(8):
+            side.ask([Run(ATTEND, (2, 2, 2), [dropout], (300 + 2 * count, 301 + 2 * count))])
+        assert bool(side.went_ahead) == goes_ahead
 
 
 def test_a_failure_ahead_is_reported_when_it_is_asked_for(side: Side) -> None:
@@ -166,7 +184,7 @@ commands = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=300)
 @given(rounds=st.lists(commands, min_size=1, max_size=4), times=st.integers(4, 9),
        odd=st.lists(st.tuples(st.integers(0, 40), commands), max_size=4))
 def test_looking_ahead_changes_nothing(rounds: list[Command], times: int, odd: list[tuple[int, Command]]) -> None:

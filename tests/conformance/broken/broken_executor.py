@@ -79,11 +79,13 @@ class _Program:
         self._flaw = flaw
         self._folded: dict[int, list[Any]] = {}
         self._numbers: list[Any] | None = None
-        self.is_pure = flaw == "claims-purity"
         for template in program.templates if flaw != "late-lookup" else program.templates[:1]:
             operator = operator_named(template.operator)
             if facts_of(operator).digest != template.digest and flaw != "any-schema":
                 raise SchemaMismatchError(f"{template.operator} has another schema here.")
+
+    def is_pure(self, numbers: Sequence[Any]) -> bool:
+        return self._flaw == "claims-purity"
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         assert isinstance(random, _Random)
