@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -189,5 +190,4 @@ def test_refused_call(subject: Subject, plugin: GraphSource, wants_gradients: bo
             model(*inputs)
         where = f"{subject}: {model} of {[tuple(given.size()) for given in inputs]}"
         with _session(), torch.set_grad_enabled(wants_gradients):
-            expect_raises(caught.type, lambda model=model, inputs=inputs: plugin.build(model, inputs, {}), "the call",
-                          where)
+            expect_raises(caught.type, partial(plugin.build, model, inputs, {}), "the call", where)

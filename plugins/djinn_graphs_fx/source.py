@@ -17,7 +17,7 @@ class FxSource:
 
     def build(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RecordedGraph:
         """Make the graph of a call, as `djinn_graphs_fx.builder.GraphBuilder` does."""
-        # PyTorch's tracers take long to import, and every session registers this.
+        # Every session registers this; what traces is imported when somebody asks.
         from djinn_graphs_fx.builder import GraphBuilder
 
         return GraphBuilder().build_from_model(model, *args, **kwargs)
