@@ -60,7 +60,7 @@ class Session:
         self.flush_every = self._usual_flush_every = connection.flush_every
         self.pace = Pace(self.flush_every, is_fixed=False)
         self.flush_after(config.flush_every)
-        self._classifier: Classifier = plugins.choose("classifier", "core")
+        self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
         self._scheduler: Scheduler = plugins.choose("scheduler", "single")
         interceptor: Interceptor = plugins.choose("interceptor", "device")
@@ -343,14 +343,14 @@ class Session:
 
     def _bind(self, operator: Any) -> Binding:
         facts = facts_of(operator)
-        operation_class = self._classifier.classify(operator)
+        operation_class = self.classifier.classify(operator)
         return Binding(
             operator=operator,
             facts=facts,
             operation_class=operation_class,
             special=self._special(operator, operation_class),
             erases_floats=not self._shapes.depends_on_numbers(operator),
-            is_random=self._classifier.is_random(operator),
+            is_random=self.classifier.is_random(operator),
         )
 
     def _special(self, operator: Any, operation_class: OperationClass) -> Callable[..., Any] | None:
@@ -358,7 +358,7 @@ class Session:
         if handler is not None:
             return lambda op, args, kwargs: handler(self, op, args, kwargs)
         facts = facts_of(operator)
-        if facts.is_composite and not self._classifier.keep_whole(operator):
+        if facts.is_composite and not self.classifier.keep_whole(operator):
             return self.decompose
         if operation_class is OperationClass.TRIGGER or ReturnKind.PLAIN in facts.returns:
             return self.mixer.trigger

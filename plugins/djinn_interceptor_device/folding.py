@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from djinn.kinds.interceptor import Handler
 from djinn.tensor import LazyTensor
 
 if TYPE_CHECKING:
@@ -35,4 +36,9 @@ def take_apart_if_needed(session: Session, operator: Any, args: tuple[Any, ...],
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
 
 
-HANDLERS = dict.fromkeys((torch.ops.aten.linear.default, torch.ops.aten.matmul.default), take_apart_if_needed)
+OPERATORS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default)
+
+
+def handlers(session: Session) -> dict[torch._ops.OpOverload, Handler]:
+    """Return the handlers of products that the session's classifier keeps whole."""
+    return {operator: take_apart_if_needed for operator in OPERATORS if session.classifier.keep_whole(operator)}

@@ -81,7 +81,7 @@ class DeviceInterceptor:
         """Operators that copy between devices, ask about storages or write into lists."""
         optimizers.follow(session.link.welcome.device)
         shortcuts.follow(session)
-        return {**list_writes.handlers(), **handlers.HANDLERS, **folding.HANDLERS}
+        return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
         """Functions that start a backward pass or save, and composites that stay whole without gradients."""

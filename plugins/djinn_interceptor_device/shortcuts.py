@@ -153,7 +153,7 @@ def _learn(
         and node.outputs[:1] == (result._value.slot,)
         and len(node.inputs) == len(slots)
         and all(one is other for one, other in zip(node.inputs, slots, strict=True))
-        and not (operator_named(node.signature.template.operator) in folding.HANDLERS
+        and not (operator_named(node.signature.template.operator) in folding.OPERATORS
                  and folding.can_depend_on_gradient(*args[:2]))
     )
     plan = _plan_of(node.signature) if is_all else None
