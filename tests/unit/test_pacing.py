@@ -11,7 +11,7 @@ from djinn.tape import Node, Signature
 
 def nodes_of(numbers: list[int]) -> list[Node]:
     template: Any = None
-    return [Node(Signature(template, number, (), (), (), False), (), (), ()) for number in numbers]
+    return [Node(Signature(template, number, (), (), (), False, ()), (), (), ()) for number in numbers]
 
 
 def pieces(pace: Pace, numbers: list[int]) -> list[list[int]]:
