@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import json
@@ -123,8 +124,10 @@ def test_the_tutorial_prints_what_it_says(tmp_path: Path, server_address: str) -
 
 
 def test_the_readme_runs(tmp_path: Path, server_address: str) -> None:
-    (printed,) = execute(ROOT / "README.md", tmp_path, server_address).values()
-    assert float(printed) > 0
+    loss, patterns = execute(ROOT / "README.md", tmp_path, server_address).values()
+    assert float(loss) > 0
+    assert ast.literal_eval(patterns) == {"attention": 1, "mlp": 1, "norm": 2}
+    assert (tmp_path / "layer.html").stat().st_size > 10_000
 
 
 def test_the_differences_from_eager_are_those_that_the_page_names(tmp_path: Path) -> None:
