@@ -11,35 +11,38 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from djinn import errors, runtime
-from djinn.analysis import annotate_graph, build_graph, find_patterns
-from djinn.capture import Captured, capture, explain, get_graph, is_capturing
-from djinn.errors import DjinnError, SessionClosedError, TransportError
-from djinn.logs import set_debug_level
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.metadata import (
-    DataResidency,
-    ExecutionPhase,
-    MemoryPattern,
-    MetadataPlaceholder,
-    Modality,
-    SemanticMetadata,
-    WorkloadProfile,
-)
-from djinn.runtime import (
-    RuntimeState,
-    ensure_initialized,
-    get_initialization_time_ms,
-    get_runtime_state,
-    init,
-    init_async,
-    is_initialized,
-    register_init_hook,
-    reset_stats,
-    shutdown,
-    stats,
-)
-from djinn.tensor import LazyTensor, LazyTuple
+from djinn._collection import paused_collection
+
+with paused_collection():
+    from djinn import errors, runtime
+    from djinn.analysis import annotate_graph, build_graph, find_patterns
+    from djinn.capture import Captured, capture, explain, get_graph, is_capturing
+    from djinn.errors import DjinnError, SessionClosedError, TransportError
+    from djinn.logs import set_debug_level
+    from djinn.model.annotated import AnnotatedGraph
+    from djinn.model.metadata import (
+        DataResidency,
+        ExecutionPhase,
+        MemoryPattern,
+        MetadataPlaceholder,
+        Modality,
+        SemanticMetadata,
+        WorkloadProfile,
+    )
+    from djinn.runtime import (
+        RuntimeState,
+        ensure_initialized,
+        get_initialization_time_ms,
+        get_runtime_state,
+        init,
+        init_async,
+        is_initialized,
+        register_init_hook,
+        reset_stats,
+        shutdown,
+        stats,
+    )
+    from djinn.tensor import LazyTensor, LazyTuple
 
 __version__ = "0.1.0"
 __all__ = (
@@ -133,4 +136,5 @@ def _install() -> None:
         runtime.install_failed(problem)
 
 
-_install()
+with paused_collection():
+    _install()
