@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "patterns.md"
 KINDS = ("attention", "mlp", "norm", "conv_block", "moe", "recurrent", "head")
 BY_NAME = {family.name: family for family in FAMILIES}
 DECODERS = [family for family in FAMILIES if family.decodes]
+MODES = ("no_grad", "training") if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else (
+    "no_grad", "inference", "grad", "training")
+"""The nightly run, and whoever runs this file alone, tries all of them."""
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 each_decoder = pytest.mark.parametrize("family", DECODERS, ids=lambda family: family.name)
 
@@ -83,7 +87,7 @@ def differences(run: Run, matches: Sequence[PatternMatch]) -> list[str]:
 
 
 @each_family
-@pytest.mark.parametrize("mode", ["no_grad", "inference", "grad", "training"])
+@pytest.mark.parametrize("mode", MODES)
 def test_each_labelled_call_is_found_once_and_nothing_else_is(family: Family, mode: str) -> None:
     run = recorded(family, mode)
     matches = found(run.graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -102,7 +103,8 @@ def assert_equal(graph: Graph, expected: Graph) -> None:
     assert annotations(graph) == annotations(expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", FAMILIES[::3] if os.environ.get("HYPOTHESIS_PROFILE") == "ci" else FAMILIES,
+                         ids=lambda family: family.name)  # the nightly run takes all
 def test_a_traced_model_is_what_lazy_tensors_record_of_it(family: Family) -> None:
     with torch.no_grad():
         graph = GraphBuilder().build_from_model(family.model(), **family.inputs())
