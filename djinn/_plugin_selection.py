@@ -37,12 +37,9 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
 """For each kind of which exactly one object is used: its name where the configuration chooses none."""
 
 
-_NAMED_OTHERWISE: Mapping[tuple[str, str], str] = MappingProxyType({("source", "fx"): "djinn-graphs-fx"})
-
-
 def default_plugin(kind: str, name: str) -> str:
     """Name of the plugin of djinn's own that brings an object of that kind and name, if there is one."""
-    return _NAMED_OTHERWISE.get((kind, name), f"djinn-{kind}-{name}")
+    return f"djinn-{kind}-{name}"
 
 
 def kind_of(plugin: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from djinn.kinds.transport import Connection
-from djinn.protocol.messages import Batch, Define, Result, Run, Upload
+from djinn.protocol.messages import Batch, Define, Rerun, Result, Run, Upload
 
 if TYPE_CHECKING:
     import torch
@@ -169,6 +169,6 @@ class _TimedConnection:
         if operations:
             self._spans.add("record", Stage.CAPTURE, self._free_ns, operations=operations)
         kinds = [type(command) for command in batch.commands]
-        return {"operations": operations, "runs": kinds.count(Run), "new_programs": kinds.count(Define),
-                "uploads": kinds.count(Upload), "fetched": len(batch.fetch)}
+        return {"operations": operations, "runs": kinds.count(Run) + kinds.count(Rerun),
+                "new_programs": kinds.count(Define), "uploads": kinds.count(Upload), "fetched": len(batch.fetch)}
 

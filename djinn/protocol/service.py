@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -134,26 +134,12 @@ class SessionService:
         for command in batch.commands:
             if isinstance(command, (Run, Rerun)):
                 self._run(command)
-                continue
-            if isinstance(command, Free):
+            elif isinstance(command, Free):
                 self._lookahead.freed(command.handles)
+                self._free(command.handles)
             else:
                 self._lookahead.drop()
-            if isinstance(command, Upload):
-                self._upload(command, next(uploads))
-            elif isinstance(command, Recall):
-                self._recall(command)
-            elif isinstance(command, Free):
-                self._free(command.handles)
-            elif isinstance(command, Define):
-                self._define(command)
-            elif isinstance(command, Seed):
-                self._attempt(lambda seed=command.seed: self._random.seed(seed))
-            elif isinstance(command, Forget):
-                self._forecast.forget(command.programs)
-                for program in command.programs:
-                    self._lookahead.forget(program)
-                    self._programs.pop(program, None)
+                self._change(command, uploads)
         if not batch.wants_reply:
             return Result(), []
         data: list[torch.Tensor] = []
@@ -161,6 +147,21 @@ class SessionService:
         items += [self._describe(handle) for handle in batch.describe]
         pending, self._failures = self._failures, []
         return Result(tuple(items), tuple(pending)), data
+
+    def _change(self, command: Upload | Recall | Define | Seed | Forget, uploads: Iterator[torch.Tensor]) -> None:
+        if isinstance(command, Upload):
+            self._upload(command, next(uploads))
+        elif isinstance(command, Recall):
+            self._recall(command)
+        elif isinstance(command, Define):
+            self._define(command)
+        elif isinstance(command, Seed):
+            self._attempt(lambda: self._random.seed(command.seed))
+        else:
+            self._forecast.forget(command.programs)
+            for program in command.programs:
+                self._lookahead.forget(program)
+                self._programs.pop(program, None)
 
     def _fail(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
         self._last_failure += 1

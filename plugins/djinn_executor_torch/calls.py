@@ -120,12 +120,16 @@ def _bind(template: Template, device: torch.device) -> Call:
 def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
     """Whether an operator neither writes nor draws, where its probability of dropping is zero if it has one.
 
-    Schemas of batch norms do not say that they write their statistics. What others than PyTorch define may do anything.
+    What others than PyTorch define may do anything.
     """
-    has_statistics = any(name.startswith("running_") for name in facts.argument_names)
     may_drop = any(name.startswith("dropout") for name in facts.argument_names)
     draws = torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
-    return operator.namespace == "aten" and not (facts.written or draws or has_statistics)
+    return operator.namespace == "aten" and not (written_names(facts) or draws)
+
+
+def written_names(facts: SchemaFacts) -> frozenset[str]:
+    """Name the arguments that may be written. Schemas of batch norms do not say that they write their statistics."""
+    return facts.written.union(name for name in facts.argument_names if name.startswith("running_"))
 
 
 def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import torch
 from djinn.model.program import Program
 from djinn.model.schema import ReturnKind, SchemaFacts, facts_of, operator_named
 from djinn.model.spec import tensors_in
-from djinn_executor_torch.calls import Call
+from djinn_executor_torch.calls import Call, written_names
 
 __all__ = ("MIN_SAVED", "Candidate", "Form", "Stage", "alignment_of", "can_be_recorded", "changes_metadata",
            "digest_of_numbers", "form_of", "forms_of", "storage_of", "watched")
@@ -114,8 +114,7 @@ def watched(program: Program, calls: Sequence[Call], written: set[int]) -> list[
     made = []
     for template, call in zip(program.templates, calls, strict=True):
         facts = facts_of(operator_named(template.operator))
-        # Schemas of batch norms do not say that they write their statistics.
-        names = facts.written.union(name for name in facts.argument_names if name.startswith("running_"))
+        names = written_names(facts)
         made.append(attrs.evolve(call, function=_noting(call.function, facts, names, written)) if names else call)
     return made
 

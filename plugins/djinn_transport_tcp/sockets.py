@@ -81,13 +81,13 @@ SPIN_S = 50e-6
 """How long `ByteStream.wait` looks again and again before it lets the system wake it, which takes as long."""
 
 
-def _readable(sock: socket.socket) -> list[Any]:
-    """List what there is to read, without waiting; by `poll` where there is one, because `select` knows few sockets."""
-    if not hasattr(select, "poll"):
-        return select.select([sock], [], [], 0)[0]
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return poll.poll(0)
+def _is_ready(sock: socket.socket, *, to_write: bool, timeout_s: float = 0) -> bool:
+    """Whether a socket can be read or written; by `poll` where there is one, because `select` knows few sockets."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        poll.register(sock, select.POLLOUT if to_write else select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+    return any(select.select([] if to_write else [sock], [sock] if to_write else [], [], timeout_s))
 
 
 def is_silent(sock: socket.socket, silence_s: float) -> bool:
@@ -187,7 +187,7 @@ class ByteStream:
         if self._first < self._last or self._closed:
             return True
         try:
-            return bool(_readable(self._socket))
+            return _is_ready(self._socket, to_write=False)
         except (OSError, ValueError):
             # What is wrong shows when it is read.
             return True
@@ -282,7 +282,9 @@ class ByteStream:
             try:
                 count = self._run(self._sending, self._send_at_once, chunk)
             except _FullError:
-                if sum(map(len, chunk)) < DIRECT_BYTES or not self._is_writable(KEEPS_UP_S):
+                if sum(map(len, chunk)) < DIRECT_BYTES or not _is_ready(
+                    self._socket, to_write=True, timeout_s=KEEPS_UP_S
+                ):
                     break
                 continue
             self.bytes_sent += count
@@ -336,13 +338,6 @@ class ByteStream:
             return self._socket.sendmsg(chunk, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
             raise _FullError from None
-
-    def _is_writable(self, timeout_s: float) -> bool:
-        if hasattr(select, "poll"):
-            poll = select.poll()
-            poll.register(self._socket, select.POLLOUT)
-            return bool(poll.poll(timeout_s * 1000))
-        return bool(select.select([], [self._socket], [], timeout_s)[1])
 
     def _run(self, direction: _Direction, call: Callable[..., T], *args: Any) -> T:
         """Make a system call as soon as it can do something."""

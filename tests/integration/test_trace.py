@@ -66,6 +66,8 @@ def test_recording_wire_and_execution_are_told_apart_in_this_process() -> None:
     assert len(told[Stage.WIRE]) == len(told[Stage.EXECUTION]) == 6
     assert sum(span.facts["operations"] for span in told[Stage.CAPTURE]) == 1 + 10 + 2
     assert [span.name for span in told[Stage.WIRE]] == ["hand over"] * 5 + ["ask and wait"]
+    # Also those that travel as what is not as expected.
+    assert [span.facts["runs"] for span in told[Stage.WIRE]] == [1] * 6
     assert {span.thread for span in told[Stage.EXECUTION]} == {"djinn-local-executor"}
     assert all(span.begin_ns <= span.end_ns for span in found)
     for handed, executed in zip(told[Stage.WIRE], told[Stage.EXECUTION], strict=True):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from djinn._plugin_selection import default_plugin
 from djinn.errors import (
     AmbiguousPluginError,
     ConfigurationError,
@@ -99,7 +98,7 @@ def test_the_built_in_plugins_load_and_bring_every_default() -> None:
     plugins = Plugins.load()
     for kind, name in DEFAULTS.items():
         found = plugins.find(kind, name)
-        assert (found.name, found.plugin) == (name, default_plugin(kind, name))
+        assert (found.name, found.plugin) == (name, f"djinn-{kind}-{name}")
         assert found.distribution.startswith("djinn-torch ")
     assert plugins.transport_for("tcp").name == "tcp"
     assert plugins.transport_for("local").name == "local"

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_graphs_fx.source import FxSource
+from djinn_source_fx.source import FxSource
 
 from djinn import runtime
 from djinn.hookspecs import hookimpl

@@ -12,9 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
+from djinn_conformance.graphs import renamed
 from djinn_patterns_core.patterns import PATTERNS
 from families import (
     DEVICE,
@@ -283,17 +283,8 @@ def test_a_training_step_with_an_optimizer_adds_nothing() -> None:
 
 def test_another_name_for_everything_changes_nothing() -> None:
     graph = recorded(BY_NAME["llava"], "no_grad").graph
-    names = {node.id: f"{place * 7919 % 99991}-node" for place, node in enumerate(graph.nodes())}
-    values: dict[str, str] = {}
-
-    def other(value: str) -> str:
-        return values.setdefault(value, f"{len(values) * 104729 % 999983}-value")
-
-    made = tuple(attrs.evolve(
-        node, id=names[node.id], inputs=tuple(map(other, node.inputs)), outputs=tuple(map(other, node.outputs)),
-        writes=tuple(map(other, node.writes))) for node in graph.nodes())
-    renamed = RecordedGraph(made, {other(view): other(base) for view, base in graph.storages.items()})
-    assert [match.nodes for match in found(renamed)] == [
+    other, names = renamed(graph)
+    assert [match.nodes for match in found(other)] == [
         tuple(names[node] for node in match.nodes) for match in found(graph)]
 
 

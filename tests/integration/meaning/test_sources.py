@@ -12,9 +12,9 @@ import attrs
 import pytest
 import torch
 from djinn_analyzer_core.analyzer import CoreAnalyzer
-from djinn_graphs_fx.builder import GraphBuilder
-from djinn_graphs_fx.replaying import FxGraph
 from djinn_patterns_core.patterns import PATTERNS
+from djinn_source_fx.builder import GraphBuilder
+from djinn_source_fx.replaying import FxGraph
 from torch import nn
 
 import djinn
@@ -243,7 +243,7 @@ def test_what_the_public_function_gives_can_be_annotated(
 
 def test_the_public_function_asks_the_source_that_is_chosen() -> None:
     djinn.init(plugins={"source": "unheard"})
-    with pytest.raises(PluginError, match="no source named 'unheard'.*'fx' of djinn-graphs-fx"):
+    with pytest.raises(PluginError, match="no source named 'unheard'.*'fx' of djinn-source-fx"):
         djinn.build_graph(Branches(), torch.ones(2, 4))
 
 

@@ -11,8 +11,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 
 from djinn.errors import ConfigurationError
 from djinn.model.graph import ValueInfo
-from djinn_graphs_fx.places import plain_path
-from djinn_graphs_fx.replaying import Given
+from djinn_source_fx.places import plain_path
+from djinn_source_fx.replaying import Given
 
 _KINDS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.USER_INPUT: "input"}
 

@@ -31,10 +31,10 @@ from djinn import runtime
 from djinn.model.graph import ValueInfo
 from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor
-from djinn_graphs_fx.places import STACK, followed
-from djinn_graphs_fx.rehearsal import Beside, Rehearsal
-from djinn_graphs_fx.remote_terms import OnRemote, is_special
-from djinn_graphs_fx.replaying import Given
+from djinn_source_fx.places import STACK, followed
+from djinn_source_fx.rehearsal import Beside, Rehearsal
+from djinn_source_fx.remote_terms import OnRemote, is_special
+from djinn_source_fx.replaying import Given
 
 
 @attrs.frozen

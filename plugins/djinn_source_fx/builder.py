@@ -14,11 +14,11 @@ from djinn.capture import capture
 from djinn.errors import ConfigurationError, SessionClosedError
 from djinn.model.graph import RecordedGraph
 from djinn.tensor import LazyTensor
-from djinn_graphs_fx.reading import given_to_module, given_to_program
-from djinn_graphs_fx.rehearsal import Rehearsal
-from djinn_graphs_fx.remote_terms import InRemoteTerms, OnRemote
-from djinn_graphs_fx.replaying import FxGraph, replay
-from djinn_graphs_fx.tracing import named_state, tensors_within, trace, with_tensors
+from djinn_source_fx.reading import given_to_module, given_to_program
+from djinn_source_fx.rehearsal import Rehearsal
+from djinn_source_fx.remote_terms import InRemoteTerms, OnRemote
+from djinn_source_fx.replaying import FxGraph, replay
+from djinn_source_fx.tracing import named_state, tensors_within, trace, with_tensors
 
 
 class GraphBuilder:

@@ -1,6 +1,6 @@
 """Graphs of PyTorch's own tracers, in the same terms as what lazy tensors record.
 
-`djinn_graphs_fx.builder.GraphBuilder` makes them: of a model, of a ``torch.fx.GraphModule`` (``symbolic_trace``,
+`djinn_source_fx.builder.GraphBuilder` makes them: of a model, of a ``torch.fx.GraphModule`` (``symbolic_trace``,
 ``make_fx``, what Dynamo hands to a backend) and of a ``torch.export.ExportedProgram``. The source ``fx``, which
 `djinn.build_graph` asks, hands models to it.
 """
@@ -16,6 +16,6 @@ from djinn.kinds import GraphSource
 @hookimpl
 def djinn_register_sources(register: Callable[[GraphSource], None]) -> None:
     """Register the plugin's source."""
-    from djinn_graphs_fx.source import FxSource
+    from djinn_source_fx.source import FxSource
 
     register(FxSource())

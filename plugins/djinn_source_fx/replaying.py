@@ -15,9 +15,9 @@ from djinn.model.graph import Origin, RecordedGraph, ValueInfo
 from djinn.model.schema import facts_of
 from djinn.tape import Node
 from djinn.tensor import LazyTensor
-from djinn_graphs_fx.places import STACK, followed, origin_of
-from djinn_graphs_fx.rehearsal import HINT, Beside, Rehearsal
-from djinn_graphs_fx.remote_terms import OnRemote
+from djinn_source_fx.places import STACK, followed, origin_of
+from djinn_source_fx.rehearsal import HINT, Beside, Rehearsal
+from djinn_source_fx.remote_terms import OnRemote
 
 _UNKNOWN = ValueInfo()
 _CONSTANT = "_tensor_constant"
