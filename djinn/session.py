@@ -18,11 +18,12 @@ from djinn.graphs import graph_of
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
 from djinn.link import Link
 from djinn.mixing import Mixer
-from djinn.model.schedule import DeviceInfo, check_schedule
+from djinn.model.schedule import DeviceInfo
 from djinn.model.schema import ReturnKind, facts_of
 from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.value import Slot, Value
 from djinn.pacing import Pace
+from djinn.planning.check import check_schedule
 from djinn.plugins import Plugins
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from djinn.errors import ScheduleError
 from djinn.kinds import Scheduler
 from djinn.model.graph import RecordedGraph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule, check_schedule
+from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+from djinn.planning.check import check_schedule
 from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, graphs, show, snapshot
 from djinn_conformance.laws import law

@@ -19,7 +19,7 @@ class Scheduler(Protocol):
         """Schedule every node of ``graph`` on ``devices``.
 
         Returns:
-            A schedule that `djinn.model.schedule.check_schedule` accepts.
+            A schedule that `djinn.planning.check.check_schedule` accepts.
 
         Laws:
             scheduler.complete, scheduler.order_valid, scheduler.devices_known, scheduler.deterministic,

@@ -1,13 +1,60 @@
-"""Execution schedules and the rules they keep."""
+"""Execution schedules: what runs where and when, what moves, what stays; and what schedulers may know of devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from enum import StrEnum
 
 import attrs
 
-from djinn.errors import ScheduleError
 from djinn.model.graph import Graph
+from djinn.model.metadata import MemoryPattern
+
+
+@attrs.frozen
+class Rate:
+    """What a device does of one kind of work: the roofline of `DeviceProfile.seconds`."""
+
+    flops_per_s: float
+    """Floating-point operations per second; a multiply-add counts as two."""
+    bytes_per_s: float
+    """Bytes that are read and written per second."""
+
+
+@attrs.frozen
+class DeviceProfile:
+    """How fast a device is."""
+
+    rates: Mapping[MemoryPattern, Rate] = attrs.field(factory=dict)
+    """By the way operations go through memory; what is missing goes by ``rate``."""
+    rate: Rate = Rate(5e10, 1e10)
+    launch_s: float = 5e-6
+    """What an operation takes however small it is."""
+    is_measured: bool = False
+    """Whether `djinn.calibrate` has measured it; otherwise these are defaults for one core of a CPU."""
+
+    def seconds(self, flops: float, size_bytes: float, pattern: MemoryPattern = MemoryPattern.SEQUENTIAL) -> float:
+        """Predict what an operation takes: its launch, then what binds it, arithmetic or memory.
+
+        Source:
+            Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
+        """
+        rate = self.rates.get(pattern, self.rate)
+        return self.launch_s + max(flops / rate.flops_per_s, size_bytes / rate.bytes_per_s)
+
+
+@attrs.frozen
+class LinkProfile:
+    """How fast values move from one device to another."""
+
+    latency_s: float = 2e-4
+    bytes_per_s: float = 1e9
+    is_measured: bool = False
+    """Whether `djinn.calibrate` has measured it; otherwise these are defaults for a local network."""
+
+    def seconds(self, size_bytes: float) -> float:
+        """Predict what moving so many bytes takes."""
+        return self.latency_s + size_bytes / self.bytes_per_s
 
 
 @attrs.frozen
@@ -17,7 +64,31 @@ class DeviceInfo:
     id: str
     """Name within the schedule."""
     memory_bytes: int | None = None
-    """Memory that may be used; ``None`` if unknown."""
+    """Memory that may be used in all; ``None`` if unknown."""
+    held_bytes: int = 0
+    """Of it, bytes of values that are there already, those in ``holds`` and ``copies`` included."""
+    holds: frozenset[str] = frozenset()
+    """Values from outside the graph that are at home here: what writes them, or makes views of them, runs here."""
+    copies: frozenset[str] = frozenset()
+    """Values from outside the graph of which a copy is here, until somebody writes them."""
+    profile: DeviceProfile = DeviceProfile()
+    links: Mapping[str, LinkProfile] = attrs.field(factory=dict)
+    """By identifier of the other device, from here to there; what is missing goes by `LinkProfile`'s defaults."""
+    home_link: LinkProfile = LinkProfile()
+    """From here to the client."""
+    load: float = 0.0
+    """Fraction of the time, from 0 to below 1, in which it is busy with the work of others."""
+
+
+class CachingPolicy(StrEnum):
+    """How long a value stays where it is."""
+
+    PERSIST = "persist"
+    """It outlives the graph: a weight, a cache, a result that somebody names."""
+    UNTIL_LAST_USE = "until_last_use"
+    """It goes with the last node that reads it."""
+    RECOMPUTE = "recompute"
+    """It is made on every device that reads it, instead of being moved there."""
 
 
 @attrs.frozen
@@ -27,6 +98,37 @@ class Transfer:
     value: str
     source: str
     target: str
+    after: str = ""
+    """The node that made it what it is: its producer, or the last that wrote its storage. Empty: as it was before the
+    graph. Where ``target`` is the value's home, it is written back into its place."""
+    size_bytes: int = attrs.field(default=0, eq=False)
+
+
+@attrs.frozen
+class Span:
+    """When something runs, in seconds from the beginning of the graph."""
+
+    begin_s: float
+    end_s: float
+
+
+@attrs.frozen
+class CostEstimate:
+    """What a schedule is expected to cost."""
+
+    latency_s: float = 0.0
+    """From the first node to the last, everything included."""
+    compute_s: float = 0.0
+    """Of all devices together."""
+    transfer_s: float = 0.0
+    """Of all links together."""
+    queueing_s: float = 0.0
+    """Waiting for the work of others."""
+    transferred_bytes: int = 0
+    score: float = 0.0
+    """Weighted sum of computing, transfers and queueing; what schedules are compared by, together with latency."""
+    is_measured: bool = False
+    """Whether all the profiles it rests on were measured; otherwise some are defaults."""
 
 
 @attrs.frozen
@@ -41,32 +143,22 @@ class ExecutionSchedule:
     """Values that must move, in no particular order."""
     scheduler: str = ""
     """Who made it."""
-
-
-def check_schedule(schedule: ExecutionSchedule, graph: Graph, devices: Sequence[DeviceInfo]) -> None:
-    """Check a schedule against its graph.
-
-    Raises:
-        ScheduleError: Names the first rule that is broken: *complete* (every node once), *devices* (known ones only),
-            *order* (every edge points forward), *transfers* (a value crosses devices only where it is listed).
-    """
-
-    def refuse(rule: str, what: str) -> ScheduleError:
-        return ScheduleError(f"The schedule of {schedule.scheduler or 'a scheduler'} breaks the rule {rule!r}: {what}.",
-                             hint="Nothing was run. Choose another scheduler or report this to its author.")
-
-    expected = {node.id for node in graph.nodes()}
-    if len(schedule.order) != len(set(schedule.order)) or set(schedule.order) != expected:
-        raise refuse("complete", f"{len(expected)} nodes are to run, it orders {len(schedule.order)}")
-    known = {device.id for device in devices}
-    for node in schedule.order:
-        if schedule.devices.get(node) not in known:
-            raise refuse("devices", f"node {node} is placed on {schedule.devices.get(node)!r}")
-    position = {node: index for index, node in enumerate(schedule.order)}
-    listed = {(transfer.value, transfer.source, transfer.target) for transfer in schedule.transfers}
-    for edge in graph.edges():
-        if position[edge.source] >= position[edge.target]:
-            raise refuse("order", f"{edge.target} needs {edge.source} ({edge.kind} {edge.value}) and runs before it")
-        source, target = schedule.devices[edge.source], schedule.devices[edge.target]
-        if source != target and edge.kind == "data" and (edge.value, source, target) not in listed:
-            raise refuse("transfers", f"{edge.value} crosses from {source} to {target} unlisted")
+    replicas: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    """Further devices on which a node runs as well, so that its results need not move: views, and what is cheaper to
+    compute again. Such a node writes nothing and draws no random numbers."""
+    placements: Mapping[str, str] = attrs.field(factory=dict)
+    """Device for each value from outside the graph that no device holds yet."""
+    caching: Mapping[str, CachingPolicy] = attrs.field(factory=dict)
+    """By value; what is missing goes with its last use."""
+    budgets: Mapping[str, int] = attrs.field(factory=dict)
+    """Largest number of bytes held at once, by device, what was there before included."""
+    spans: Mapping[str, Span] = attrs.field(factory=dict)
+    """When each node is expected to run, by node."""
+    transfer_spans: Mapping[Transfer, Span] = attrs.field(factory=dict)
+    """When each transfer is expected to happen."""
+    estimate: CostEstimate = CostEstimate()
+    flags: frozenset[str] = frozenset()
+    """What is special: ``split`` (several devices), ``reduction_remote`` (a reduction stays there to save the network),
+    ``recomputes``, ``phase:<phase>``, ``defaults`` (a profile was not measured)."""
+    graph: Graph | None = attrs.field(default=None, eq=False, repr=False)
+    """What it is a schedule of, if that is kept; `djinn.execute` needs it."""

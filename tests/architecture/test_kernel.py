@@ -25,8 +25,15 @@ MAX_KERNEL_LINES = 3350
 LOOKING = ("origins.py", "spans.py", "model/documents.py", "model/display.py")
 """What looks at recordings and runs, and writes down what it sees. The way of an operation knows nothing of it."""
 MAX_LOOKING_LINES = 600
-OUTSIDE_THE_COUNT = ("protocol/", "cli.py", "_doctor.py", *LOOKING)
-"""The protocol without I/O, the program `djinn` and what looks on are layers of their own around the kernel."""
+PLANNING = ("planning/", "plans.py", "calibration.py", "model/schedule.py")
+"""What decides where work runs, and is asked once per new program at most."""
+FLEET = ("fleet/",)
+"""What a session with several executors has beside."""
+MAX_PLANNING_LINES = 1600
+MAX_FLEET_LINES = 800
+OUTSIDE_THE_COUNT = ("protocol/", "cli.py", "_doctor.py", *LOOKING, *PLANNING, *FLEET)
+"""The protocol without I/O, the program `djinn`, what looks on, what plans, and what several executors need are layers
+of their own around the kernel."""
 THE_WAY = ("binding", "link", "mixing", "programs", "recorder", "session", "tape", "model.value", "model.program")
 """Modules that every operation passes."""
 MAX_MODULE_LINES = 400
@@ -75,6 +82,13 @@ def test_the_kernel_is_small() -> None:
              if not str(path.relative_to(ROOT / "djinn")).startswith(OUTSIDE_THE_COUNT)}
     longest = sorted(lines.items(), key=lambda item: -item[1])[:8]
     assert sum(lines.values()) <= MAX_KERNEL_LINES, f"{sum(lines.values())} lines, the longest are {longest}"
+
+
+@pytest.mark.parametrize(("layer", "limit"), [(PLANNING, MAX_PLANNING_LINES), (FLEET, MAX_FLEET_LINES)])
+def test_the_layers_around_it_are_small_too(layer: tuple[str, ...], limit: int) -> None:
+    lines = {name_of(path): code_lines(path.read_text()) for path in KERNEL
+             if str(path.relative_to(ROOT / "djinn")).startswith(layer)}
+    assert sum(lines.values()) <= limit, lines
 
 
 def test_what_looks_on_is_small_too_and_not_in_the_way() -> None:

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 import djinn
 from djinn.model.graph import GraphNode, RecordedGraph
-from djinn.model.schedule import DeviceInfo, check_schedule
+from djinn.model.schedule import DeviceInfo
+from djinn.planning.check import check_schedule
 from djinn.plugins import Plugins, PluginSelection
 
 REMOTE = "remote_accelerator:0"
