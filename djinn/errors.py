@@ -15,6 +15,7 @@ __all__ = (
     "DeviceNameTakenError",
     "DjinnError",
     "DocumentError",
+    "PeerError",
     "PluginError",
     "PluginLoadError",
     "PluginValidationError",
@@ -166,3 +167,9 @@ class SchemaMismatchError(UnknownOperatorError):
     """An operator has another schema in the executor's PyTorch release."""
 
     code = "DJ308"
+
+
+class PeerError(TransportError):
+    """A server could not reach another one, may not, or lost it while a value was on its way between them."""
+
+    code = "DJ309"
