@@ -173,3 +173,9 @@ class PeerError(TransportError):
     """A server could not reach another one, may not, or lost it while a value was on its way between them."""
 
     code = "DJ309"
+
+
+class OutOfMemoryError(DjinnError, RuntimeError):
+    """No executor has room for what is to be put there; names the sizes."""
+
+    code = "DJ310"
