@@ -267,6 +267,7 @@ class Fleet:
         held = self.where.find(slot.number)
         if held is None or home is None or self.where.is_at(slot.number, executor):
             return
+        self._let_go()
         # A view costs nothing where its base is; and where the base is no larger, it is what had better move.
         nodes, base = view_chain(slot.number, executor, self.where)
         if nodes and not self.where.is_at(base, executor):
@@ -313,6 +314,9 @@ class Fleet:
         self.links[target].settle()
         parcel = next(self._parcels)
         self.links[source].command(Send(number, target, parcel))
+        # Whatever waits for a parcel waits for what is on its way already: so nobody waits for ever, also where handing
+        # over itself has to wait. And the sooner it begins, the more happens at once.
+        self.links[source].submit()
         self.links[target].command(Receive(number, parcel, self.links[source].welcome.session, into))
         self.transfers += 1
         if number == GENERATOR_HANDLE:
