@@ -58,7 +58,7 @@ class Fleet:
         self.transferred_bytes = 0
         self._tape = tape
         self._released = released
-        self._placement = placement
+        self.placement = placement
         self._pace = pace
         self._dead: set[int] = set()
         self._parcels = itertools.count(1)
@@ -77,6 +77,10 @@ class Fleet:
     def live_handles(self) -> int:
         """How many values the executors hold, copies included."""
         return sum(link.live_handles for link in self.links)
+
+    def use(self, placement: Placement) -> None:
+        """Let another placement decide from now on."""
+        self.placement = placement
 
     def introduce(self) -> None:
         """Let the servers reach each other.
@@ -123,7 +127,7 @@ class Fleet:
         if number == GENERATOR_HANDLE:
             self.links[self._generator(device)].upload(number, dense)
             return
-        executor = self._placement.house(size_bytes, device, self.where)
+        executor = self.placement.house(size_bytes, device, self.where)
         spec = TensorSpec(dense.size(), dense.stride(), 0, dense.dtype, dense.device)
         self.where.add(Slot(number, number), executor, spec)
         self.links[executor].upload(number, dense)
@@ -132,7 +136,7 @@ class Fleet:
         """Seed the random numbers after everything pending."""
         self._take(None)
         for executor, link in enumerate(self.links):
-            if not self._placement.shares_generator or executor == self._drawn_at:
+            if not self.placement.shares_generator or executor == self._drawn_at:
                 link.seed(seed)
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
@@ -168,11 +172,11 @@ class Fleet:
     def _home_of(self, slot: Slot) -> int:
         if slot.number == GENERATOR_HANDLE:
             # A generator's slot carries the device's index where a value's carries its storage.
-            return self._drawn_at if self._placement.shares_generator else slot.storage
+            return self._drawn_at if self.placement.shares_generator else slot.storage
         return self.where.home_of(slot.number) or 0
 
     def _generator(self, device: torch.device | None) -> int:
-        if self._placement.shares_generator:
+        if self.placement.shares_generator:
             return self._drawn_at
         return 0 if device is None else device.index or 0
 
@@ -200,7 +204,7 @@ class Fleet:
             nodes: What to run.
             gone: Values that nobody names once it has run.
         """
-        placed = self._placement.place(nodes, gone, self.where)
+        placed = self.placement.place(nodes, gone, self.where)
         self._leaving = _last_uses(placed, gone)
         for self._position, (node, executor) in enumerate(placed):
             self._put(node, self._allowed(node, executor))
@@ -242,7 +246,7 @@ class Fleet:
 
     def _put(self, node: Node, executor: int) -> None:
         signature = node.signature
-        if signature.is_random and self._placement.shares_generator and executor != self._drawn_at:
+        if signature.is_random and self.placement.shares_generator and executor != self._drawn_at:
             self._move(GENERATOR_HANDLE, self._drawn_at, executor)
             self._drawn_at = executor
         for slot in node.inputs:

@@ -8,7 +8,7 @@ import pytest
 
 import djinn
 from djinn.session import Session
-from fleet_support import scatter
+from djinn_conformance.scattered import scatter
 
 
 @pytest.fixture
@@ -22,6 +22,6 @@ def explicit() -> Iterator[Session]:
 def scattered() -> Iterator[Session]:
     """Three executors in this process that are one device, with operations all over the place."""
     session = djinn.init(servers=["local://"] * 3, placement="automatic")
-    scatter(session)
+    scatter(session, 0)
     yield session
     djinn.shutdown()

@@ -9,7 +9,8 @@ import torch
 
 import djinn
 from djinn.session import Session
-from fleet_support import fleet_of, scatter
+from djinn_conformance.scattered import scatter
+from fleet_support import fleet_of
 
 DEVICE = "remote_accelerator:0"
 
