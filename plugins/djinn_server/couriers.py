@@ -20,6 +20,7 @@ __all__ = ("Couriers", "PeerRules")
 CONNECT_TIMEOUT_S = 10.0
 UNIX = "unix"
 """What stands for all Unix-domain sockets of this machine among the peers."""
+_NO_BRACKETS = str.maketrans("", "", "[]")
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _LOOPBACK: tuple[_Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
@@ -56,7 +57,7 @@ class PeerRules:
         networks: list[_Network] = list(_LOOPBACK) if is_private else []
         for entry in filter(None, (part.strip() for part in text.split(","))):
             try:
-                networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
+                networks.append(ipaddress.ip_network(entry.translate(_NO_BRACKETS), strict=False))
             except ValueError as error:
                 if "/" in entry or ":" in entry or any(map(str.isspace, entry)):
                     raise ConfigurationError(f"{entry!r} in --peers is no host and no network: {error}.",
