@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 
@@ -41,7 +42,7 @@ class Composition:
     executors: int = 1
 
     @property
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
         """Settings of `djinn.init` that compose it, but for a server's address."""
         chosen = [] if self.part is None or self.part.kind == "transport" else [
             f"{self.part.kind}={self.part.registered.name}"]
@@ -77,7 +78,7 @@ def _as_subject(composition: Composition, subject: Subject) -> Subject:
 
 
 @contextmanager
-def running(subject: Subject, **settings: object) -> Iterator[Session]:
+def running(subject: Subject, **settings: Any) -> Iterator[Session]:
     """Start the session that a subject of the kind ``session`` is, and end it.
 
     Args:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from djinn.errors import ConfigurationError, UnsupportedTensorError
+from djinn.errors import ConfigurationError
 from djinn.fleet.placement import Placement
-from djinn.fleet.views import is_view, view_chain
+from djinn.fleet.views import changes_metadata, is_view, view_chain
 from djinn.fleet.whereabouts import Held, Whereabouts
 from djinn.kinds import Connection
 from djinn.link import Link
@@ -249,18 +249,16 @@ class Fleet:
         if signature.is_random and self.placement.shares_generator and executor != self._drawn_at:
             self._move(GENERATOR_HANDLE, self._drawn_at, executor)
             self._drawn_at = executor
-        for slot in node.inputs:
-            self._bring(slot, executor)
         written = [node.inputs[index] for index in signature.writes]
         for slot in written:
-            foreign = self.where.home_of(slot.number) != executor
-            if foreign and sum(other.storage == slot.storage for other in node.inputs) > 1:
-                raise UnsupportedTensorError(
-                    f"{signature.template.operator} writes tensors on several servers that share memory.",
-                    hint="Call it for the tensors of one server at a time.")
+            self._rehome(slot, executor)
+        for slot in node.inputs:
+            self._bring(slot, executor)
         self.links[executor].tape.nodes.append(node)
         for slot in written:
-            self._written(slot, executor)
+            self._forget_copies(slot)
+            if changes_metadata(signature.template.operator):
+                self.where.forget_views(slot.number)
         view = node if is_view(signature) else None
         for slot, spec in zip(node.outputs, signature.results or (None,) * len(node.outputs), strict=True):
             self.where.add(slot, executor, spec, view)
@@ -297,38 +295,44 @@ class Fleet:
             else:
                 link.released.append(slot.number)
 
-    def _written(self, slot: Slot, executor: int) -> None:
-        """See to it that a storage's home has what was written, and nobody an older copy."""
-        home = self.where.home_of(slot.number)
-        if home is None:
+    def _rehome(self, slot: Slot, executor: int) -> None:
+        """Give the storage of a value another home. Its values share memory there as they did."""
+        home = self._house(slot)
+        if home is None or home == executor:
             return
-        if home != executor:
-            self._move(slot.number, executor, home, into=True)
-        for number, held in list(self.where.members_of(slot.storage)):
-            for other in sorted(held.copies):
-                if not (number == slot.number and other == executor):
-                    self.where.drop_copy(number, other)
-                    self.links[other].released.append(number)
+        family = tuple(number for number, _ in self.where.members_of(slot.storage))
+        self._send(Send(slot.number, executor, next(self._parcels), family), home, executor)
+        self.links[home].released.extend(family)
+        self.links[executor].live_handles += self.where.rehome(slot.storage, executor)
 
-    def _move(self, number: int, source: int, target: int, *, into: bool = False) -> None:
-        """Send a value from one server to another, behind everything that these have to do so far."""
-        # A transfer cuts programs. What they have used for the last time by then is freed with them.
+    def _forget_copies(self, slot: Slot) -> None:
+        """Drop what other executors have of a storage that has been written."""
+        for number, held in list(self.where.members_of(slot.storage)):
+            for executor in sorted(held.copies):
+                self.where.drop_copy(number, executor)
+                self.links[executor].released.append(number)
+
+    def _move(self, number: int, source: int, target: int) -> None:
+        """Send a copy of a value from one server to another."""
+        self._send(Send(number, target, next(self._parcels)), source, target)
+        if number != GENERATOR_HANDLE:
+            self.transferred_bytes += self._size_of(number)
+            self.where.copied(number, target)
+            self.links[target].live_handles += 1
+
+    def _send(self, send: Send, source: int, target: int) -> None:
+        """Let a parcel go from one server to another, behind everything that these have to do so far."""
+        # This cuts programs. What they have used for the last time by then is freed with them.
         self._let_go()
         self.links[source].settle()
         self.links[target].settle()
-        parcel = next(self._parcels)
-        self.links[source].command(Send(number, target, parcel))
+        self.links[source].command(send)
         # Whatever waits for a parcel waits for what is on its way already: so nobody waits for ever, also where handing
         # over itself has to wait. And the sooner it begins, the more happens at once.
         self.links[source].submit()
-        self.links[target].command(Receive(number, parcel, self.links[source].welcome.session, into))
+        sender = self.links[source].welcome.session
+        self.links[target].command(Receive(send.handle, send.parcel, sender, send.family))
         self.transfers += 1
-        if number == GENERATOR_HANDLE:
-            return
-        self.transferred_bytes += self._size_of(number)
-        if not into:
-            self.where.copied(number, target)
-            self.links[target].live_handles += 1
 
     def _introduce(self, source: int, target: int) -> None:
         welcome = self.links[target].welcome

@@ -8,7 +8,7 @@ that is not much more than its elements, else the elements, to be laid out again
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,18 @@ import torch
 from djinn.errors import ProtocolError
 from djinn.protocol import messages
 from djinn.protocol.frames import MAX_BODY_BYTES
-from djinn.protocol.messages import Layout, Parcel, Plain, TensorHeader
-from djinn.protocol.tensors import DTYPE_NAMES, MAX_DIMENSIONS, empty_from, header_of, is_dense, size_bytes
+from djinn.protocol.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
+from djinn.protocol.tensors import (
+    DTYPE_NAMES,
+    MAX_DIMENSIONS,
+    dtype_named,
+    empty_from,
+    header_of,
+    is_dense,
+    size_bytes,
+)
 
+ALIGNMENT_BYTES = 64
 MAX_WASTE = 2
 """Memory travels rather than elements if it is at most this many times as much."""
 
@@ -51,6 +60,83 @@ def pack(number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor]) -
     return Parcel(number, header_of(made), Layout(size, stride, is_packed)), [made]
 
 
+def pack_family(
+    number: int, values: Sequence[torch.Tensor | Failure], get: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Parcel, list[torch.Tensor]]:
+    """Make a parcel of values that share memory, and of that memory.
+
+    Values that turn out to share none lie side by side.
+
+    Args:
+        number: Number of the parcel.
+        values: Tensors, or why there is none.
+        get: As for `pack`.
+
+    Raises:
+        UnsupportedTensorError: A dtype or layout does not travel.
+    """
+    starts: dict[int, int] = {}
+    memory: list[torch.Tensor] = []
+    members: list[Member] = []
+    length = 0
+    for value in values:
+        if isinstance(value, Failure):
+            members.append(Member(failure=value))
+            continue
+        header, storage = header_of(value), value.untyped_storage()
+        if storage._cdata not in starts:
+            gap = -length % ALIGNMENT_BYTES if memory else 0
+            starts[storage._cdata] = length + gap
+            memory += [torch.zeros(gap, dtype=torch.uint8)] if gap else []
+            memory.append(get(_bytes_of(value)))
+            length += gap + storage.nbytes()
+        offset = starts[storage._cdata] // value.itemsize + int(value.storage_offset())
+        members.append(Member(header.dtype, header.size, header.stride, offset, value.is_conj(), value.is_neg()))
+    flat = memory[0] if len(memory) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *memory])
+    return Parcel(number, header_of(flat), members=tuple(members)), [flat]
+
+
+def unpack_family(
+    parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]
+) -> list[torch.Tensor | Failure]:
+    """Make the values of a checked parcel, in order; see `unpack`."""
+    storage = put(tensor).untyped_storage()
+    made: list[torch.Tensor | Failure] = []
+    for member in parcel.members:
+        if member.failure is not None:
+            made.append(member.failure)
+            continue
+        with torch.inference_mode(False), torch.no_grad():
+            value = torch.empty(0, dtype=dtype_named(member.dtype), device=storage.device)
+            value = value.set_(storage, member.storage_offset, member.size, member.stride)
+            torch._C._set_conj(value, member.is_conjugated)
+            torch._C._set_neg(value, member.is_negated)
+        made.append(value)
+    return made
+
+
+def _bytes_of(value: torch.Tensor) -> torch.Tensor:
+    """View the memory that a value lies in as bytes."""
+    storage = value.untyped_storage()
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def _check_members(parcel: Parcel) -> None:
+    item = parcel.item
+    if not isinstance(item, TensorHeader) or item.dtype != "uint8" or len(item.size) != 1 or parcel.layout is not None:
+        raise ProtocolError("The memory that values share does not travel as bytes.")
+    for member in parcel.members:
+        if member.failure is not None:
+            continue
+        size, stride = member.size, member.stride
+        if len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
+            raise ProtocolError("A member of a parcel describes no tensor.")
+        reach = member.storage_offset + (0 if 0 in size else _span(size, stride))
+        if reach * dtype_named(member.dtype).itemsize > item.size[0] or any(step >= 2**63 for step in (*size, *stride)):
+            raise ProtocolError("A member of a parcel reaches beyond its memory.")
+
+
 def check(parcel: Parcel) -> None:
     """Check that what a parcel says of its tensor adds up, before any of it is allocated or used.
 
@@ -59,6 +145,9 @@ def check(parcel: Parcel) -> None:
     """
     if (parcel.item is None) == (parcel.failure is None):
         raise ProtocolError("A parcel holds either a value or a failure.")
+    if parcel.members:
+        _check_members(parcel)
+        return
     layout = parcel.layout
     if layout is None:
         return

@@ -56,8 +56,18 @@ class Failures:
         if known is None:
             known = Failure(poison.failure, RuntimeError.__name__, "The value could not be computed; its server no "
                                                                    "longer knows why.")
-        return known if known.source else msgspec.structs.replace(
-            known, source=session, source_identity=known.identity)
+        return self.of_others(known, session)
+
+    @staticmethod
+    def of_others(failure: Failure, session: str) -> Failure:
+        """Return a failure with its source: if it has none yet, this session."""
+        return failure if failure.source else msgspec.structs.replace(
+            failure, source=session, source_identity=failure.identity)
+
+    @property
+    def pending(self) -> tuple[Failure, ...]:
+        """What the client has not been told."""
+        return tuple(self._pending)
 
     def take(self) -> tuple[Failure, ...]:
         """Return the failures since the last time."""

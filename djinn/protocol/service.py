@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import torch
 
 from djinn.errors import PeerError, ProtocolError, UnknownHandleError
@@ -22,6 +23,7 @@ from djinn.protocol.messages import (
     Batch,
     Command,
     Define,
+    Failure,
     Forget,
     Free,
     Item,
@@ -41,6 +43,10 @@ from djinn.protocol.messages import (
 from djinn.protocol.post import Post
 from djinn.protocol.reports import Failures, Timings
 from djinn.protocol.tensors import describe, header_of
+
+
+MAX_TOLD = 16
+"""Failures that travel with a parcel."""
 
 
 @runtime_checkable
@@ -239,55 +245,55 @@ class SessionService:
     def _send(self, command: Send) -> None:
         def post_it() -> None:
             post = self._posted()
-            value = self._held(command.handle)
-            get = (lambda state: state) if command.handle == GENERATOR_HANDLE else self._get
-            packed = value if isinstance(value, Poisoned) else self._attempt(
-                lambda: parcels.pack(command.parcel, value, get))
+            packed = self._attempt(lambda: self._packed(command, post.session))
             if isinstance(packed, Poisoned):
                 packed = Parcel(command.parcel, failure=self._failures.told_to_others(packed, post.session)), ()
-            post.send(command.peer, *packed)
+            parcel, tensors = packed
+            # Whoever uses the value hears of all that failed before it was sent.
+            told = tuple(self._failures.of_others(failure, post.session) for failure in self._failures.pending[:MAX_TOLD])
+            post.send(command.peer, msgspec.structs.replace(parcel, told=told) if told else parcel, tensors)
 
         self._attempt(post_it)
 
-    def _receive(self, command: Receive) -> None:
-        value = self._attempt(lambda: self._received(command))
+    def _packed(self, command: Send, session: str) -> tuple[Parcel, Sequence[torch.Tensor]] | Poisoned:
         if command.handle == GENERATOR_HANDLE:
-            if not isinstance(value, Poisoned):
-                self._attempt(lambda: self._random.set(value))
-        elif command.into:
-            self._write_into(command.handle, value)
-        else:
-            self._values.put(command.handle, value)
+            return parcels.pack(command.parcel, self._random.get(), lambda state: state)
+        value = self._value(command.handle)
+        if not command.family or not isinstance(value, torch.Tensor):
+            return value if isinstance(value, Poisoned) else parcels.pack(command.parcel, value, self._get)
+        family = [self._value(handle) for handle in command.family]
+        return parcels.pack_family(command.parcel, [
+            self._failures.told_to_others(member, session) if isinstance(member, Poisoned) else member
+            for member in family], self._get)
 
-    def _received(self, command: Receive) -> Any:
+    def _receive(self, command: Receive) -> None:
+        values = self._attempt(lambda: self._received(command))
+        handles = command.family or (command.handle,)
+        if isinstance(values, Poisoned) or len(values) != len(handles):
+            poison = values if isinstance(values, Poisoned) else self._fail(
+                ProtocolError(f"A parcel of {len(values)} values where {len(handles)} were expected."))
+            values = [poison] * len(handles)
+        if command.handle == GENERATOR_HANDLE:
+            if not isinstance(values[0], Poisoned):
+                self._attempt(lambda: self._random.set(values[0]))
+            return
+        for handle, value in zip(handles, values, strict=True):
+            self._values.put(handle, value)
+
+    def _received(self, command: Receive) -> list[Any] | Poisoned:
         parcel, tensors = self._posted().receive(command.sender, command.parcel)
+        for failure in parcel.told:
+            self._failures.adopt(failure)
         if parcel.failure is not None:
             return self._failures.adopt(parcel.failure)
         if isinstance(parcel.item, Plain):
-            return messages.from_wire(parcel.item.value)
-        put = (lambda state: state) if command.handle == GENERATOR_HANDLE else self._adopt
-        return parcels.unpack(parcel, tensors[0], put)
-
-    def _write_into(self, handle: int, value: Any) -> None:
-        """Copy into the memory of a value. If that fails, whatever lies there is not what it should be."""
-        def write() -> None:
-            if not (isinstance(target, torch.Tensor) and isinstance(value, torch.Tensor)):
-                raise ProtocolError(f"Only a tensor goes into a tensor; value {handle} or its parcel is none.")
-            if target.size() != value.size() or target.dtype != value.dtype:
-                raise ProtocolError(f"A parcel of {tuple(value.size())} and {value.dtype} does not go into "
-                                    f"{tuple(target.size())} and {target.dtype}.")
-            with torch.inference_mode():
-                target.copy_(value)
-
-        target = self._value(handle)
-        if isinstance(target, Poisoned):
-            return
-        failed = value if isinstance(value, Poisoned) else self._attempt(write)
-        if not isinstance(failed, Poisoned):
-            return
-        if isinstance(target, torch.Tensor):
-            self._poison_storage(target, failed)
-        self._values.put(handle, failed)
+            return [messages.from_wire(parcel.item.value)]
+        if command.handle == GENERATOR_HANDLE:
+            return [tensors[0]]
+        if parcel.members:
+            return [self._failures.adopt(made) if isinstance(made, Failure) else made
+                    for made in parcels.unpack_family(parcel, tensors[0], self._adopt)]
+        return [parcels.unpack(parcel, tensors[0], self._adopt)]
 
     def _free(self, handles: Sequence[int]) -> None:
         self._values.drop(handles)

@@ -62,13 +62,13 @@ class LocalTransport:
                                  hint="Serve over tcp:// instead.")
 
     def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
-        """Reach another session of this process, at ``local://`` and its mailbox in hexadecimal.
+        """Reach another session of this process, at ``local://``, with or without its mailbox in hexadecimal.
 
         Raises:
             RefusedError: There is no such session.
             ConfigurationError: The address is not this transport's.
         """
-        if address != f"{self.scheme}://{courier.mailbox.hex()}":
+        if address not in (f"{self.scheme}://", f"{self.scheme}://{courier.mailbox.hex()}"):
             raise ConfigurationError(f"{address!r} leads to no session of this process.",
                                      hint="Bring the value home and upload it there.")
         mailbox = _room.find(courier.mailbox)
