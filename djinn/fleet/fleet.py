@@ -111,6 +111,9 @@ class Fleet:
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and bring home the metadata of values."""
+        if not slots:
+            # An operation may have no results, and fail nevertheless.
+            self.synchronize()
         self._take(None)
         return self._asked(slots, lambda link, mine: link.describe(mine))
 
