@@ -162,7 +162,7 @@ def batches() -> list[Case]:
         Case("free-forget-seed", frame(Batch([Free((1, 2)), Forget((3,)), Seed(-1)]))),
         Case("recall", frame(Batch([Recall(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
         Case("peers", frame(Batch([Peer(1, "tcp://10.0.0.2:7777", bytes(range(16))), Send(5, 1, 2**64 - 1),
-                                   Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, into=True)], timed=True))),
+                                   Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, (7, 8))], timed=True))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,), (5,))], fetch=(7,)))),
         Case("rerun", frame(Batch([Rerun(1), Rerun(2, {1: 2**63}, {0: [1, 2.5], 3: -1}, {0: 8}, {2: 4})]))),
