@@ -242,8 +242,10 @@ class Fleet:
             return None
         if held.storage != slot.storage and slot.storage in self.where.homes:
             before, home = self.where.homes[held.storage], self.where.homes[slot.storage]
-            if before != home and home not in held.copies:
-                self._move(slot.number, before, home)
+            if before != home:
+                if home not in held.copies:
+                    self._move(slot.number, before, home)
+                self.links[before].released.append(slot.number)
             self.where.rehouse(slot)
         return self.where.homes[held.storage]
 

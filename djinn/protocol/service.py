@@ -44,7 +44,6 @@ from djinn.protocol.post import Post
 from djinn.protocol.reports import Failures, Timings
 from djinn.protocol.tensors import describe, header_of
 
-
 MAX_TOLD = 16
 """Failures that travel with a parcel."""
 
@@ -250,7 +249,8 @@ class SessionService:
                 packed = Parcel(command.parcel, failure=self._failures.told_to_others(packed, post.session)), ()
             parcel, tensors = packed
             # Whoever uses the value hears of all that failed before it was sent.
-            told = tuple(self._failures.of_others(failure, post.session) for failure in self._failures.pending[:MAX_TOLD])
+            pending = self._failures.pending[:MAX_TOLD]
+            told = tuple(self._failures.of_others(failure, post.session) for failure in pending)
             post.send(command.peer, msgspec.structs.replace(parcel, told=told) if told else parcel, tensors)
 
         self._attempt(post_it)
