@@ -28,6 +28,7 @@ from djinn.plugins import Plugins
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
 from djinn.recorder import Recorder
+from djinn.results import cache_for
 from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
@@ -67,7 +68,8 @@ class Session:
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan)
-        self.link = Link(connection, self.tape, self.released, self._arrange, self.pace, config.debug)
+        self.link = Link(connection, self.tape, self.released, self._arrange, self.pace, config.debug,
+                         cache_for(config.result_cache_bytes, self.classifier))
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +19,7 @@ from djinn.protocol.messages import (
     GENERATOR_HANDLE,
     MARKS_HANDLE,
     Batch,
+    Copy,
     Define,
     Failure,
     Forget,
@@ -32,7 +34,7 @@ from djinn.protocol.messages import (
     Seed,
     Upload,
 )
-from djinn.protocol.tensors import describe, header_of
+from djinn.protocol.tensors import copy_of, describe, header_of, placed_in
 
 MAX_FAILURES = 1000
 """Failures remembered between two answers; later ones are counted with the last."""
@@ -137,6 +139,9 @@ class SessionService:
             elif isinstance(command, Free):
                 self._lookahead.freed(command.handles)
                 self._free(command.handles)
+            elif isinstance(command, Copy):
+                self._lookahead.freed(target for _, target, _ in command.handles)
+                self._copy(command)
             else:
                 self._lookahead.drop()
                 self._change(command, uploads)
@@ -208,6 +213,28 @@ class SessionService:
             self._values.pop(handle, None)
         if self._contents is not None:
             self._contents.release(handles)
+
+    def _copy(self, command: Copy) -> None:
+        copied: dict[int, torch.UntypedStorage] = {}
+
+        def made(source: int, base: int) -> Any:
+            value, owner = self._value(source), self._value(base) if base else None
+            if isinstance(owner, Poisoned) or not isinstance(value, torch.Tensor):
+                return owner if isinstance(owner, Poisoned) else value
+            storage = value.untyped_storage()
+            if owner is None:
+                if storage._cdata not in copied:
+                    copied[storage._cdata] = copy_of(storage)
+                return placed_in(copied[storage._cdata], value)
+            if not isinstance(owner, torch.Tensor) or owner.untyped_storage().nbytes() != storage.nbytes():
+                raise ProtocolError(f"Value {source} is no view of anything like value {base}.")
+            return placed_in(owner.untyped_storage(), value)
+
+        for source, target, base in command.handles:
+            if target == GENERATOR_HANDLE:
+                self._fail(ProtocolError("Handle 0 is reserved."))
+            else:
+                self._values[target] = self._attempt(partial(made, source, base))
 
     def _run(self, command: Run | Rerun) -> None:
         ahead = self._lookahead.asked(command)
