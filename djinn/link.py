@@ -144,6 +144,16 @@ class Link:
             self._results.ran(nodes)
         self._add(nodes, released, layout)
 
+    def keep_results(self, results: ResultCache | None) -> None:
+        """Let go of results that are kept, and keep others from now on."""
+        self._take(None)
+        if self._results is not None:
+            self._results.forget_all()
+            freed = self._results.release(())
+            self._commands += [Free(tuple(freed))] if freed else []
+            self.live_handles -= len(freed)
+        self._results = results
+
     def close(self) -> None:
         """Close the connection."""
         self._broken = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")

@@ -93,6 +93,11 @@ class Session:
         self.flush_every = usual if operations == "auto" else int(operations or 0)
         self.pace.set(self.flush_every, is_fixed=operations != "auto")
 
+    def keep_results(self, max_bytes: int) -> None:
+        """Keep so many bytes of results to be used again from now on; see `djinn.config.Config.result_cache_bytes`."""
+        with self.lock:
+            self.link.keep_results(cache_for(max_bytes, self.classifier))
+
     def flush(self) -> None:
         """Hand everything pending over without waiting for results.
 
