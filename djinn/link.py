@@ -123,6 +123,8 @@ class Link:
         self._commands.append(Upload(number, header_of(dense)))
         self._tensors.append(dense.clone() if is_held else dense)
         self.live_handles += number != 0
+        if self._results is not None:
+            self._results.uploaded(number, dense)
         if not is_held:
             self._submit()
 

@@ -1,12 +1,14 @@
 """Results that are kept to be used again: the same piece of tape on the same values is computed once.
 
 A piece is known by its structure, its numbers and the *names* of the values that it reads. A value's name is its
-number, and a copy has the name of what it is a copy of until either is written. So whatever is known under names stays
-true for as long as it is known: a write forgets all that was known of the storage, on both sides of a copy.
+number; a copy, and a small upload of the same bytes, has the name of what it is the same as until either is written. So
+whatever is known under names stays true for as long as it is known: a write forgets all that was known of the storage,
+on both sides of a copy.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +22,7 @@ from djinn.kinds.classifier import CandidClassifier, Classifier
 from djinn.model.value import Slot
 from djinn.programs import Layout
 from djinn.protocol.messages import GENERATOR_HANDLE
+from djinn.protocol.tensors import buffer_of, header_of
 from djinn.purity import Function, Natures, Share
 from djinn.tape import Node
 
@@ -35,6 +38,13 @@ MAX_HOMES_BYTES = 16 * 2**20
 NO_RESULTS: Mapping[str, int] = dict.fromkeys(
     ("results_reused", "results_dropped", "results_not_fetched", "results_kept", "results_kept_bytes"), 0)
 """The counts of a link that keeps none."""
+
+MAX_UPLOAD_BYTES = 64 * 1024
+"""Uploads that are not larger are known by their bytes."""
+MAX_UPLOADS = 4096
+"""Uploads that are known by their bytes, the latest ones."""
+_CONTENT = 0
+"""Stands among the values of a name for the bytes of an upload; values are numbered from 1."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _Key = tuple[tuple[int, ...], tuple[int, ...], bytes]
@@ -60,6 +70,14 @@ class _Copied(_Known):
     """A value that has the name of another."""
 
     number: int
+    name: _Name
+
+
+@attrs.define(eq=False)
+class _Content(_Known):
+    """Bytes that were uploaded, by their digest; the next upload of them has the same name."""
+
+    digest: bytes
     name: _Name
 
 
@@ -119,10 +137,11 @@ class ResultCache:
         self._unconfirmed: dict[_Piece, None] = {}
         self._given: dict[int, _Piece] = {}
         self._copied: dict[int, _Copied] = {}
+        self._contents: OrderedDict[bytes, _Content] = OrderedDict()
         self._bearers: dict[int, set[int]] = {}
-        """By name: the copies that bear it. The name's own value may be gone."""
+        """By name: the other values that bear it. The name's own value may be gone."""
         self._gone: set[int] = set()
-        """Names whose own values are gone, and whose copies are not."""
+        """Names whose own values are gone, and others are not."""
         self._homes: OrderedDict[int, _Home] = OrderedDict()
         self._homes_bytes = 0
         self._index: dict[int, set[_Known]] = {}
@@ -157,10 +176,27 @@ class ResultCache:
             for known in list(self._index.get(number, ())):
                 self._forget(known)
 
+    def uploaded(self, number: int, dense: torch.Tensor) -> None:
+        """Learn which bytes a value is made of."""
+        if number == GENERATOR_HANDLE or dense.nbytes > MAX_UPLOAD_BYTES:
+            return
+        digest = hashlib.blake2b(_encode(header_of(dense)) + bytes(buffer_of(dense)), digest_size=32).digest()
+        content = self._contents.get(digest)
+        if content is not None:
+            self._contents.move_to_end(digest)
+            self._call(number, number, content.name)
+            return
+        content = self._contents[digest] = _Content(frozenset((number,)), digest, _Name(number, number))
+        self._bearers.setdefault(number, set()).add(_CONTENT)
+        self._watch(content)
+        if len(self._contents) > MAX_UPLOADS:
+            self._forget(next(iter(self._contents.values())))
+
     def forget_all(self) -> None:
         """Learn that anything may have been written."""
-        for known in [*self._pieces.values(), *self._copied.values(), *self._homes.values()]:
-            self._forget(known)
+        for known in (self._pieces, self._copied, self._contents, self._homes):
+            for one in list(known.values()):
+                self._forget(one)
 
     def ran(self, nodes: Sequence[Node]) -> None:
         """Learn that nodes are about to run whose slots do not say which values share a storage."""
@@ -267,12 +303,15 @@ class ResultCache:
         for known, new in zip(piece.outputs.values(), function.kept, strict=True):
             base = function.inputs[new.base].number if new.base >= 0 else 0
             copies.append((known.number, new.number, base))
-            copied = _Copied(frozenset((known.number, known.storage, new.number, new.storage)), new.number,
-                             _Name(known.number, known.storage))
-            self._copied[new.number] = copied
-            self._bearers.setdefault(known.number, set()).add(new.number)
-            self._watch(copied)
+            self._call(new.number, new.storage, _Name(known.number, known.storage))
         return tuple(copies)
+
+    def _call(self, number: int, storage: int, name: _Name) -> None:
+        """Let a value bear a name."""
+        copied = _Copied(frozenset((number, storage, name.number, name.storage)), number, name)
+        self._copied[number] = copied
+        self._bearers.setdefault(name.number, set()).add(number)
+        self._watch(copied)
 
     def _home(self, slot: Slot) -> torch.Tensor | None:
         name = self._name_of(slot).number
@@ -293,7 +332,10 @@ class ResultCache:
                 self._homes_bytes -= known.tensor.nbytes
         elif isinstance(known, _Copied):
             if self._copied.pop(known.number, None) is not None:
-                self._nameless(known)
+                self._nameless(known.name.number, known.number)
+        elif isinstance(known, _Content):
+            if self._contents.pop(known.digest, None) is not None:
+                self._nameless(known.name.number, _CONTENT)
         elif isinstance(known, _Piece) and self._pieces.pop(known.key, None) is not None:
             self._forget_piece(known)
 
@@ -307,10 +349,9 @@ class ResultCache:
         for number in piece.outputs:
             del self._given[number]
 
-    def _nameless(self, copied: _Copied) -> None:
-        """Learn that a copy bears its name no more."""
-        name = copied.name.number
-        _remove(self._bearers, (name,), copied.number)
+    def _nameless(self, name: int, bearer: int) -> None:
+        """Learn that a value bears its name no more."""
+        _remove(self._bearers, (name,), bearer)
         if name in self._gone and name not in self._bearers:
             self._gone.remove(name)
             self._unreachable(name)
