@@ -42,6 +42,7 @@ from djinn.protocol.frames import (
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
+    Copy,
     Define,
     Description,
     Failure,
@@ -150,6 +151,7 @@ def batches() -> list[Case]:
         Case("synchronize", frame(Batch(synchronize=True), sequence=7)),
         Case("fetch-and-describe", frame(Batch(fetch=(0, 2**40), describe=(1,)))),
         Case("free-forget-seed", frame(Batch([Free((1, 2)), Forget((3,)), Seed(-1)]))),
+        Case("copy", frame(Batch([Copy(((1, 2, 0), (3, 2**64 - 1, 2)))]))),
         Case("recall", frame(Batch([Recall(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,), (5,))], fetch=(7,)))),
@@ -197,6 +199,7 @@ def malformed() -> list[Case]:
         Case("deeply-nested", raw(b"\x91" * 5000)),
         Case("nested-numbers", raw(b"\x82\xa4type\xa5batch\xa8commands\x91\x95\xa3run\x01\x90" + b"\x91" * 2000)),
         Case("negative-handle", raw(msgspec.msgpack.encode({"type": "batch", "fetch": [-1]}))),
+        Case("copy-of-two-handles", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["copy", [[1, 2]]]]}))),
         Case("short-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(31)]]}))),
         Case("long-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(33)]]}))),
         Case("digest-as-text", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, "0" * 32]]}))),
