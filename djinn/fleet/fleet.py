@@ -20,6 +20,7 @@ from djinn.model.value import Slot
 from djinn.pacing import Pace
 from djinn.programs import Layout
 from djinn.protocol.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
+from djinn.results import ResultCache
 from djinn.tape import Node, Tape, without_dead
 
 
@@ -81,6 +82,16 @@ class Fleet:
     def use(self, placement: Placement) -> None:
         """Let another placement decide from now on."""
         self.placement = placement
+
+    def keep_results(self, results: ResultCache | None) -> None:
+        """Refuse: what several executors have computed is not kept to be used again.
+
+        Raises:
+            ConfigurationError: Something was to be kept.
+        """
+        if results is not None:
+            raise ConfigurationError("Results are kept by sessions with one executor only.",
+                                     hint="Leave result_cache_bytes out, or connect to one server.")
 
     def introduce(self) -> None:
         """Let the servers reach each other.

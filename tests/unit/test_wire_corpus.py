@@ -42,6 +42,7 @@ from djinn.protocol.frames import (
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
+    Copy,
     Courier,
     Define,
     Description,
@@ -160,6 +161,7 @@ def batches() -> list[Case]:
         Case("synchronize", frame(Batch(synchronize=True), sequence=7)),
         Case("fetch-and-describe", frame(Batch(fetch=(0, 2**40), describe=(1,)))),
         Case("free-forget-seed", frame(Batch([Free((1, 2)), Forget((3,)), Seed(-1)]))),
+        Case("copy", frame(Batch([Copy(((1, 2, 0), (3, 2**64 - 1, 2)))]))),
         Case("recall", frame(Batch([Recall(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
         Case("peers", frame(Batch([Peer(1, "tcp://10.0.0.2:7777", bytes(range(16))), Send(5, 1, 2**64 - 1),
                                    Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, (7, 8))], timed=True))),
@@ -223,6 +225,7 @@ def malformed() -> list[Case]:
         Case("deeply-nested", raw(b"\x91" * 5000)),
         Case("nested-numbers", raw(b"\x82\xa4type\xa5batch\xa8commands\x91\x95\xa3run\x01\x90" + b"\x91" * 2000)),
         Case("negative-handle", raw(msgspec.msgpack.encode({"type": "batch", "fetch": [-1]}))),
+        Case("copy-of-two-handles", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["copy", [[1, 2]]]]}))),
         Case("short-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(31)]]}))),
         Case("long-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(33)]]}))),
         Case("digest-as-text", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, "0" * 32]]}))),
