@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+
 from djinn.kinds.classifier import CandidClassifier
 from djinn.model.program import Argument, ListArgument, NumberArgument, Template
 from djinn.model.schema import facts_of, operator_named

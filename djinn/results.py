@@ -280,7 +280,8 @@ class ResultCache:
             return
         inputs = function.inputs
         piece = _Piece(
-            frozenset(number for value in (*names, *function.kept) for number in (value.number, value.storage)),
+            frozenset(number for one in names for number in (one.number, one.storage)).union(
+                number for one in function.kept for number in (one.number, one.storage)),
             key,
             frozenset(name.number for name in names),
             {share.number: share for share in function.kept},

@@ -52,7 +52,7 @@ class ReusingMachine(Machine):
 
     @precondition(lambda self: self._repeatable())
     @rule(data=st.data(), times=st.integers(1, 3), waits=st.booleans(), compares=st.booleans(), writes=st.booleans())
-    def again(self, data: Any, times: int, waits: bool, compares: bool, writes: bool) -> None:
+    def do_again(self, data: Any, times: int, waits: bool, compares: bool, writes: bool) -> None:
         """Do again what was done before, as often as it takes to be known; write something, and do it again."""
         line = data.draw(st.sampled_from(self._repeatable()))
         before = reused(self.session)
