@@ -18,7 +18,7 @@ import attrs
 import msgspec
 import torch
 
-from djinn.model.schedule import DeviceProfile, LinkProfile
+from djinn.model.schedule import DeviceProfile, LinkProfile, Rate
 
 if TYPE_CHECKING:
     from djinn.link import Link
@@ -69,7 +69,8 @@ class Calibration:
 
     def __str__(self) -> str:
         """Say it in a few lines."""
-        profile, rates = self.profile, self.profile.rates or {"any": self.profile.rate}
+        profile = self.profile
+        rates: dict[str, Rate] = {**profile.rates} or {"any": profile.rate}
         lines = [f"{self.of}: {'measured' if self.is_measured else 'defaults, not measured; see djinn.calibrate()'}",
                  f"  launch {profile.launch_s * 1e6:.1f} us, view {profile.view_s * 1e6:.1f} us, "
                  f"run {profile.run_s * 1e6:.0f} us"]
