@@ -38,7 +38,7 @@ RUNS = 3
 _Advance = Callable[[str], None]
 
 
-def calibrate(*, seconds: float = 8.0, save: bool = True) -> Calibration:
+def calibrate(*, seconds: float = 10.0, save: bool = True) -> Calibration:
     """Measure the connected executor and the link to it, by running what the installed workloads say.
 
     Everything that was recorded before runs first. Values and random numbers of the session stay as they are.

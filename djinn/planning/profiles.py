@@ -18,7 +18,7 @@ import attrs
 import msgspec
 import torch
 
-from djinn.model.schedule import DeviceProfile, LinkProfile, Rate
+from djinn.model.schedule import DeviceProfile, LinkProfile
 
 if TYPE_CHECKING:
     from djinn.link import Link
@@ -70,7 +70,7 @@ class Calibration:
     def __str__(self) -> str:
         """Say it in a few lines."""
         profile = self.profile
-        rates: dict[str, Rate] = {**profile.rates} or {"any": profile.rate}
+        rates = {str(pattern): rate for pattern, rate in profile.rates.items()} or {"any": profile.rate}
         lines = [f"{self.of}: {'measured' if self.is_measured else 'defaults, not measured; see djinn.calibrate()'}",
                  f"  launch {profile.launch_s * 1e6:.1f} us, view {profile.view_s * 1e6:.1f} us, "
                  f"run {profile.run_s * 1e6:.0f} us"]
@@ -166,7 +166,7 @@ def _check(found: _File, identity: Identity) -> None:
     if calibration.of != identity:
         raise ValueError(f"it is of {calibration.of}")
     profile = calibration.profile
-    divisors = [rate for each in (profile.rate, *profile.rates.values()) for rate in (each.flops_per_s, each.bytes_per_s)]
+    divisors = [number for rate in (profile.rate, *profile.rates.values()) for number in attrs.astuple(rate)]
     divisors += [calibration.home_link.bytes_per_s, calibration.feed_link.bytes_per_s]
     times: list[Any] = [profile.launch_s, profile.view_s, profile.run_s, calibration.home_link.latency_s,
                         calibration.feed_link.latency_s]

@@ -38,8 +38,8 @@ def test_what_is_kept_is_found_again(cache: Path) -> None:
 
 def test_each_executor_has_its_own() -> None:
     profiles.save(FOUND)
-    for other in (attrs.evolve(IDENTITY, host="b"), attrs.evolve(IDENTITY, torch="3"), attrs.evolve(IDENTITY, threads=2),
-                  attrs.evolve(IDENTITY, device="cuda:0")):
+    for change in ({"host": "b"}, {"torch": "3"}, {"threads": 2}, {"device": "cuda:0"}):
+        other = attrs.evolve(IDENTITY, **change)
         assert profiles.load(other) == Calibration(other)
         assert not profiles.load(other).is_measured
 
