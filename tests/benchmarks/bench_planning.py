@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,9 @@ PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave what was measured of this machine before alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    yield
 
 
 def predict_all(benchmark: BenchmarkFixture, publish: Callable[..., None], address: str | None) -> None:
