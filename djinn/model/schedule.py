@@ -51,15 +51,18 @@ class OperationProfile:
         for sample in self.samples:
             scale, apart = _ratio(size_bytes, sample.size_bytes)
             if flops and sample.flops:
-                # What computes takes time by that; how much it moves meanwhile says how like the two calls are.
-                scale, further = _ratio(flops, sample.flops)
-                apart += further
+                # What computes takes time by that. A call of the same intensity is bound by the same, whatever its size.
+                more_bytes = scale
+                scale, apart = _ratio(flops, sample.flops)
+                apart += _INTENSITY * _ratio(scale, more_bytes)[1]
             weight = 1 / (apart + _NEAR) ** 2
             total += weight * scale * sample.seconds
             weights += weight
         return self.launch_s + (total / weights if weights else 0.0)
 
 
+_INTENSITY = 4.0
+"""How much more a difference in FLOP per byte sets two calls apart than one in size."""
 _NEAR = 1e-3
 """Squared distance below which samples count alike; it keeps an exact hit from dividing by zero."""
 

@@ -73,12 +73,13 @@ class Calibration:
         rates = {str(pattern): rate for pattern, rate in profile.rates.items()} or {"any": profile.rate}
         how = "measured" if self.is_measured else "defaults, not measured; see djinn.calibrate()"
         times = {"launch": profile.launch_s, "view": profile.view_s, "run": profile.run_s}
-        lines = [f"{self.of}: {how}", "  " + ", ".join(f"{name} {time_s * 1e6:.1f} us" for name, time_s in times.items())]
+        lines = [f"{self.of}: {how}",
+                 "  " + ", ".join(f"{name} {time_s * 1e6:.1f} us" for name, time_s in times.items())]
         lines += [f"  {pattern}: {rate.flops_per_s / 1e9:.1f} GFLOP/s, {rate.bytes_per_s / 1e9:.1f} GB/s"
                   for pattern, rate in sorted(rates.items())]
         up, down = self.feed_link, self.home_link
-        lines.append(f"  round trip {(up.latency_s + down.latency_s) * 1e6:.0f} us, up {up.bytes_per_s / 1e9:.2f} GB/s, "
-                     f"down {down.bytes_per_s / 1e9:.2f} GB/s")
+        lines.append(f"  round trip {(up.latency_s + down.latency_s) * 1e6:.0f} us, "
+                     f"up {up.bytes_per_s / 1e9:.2f} GB/s, down {down.bytes_per_s / 1e9:.2f} GB/s")
         if profile.operations:
             lines.append(f"  {len(profile.operations)} operations by themselves")
         lines += [f"  left out: {skipped}" for skipped in self.skipped]
