@@ -51,7 +51,7 @@ class OperationProfile:
         for sample in self.samples:
             scale, apart = _ratio(size_bytes, sample.size_bytes)
             if flops and sample.flops:
-                # What computes takes time by that. A call of the same intensity is bound by the same, whatever its size.
+                # What computes takes time by that. Calls of one intensity are bound by the same, whatever their size.
                 more_bytes = scale
                 scale, apart = _ratio(flops, sample.flops)
                 apart += _INTENSITY * _ratio(scale, more_bytes)[1]
