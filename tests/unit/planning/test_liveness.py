@@ -214,6 +214,18 @@ def test_a_weight_that_is_copied_goes_with_its_last_use_there() -> None:
     assert MemoryEstimator(graph).estimate(schedule, devices).peaks == {"one": 100, "two": 210}
 
 
+def test_a_device_on_the_way_holds_a_value_no_longer_than_it_passes() -> None:
+    graph = RecordedGraph((node("a", {"w": 100}, {"x": 10}), node("b", {"v": 1}, {"q": 400}),
+                           node("c", {"x": 10}, {"z": 5})))
+    devices = {"a": "one", "b": "two", "c": "three"}
+    for moves in ((Transfer("x", "one", "two", "a"), Transfer("x", "two", "three", "a")),
+                  (Transfer("x", "two", "three", "a"), Transfer("x", "one", "two", "a"))):
+        schedule = ExecutionSchedule(("a", "b", "c"), devices, moves)
+        # What b made is kept: it outlives the graph.
+        assert MemoryEstimator(graph).estimate(schedule).peaks == {"one": 110, "two": 1 + 400 + 10, "three": 15}
+        assert MemoryEstimator(graph, {"z"}).estimate(schedule).peaks["two"] == 1 + 400
+
+
 def test_what_persists_stays_where_it_was_made() -> None:
     schedule = ExecutionSchedule(("a", "b", "c"), dict.fromkeys("abc", "one"),
                                  caching={"x": CachingPolicy.PERSIST})
