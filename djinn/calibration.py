@@ -161,12 +161,14 @@ class _Trials:
     def _seconds(self, run: Callable[[], Any]) -> float:
         """Time one run, without its recording.
 
-        It writes something first: what writes is not run ahead by an executor that has nothing to do.
+        It writes something first: what writes is not run ahead by an executor that has nothing to do. And it ends with
+        fetching that, because a device that computes by itself is done only when something of it is here.
         """
         self._written.zero_()
         results = run()
         begin = time.perf_counter()
-        self._session.synchronize()
+        self._session.flush()
+        self._session.materialize([self._written])
         taken = time.perf_counter() - begin
         del results
         self._session.flush()

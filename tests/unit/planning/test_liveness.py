@@ -207,6 +207,14 @@ def test_a_value_that_moves_is_held_at_both_ends_for_as_long_as_it_is_needed_the
     assert MemoryEstimator(CHAIN).estimate(schedule).peaks == {"one": 110, "two": 30}
 
 
+def test_the_source_of_a_transfer_holds_the_value_until_the_target_has_it() -> None:
+    graph = RecordedGraph((node("a", {"w": 100}, {"x": 10}), node("b", {"w": 100}, {"q": 50}),
+                           node("c", {"q": 50}, {"r": 1}), node("d", {"x": 10}, {"y": 20})))
+    schedule = ExecutionSchedule(("a", "b", "c", "d"), {"a": "one", "b": "one", "c": "one", "d": "two"},
+                                 (Transfer("x", "one", "two", "a"),))
+    assert MemoryEstimator(graph).estimate(schedule).peaks == {"one": 100 + 10 + 50 + 1, "two": 30}
+
+
 def test_a_weight_that_is_copied_goes_with_its_last_use_there() -> None:
     graph = RecordedGraph((node("a", {"w": 100}, {"x": 10}), node("b", {"x": 10}, {"y": 200})))
     schedule = ExecutionSchedule(("a", "b"), {"a": "two", "b": "two"}, (Transfer("w", "one", "two"),))
