@@ -16,6 +16,7 @@ from djinn._collection import paused_collection
 with paused_collection():
     from djinn import errors, runtime
     from djinn.analysis import annotate_graph, build_graph, find_patterns
+    from djinn.calibration import calibrate, profiles
     from djinn.capture import Captured, capture, explain, get_graph, is_capturing
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.logs import set_debug_level
@@ -29,6 +30,7 @@ with paused_collection():
         SemanticMetadata,
         WorkloadProfile,
     )
+    from djinn.planning.profiles import Calibration
     from djinn.runtime import (
         RuntimeState,
         ensure_initialized,
@@ -47,6 +49,7 @@ with paused_collection():
 __version__ = "0.1.0"
 __all__ = (
     "AnnotatedGraph",
+    "Calibration",
     "Captured",
     "DataResidency",
     "DjinnError",
@@ -63,6 +66,7 @@ __all__ = (
     "WorkloadProfile",
     "annotate_graph",
     "build_graph",
+    "calibrate",
     "capture",
     "ensure_initialized",
     "errors",
@@ -78,6 +82,7 @@ __all__ = (
     "is_capturing",
     "is_initialized",
     "materialize",
+    "profiles",
     "register_init_hook",
     "reset_stats",
     "set_debug_level",
