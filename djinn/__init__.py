@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 with paused_collection():
     from djinn import errors, runtime
     from djinn.analysis import annotate_graph, build_graph, find_patterns
+    from djinn.calibration import calibrate, profiles
     from djinn.capture import Captured, capture, explain, get_graph, is_capturing
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.logs import set_debug_level
@@ -36,6 +37,7 @@ with paused_collection():
         SemanticMetadata,
         WorkloadProfile,
     )
+    from djinn.planning.profiles import Calibration
     from djinn.runtime import (
         RuntimeState,
         ensure_initialized,
@@ -54,6 +56,7 @@ with paused_collection():
 __version__ = "0.1.0"
 __all__ = (
     "AnnotatedGraph",
+    "Calibration",
     "Captured",
     "CostEstimate",
     "DataResidency",
@@ -76,6 +79,7 @@ __all__ = (
     "WorkloadProfile",
     "annotate_graph",
     "build_graph",
+    "calibrate",
     "capture",
     "ensure_initialized",
     "errors",
@@ -92,6 +96,7 @@ __all__ = (
     "is_capturing",
     "is_initialized",
     "materialize",
+    "profiles",
     "register_init_hook",
     "reset_stats",
     "schedule",

@@ -24,6 +24,7 @@ from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.value import Slot, Value
 from djinn.pacing import Pace
 from djinn.planning.check import check_schedule
+from djinn.planning.profiles import Calibration, Identity, identity_of, load
 from djinn.plugins import Plugins
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
@@ -71,6 +72,7 @@ class Session:
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
+        self.calibrations: dict[Identity, Calibration] = {}
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out one operation."""
@@ -326,6 +328,13 @@ class Session:
                 "pending_nodes": len(self.tape),
             }
 
+    def calibration(self) -> Calibration:
+        """Return how fast the executor is thought to be; see `djinn.calibrate`."""
+        identity = identity_of(self.link)
+        if identity not in self.calibrations:
+            self.calibrations[identity] = load(identity)
+        return self.calibrations[identity]
+
     def close(self) -> None:
         """End the session: pending nodes are dropped, remote values freed with it."""
         with self.lock:
@@ -388,7 +397,8 @@ class Session:
     def _arrange(self, nodes: Sequence[Node]) -> list[int] | None:
         """Ask the scheduler for the order of a new program's nodes."""
         graph = graph_of(nodes)
-        devices = [DeviceInfo(str(self.device))]
+        known = self.calibration()
+        devices = [DeviceInfo(str(self.device), profile=known.profile, home_link=known.home_link)]
         schedule = self._scheduler.schedule(graph, devices)
         check_schedule(schedule, graph, devices)
         positions = {node.id: index for index, node in enumerate(graph.nodes())}
