@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from djinn.session import Session
 
 Inputs = Mapping[str, Any] | Sequence[Any] | None
-_tensors: weakref.WeakKeyDictionary[Session, weakref.WeakValueDictionary[int, LazyTensor]] = (
-    weakref.WeakKeyDictionary())
 _WEIGHTS = ("parameter", "buffer", "optimizer_state", "gradient")
 """Kinds of values that a call is not given anew."""
 
@@ -62,6 +59,11 @@ class Outside:
     """Whether the graph writes into its storage."""
 
     @property
+    def is_weight(self) -> bool:
+        """Whether a call is not given it anew. What only the analysis takes for a weight has no name."""
+        return bool(self.name) and self.kind in _WEIGHTS
+
+    @property
     def label(self) -> str:
         """What messages call it."""
         return f"{self.name!r} ({self.value})" if self.name else self.value
@@ -78,8 +80,8 @@ def execute(
 
     Args:
         schedule: What `djinn.schedule` gave.
-        inputs: Values from outside. A sequence is for those that are no weights, in the order in which the graph first
-            reads them. A mapping names them: by their names in the captured model, or by their identifiers in the
+        inputs: Values from outside. A sequence is for those that are no weights of the captured model, in the order in
+            which the graph first reads them. A mapping names them: by their names in the captured model, or by their identifiers in the
             graph. Ordinary tensors are uploaded. What is not given is used as it is, if the session still holds it.
         outputs: Identifiers of the values to give back; without it, the results of those nodes whose results no node
             reads, and what the schedule keeps.
@@ -202,27 +204,19 @@ def outside_values(graph: Graph) -> list[Outside]:
 def alive_values(session: Session, wanted: Sequence[Outside]) -> dict[str, LazyTensor]:
     """Find the tensors of a session that hold values which a graph of the same session read.
 
-    Sessions keep no list of their tensors: it would cost every operation. The garbage collector knows them, and what
-    it said is remembered.
+    Sessions keep no list of their tensors: it would cost every operation. The garbage collector knows them. Nothing is
+    remembered, because tensors with weak references cannot be moved by `torch.nn.Module.to`.
     """
     numbers = {int(value.value[1:]): value.value for value in wanted
                if value.spec is not None and value.spec in session.specs and value.value[1:].isdecimal()}
-    released = session.recorder.released
     found: dict[str, LazyTensor] = {}
-
-    def holds(tensor: Any) -> bool:
-        value = getattr(tensor, "_value", None)
-        return value is not None and value.released is released and value.slot.number in numbers
-
-    known = _tensors.setdefault(session, weakref.WeakValueDictionary())
-    for number, name in numbers.items():
-        tensor = known.get(number)
-        if tensor is not None and holds(tensor) and tensor._value.slot.number == number:
-            found[name] = tensor
-    if len(found) < len(numbers):
-        for tensor in gc.get_objects():
-            if issubclass(type(tensor), LazyTensor) and holds(tensor):
-                found[numbers[tensor._value.slot.number]] = known[tensor._value.slot.number] = tensor
+    if numbers:
+        released = session.recorder.released
+        kinds = {LazyTensor, *LazyTensor.__subclasses__()}
+        for tensor in [candidate for candidate in gc.get_objects() if type(candidate) in kinds]:
+            value = getattr(tensor, "_value", None)
+            if value is not None and value.released is released and value.slot.number in numbers:
+                found[numbers[value.slot.number]] = tensor
     return found
 
 
@@ -461,7 +455,7 @@ def _given(outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
     if isinstance(inputs, torch.Tensor):
         raise InputsError("The inputs are one tensor.", hint="Put it into a list: inputs=[tensor].")
     if not isinstance(inputs, Mapping):
-        places = [value for value in outside if value.kind not in _WEIGHTS]
+        places = [value for value in outside if not value.is_weight]
         if len(inputs) != len(places):
             raise InputsError(f"{len(inputs)} inputs are given, and the graph reads {len(places)} values from outside "
                               f"that are no weights: {', '.join(value.label for value in places) or 'none'}.",
@@ -478,7 +472,7 @@ def _given(outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
         if len(answers) != 1:
             why = f"is the name of several values: {', '.join(answers)}" if answers else "is no value from outside"
             raise InputsError(f"The input {key!r} {why}.", hint="The graph reads "
-                              f"{', '.join(value.label for value in outside if value.kind not in _WEIGHTS)}.")
+                              f"{', '.join(value.label for value in outside if not value.is_weight)}.")
         found[answers[0]] = tensor
     return found
 

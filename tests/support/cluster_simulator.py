@@ -139,9 +139,7 @@ class _Simulation:
         self._others = {device.id: _Others(device.load, cluster.others_service_s, f"{seed}/{device.id}")
                         for device in cluster.devices}
         self._queues: dict[str, deque[str]] = {device.id: deque() for device in cluster.devices}
-        for identifier in schedule.order:
-            for device in (schedule.devices[identifier], *schedule.replicas.get(identifier, ())):
-                self._queues[device].append(identifier)
+        self._line_up()
         self._free_s = {device.id: cluster.begin_s.get(device.id, 0.0) for device in cluster.devices}
         self._is_busy = dict.fromkeys(self._queues, False)
         self._memory = _Memory(schedule, graph, cluster)
@@ -175,6 +173,27 @@ class _Simulation:
             {device: time_s / makespan_s if makespan_s else 0.0 for device, time_s in busy.items()}, self._waited,
             dict(self._bytes), self._memory.peaks,
             tuple([*self._violations, *self._memory.violations(), *stuck]))
+
+    def _line_up(self) -> None:
+        """Give each device its nodes, in order; replicas run when the first node there needs what they make."""
+        schedule = self._schedule
+        waiting = {(value, device): node for node, places in schedule.replicas.items() for device in places
+                   for value in self._nodes[node].outputs}
+        for identifier in schedule.order:
+            device = schedule.devices[identifier]
+            todo = [identifier]
+            while todo:
+                needed = [waiting[value, device] for value in self._nodes[todo[-1]].inputs if (value, device) in waiting]
+                if needed and todo[-1] != needed[0]:
+                    todo.append(needed[0])
+                    continue
+                done = todo.pop()
+                for value in self._nodes[done].outputs:
+                    waiting.pop((value, device), None)
+                self._queues[device].append(done)
+        for (_, device), node in waiting.items():
+            if node not in self._queues[device]:
+                self._queues[device].append(node)
 
     def _wire_up(self) -> None:
         """Find out what each task waits for: nodes on the same device, transfers that come there, random draws."""
