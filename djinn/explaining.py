@@ -137,12 +137,11 @@ class Explanation:
         """The whole in a line."""
         schedule, estimate = self.schedule, self.schedule.estimate
         used = sum(row.nodes > 0 for row in self.devices)
-        parts = [f"{len(schedule.order):,} nodes on {used} of {len(self.devices)} devices"]
+        parts = [f"{_counted(len(schedule.order), 'node')} on {used} of {_counted(len(self.devices), 'device')}"]
         if schedule.transfers:
             count, size = _moved(move.size_bytes for move in schedule.transfers)
-            parts.append(f"{count:,} transfers of {amount(size, 'B')}")
-        told = "measured profiles" if estimate.is_measured else "default profiles, not measured"
-        parts.append(f"{seconds(estimate.latency_s)} expected ({told})")
+            parts.append(f"{_counted(count, 'transfer')} of {amount(size, 'B')}")
+        parts.append(f"{seconds(estimate.latency_s)} expected")
         if self.measured:
             parts.append(f"{seconds(sum(_length_s(piece.span) for piece in self.measured))} measured")
         return f"{schedule.scheduler or 'schedule'}: {', '.join(parts)}"
@@ -153,11 +152,12 @@ class Explanation:
         schedule, estimate = self.schedule, self.schedule.estimate
         replicas = sum(map(len, schedule.replicas.values()))
         told = [
+            ("profiles", "measured" if estimate.is_measured else "defaults, not measured; see djinn.calibrate()"),
             ("compute", seconds(estimate.compute_s)),
             ("transfers", seconds(estimate.transfer_s) if schedule.transfers else ""),
             ("waiting for others", seconds(estimate.queueing_s) if estimate.queueing_s else ""),
             ("score", f"{estimate.score:.3g}" if estimate.score else ""),
-            ("run twice", f"{replicas:,} nodes, instead of moving what they give" if replicas else ""),
+            ("run again elsewhere", f"{_counted(replicas, 'node')}, whose results need not move" if replicas else ""),
             ("flags", ", ".join(sorted(schedule.flags))),
             ("too little memory", ", ".join(row.device for row in self.devices if not row.fits)),
         ]
@@ -254,6 +254,10 @@ def _moved(sizes: Iterable[int]) -> tuple[int, int]:
     return len(listed), sum(listed)
 
 
+def _counted(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
 def _node_bar(node: GraphNode | None, identifier: str, span: Span) -> Bar:
     if node is None:
         return Bar(span, identifier, node=identifier)
@@ -306,7 +310,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
     def moved(count: int, size: int) -> str:
         return f"{count:,} · {amount(size, 'B')}" if count else ""
 
-    return (row.device, f"{row.nodes:,}", f"{row.programs:,}", seconds(row.compute_s),
+    return (row.device, f"{row.nodes:,}", f"{row.programs:,}", seconds(row.compute_s) if row.compute_s else "",
             "" if row.measured_s is None else seconds(row.measured_s), moved(*row.received), moved(*row.sent),
             "" if row.peak_bytes is None else amount(row.peak_bytes, "B"),
             "" if row.memory_bytes is None else amount(row.memory_bytes, "B") + ("" if row.fits else " !"))

@@ -19,7 +19,7 @@ from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, Workload
 from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule
 from djinn.planning.check import check_schedule
 from djinn.planning.costs import CostModel, meaning_of
-from djinn.planning.liveness import MemoryEstimator
+from djinn.planning.liveness import MemoryEstimator, storage_bytes
 from djinn.planning.meaning import with_meaning
 
 if TYPE_CHECKING:
@@ -107,9 +107,12 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
     if several is not None:
         return list(several(graph))
     welcome = session.link.welcome
-    held = frozenset() if graph is None else frozenset(alive_values(session, outside_values(graph)))
+    held = {} if graph is None else alive_values(session, outside_values(graph))
+    storages = {tensor._value.slot.storage: storage_bytes(tensor._value.spec) for tensor in held.values()}
+    known = session.calibration()
     return [DeviceInfo(str(session.device), memory_bytes=getattr(welcome, "memory_bytes", 0) or None,
-                       held_bytes=getattr(welcome, "held_bytes", 0), holds=held)]
+                       held_bytes=max(sum(storages.values()), getattr(welcome, "held_bytes", 0)),
+                       holds=frozenset(held), profile=known.profile, home_link=known.home_link)]
 
 
 def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:

@@ -56,10 +56,16 @@ function ticks(width) {
   return found;
 }
 
-function draw() {
+/* Room for the names of lanes, and for the lanes. */
+function columns() {
   const whole = stage.clientWidth - 40;
-  const left = Math.min(210, Math.max(90, whole * 0.22));
-  const width = Math.max(40, whole - left);
+  const longest = Math.max(...plan.lanes.map((lane) => lane.name.length));
+  const left = Math.min(Math.max(150, longest * 7.2 + 84), Math.max(90, whole * 0.34));
+  return { whole, left, width: Math.max(40, whole - left) };
+}
+
+function draw() {
+  const { whole, left, width } = columns();
   const scale = width / (to - from);
   const height = AXIS + plan.lanes.reduce((sum, lane) => sum + ROW[lane.kind] + GAP, 0);
   const svg = document.createElementNS(NAMESPACE, 'svg');
@@ -113,8 +119,9 @@ function drawBar(shape, lane, left, y, tall, parent) {
   const wide = Math.max(shape.right - shape.x, 1);
   const drawn = make('rect', {
     class: `bar ${lane.kind}${isMany ? ' many' : ''}`, x: left + shape.x, y: y + 2, width: Math.max(wide - 0.4, 0.8),
-    height: tall - 4, rx: Math.min(ROUND, wide / 2), style: `--tone: ${tone(text(bar[4]))}`,
+    height: tall - 4, rx: Math.min(ROUND, wide / 2),
   }, parent);
+  drawn.style.setProperty('--tone', tone(text(bar[4])));
   drawn.told = [shape, lane];
   const name = text(bar[2]);
   if (!isMany && wide > name.length * 6.4 + 10) {
@@ -167,10 +174,9 @@ function zoom(factor, at = 0.5) {
 }
 
 function place(event) {
-  const whole = stage.clientWidth - 40;
-  const left = Math.min(210, Math.max(90, whole * 0.22));
+  const { left, width } = columns();
   const x = event.clientX - stage.getBoundingClientRect().left - 20 - left;
-  return Math.min(1, Math.max(0, x / Math.max(40, whole - left)));
+  return Math.min(1, Math.max(0, x / width));
 }
 
 stage.addEventListener('pointermove', (event) => {
