@@ -39,6 +39,7 @@ class Binding:
         special: Carries it out itself, if it is not simply recorded.
         erases_floats: Whether the value of a real number never matters to metadata.
         is_random: Whether it draws random numbers.
+        crosses_devices: Whether its operands may be on different logical devices.
     """
 
     operator: torch._ops.OpOverload
@@ -47,6 +48,7 @@ class Binding:
     special: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None
     erases_floats: bool
     is_random: bool
+    crosses_devices: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -128,6 +130,8 @@ class Planner:
         tensors = lazy_tensors(args, kwargs)
         for tensor in tensors:
             self._check_owner(tensor)
+        if not binding.crosses_devices:
+            _check_devices(tensors)
         template, ranges = self._template(binding, args, kwargs)
         inference = None
         if binding.operation_class not in (OperationClass.DATA_DEPENDENT, OperationClass.TRIGGER):
@@ -293,6 +297,14 @@ def _default_dtype(
     made = [member for result in results for member in (result if isinstance(result, tuple) else (result,))]
     depends = inference is None or any(member is not None and _has_fraction(member.dtype) for member in made)
     return DTYPE_NAMES[torch.get_default_dtype()] if depends else ""
+
+
+def _check_devices(tensors: Sequence[LazyTensor]) -> None:
+    devices = {tensor._value.spec.device: None for tensor in tensors}
+    if len(devices) > 1:
+        one, other, *_ = devices
+        raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
+                           f"{one} and {other}!")
 
 
 def _has_fraction(dtype: torch.dtype) -> bool:

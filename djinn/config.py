@@ -17,6 +17,8 @@ __all__ = ("ENVIRONMENT", "LOG_LEVELS", "Config")
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_SERVER": "server",
+    "DJINN_SERVERS": "servers",
+    "DJINN_PLACEMENT": "placement",
     "DJINN_TOKEN": "token",
     "DJINN_OWNER": "owner",
     "DJINN_PLUGINS": "plugins",
@@ -26,6 +28,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({
 })
 """Environment variables, and the setting that each of them sets."""
 
+PLACEMENTS = ("explicit", "automatic")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -35,6 +38,11 @@ class Config:
 
     server: str = ""
     """Address of the executor, ``tcp://host:port`` or ``unix:///path``; empty for an executor in this process."""
+    servers: tuple[str, ...] = ()
+    """Addresses of several executors, instead of ``server``; in ``DJINN_SERVERS``, separated by commas."""
+    placement: Literal["explicit", "automatic"] = "explicit"
+    """With several executors: whether each is a device, ``remote_accelerator:0``, ``:1``, ..., and the user says what
+    goes where; or all are one device, ``remote_accelerator:0``, and the scheduler decides."""
     token: str = attrs.field(default="", repr=False)
     """What the server asks for before it lets anybody in."""
     owner: str = attrs.field(default="auto", repr=False)
@@ -82,7 +90,18 @@ class Config:
                 plugins = plugins.merged(PluginSelection.parse(value))
             elif value is not None or setting in _OPTIONAL or setting not in _RULES:
                 given[setting], origins[setting] = value, setting
-        return _structure(cls, given | {"selection": plugins}, origins)
+        if overrides.get("server") or overrides.get("servers"):
+            # Who names one in the program means that one.
+            given = {k: v for k, v in given.items() if k not in ("server", "servers") or overrides.get(k)}
+        made = _structure(cls, given | {"selection": plugins}, origins)
+        if made.server and made.servers:
+            raise ConfigurationError("Both server and servers are set.", hint="Set one of them.")
+        return made
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the executors are; an empty address stands for one in this process."""
+        return self.servers or (self.server,)
 
 
 @attrs.frozen
@@ -104,6 +123,16 @@ def _text(value: Any) -> str:
 def _address(value: Any) -> str:
     text = _text(value).strip()
     return text if not text or re.fullmatch(r"[a-z][a-z0-9+.-]*://\S*", text) else _refuse()
+
+
+def _addresses(value: Any) -> tuple[str, ...]:
+    listed = value.split(",") if isinstance(value, str) else list(value)
+    addresses = tuple(_address(item) for item in listed)
+    return addresses if all(addresses) else _refuse()
+
+
+def _placement(value: Any) -> str:
+    return _text(value) if value in PLACEMENTS else _refuse()
 
 
 def _level(value: Any) -> str:
@@ -142,6 +171,8 @@ def _optional_seconds(value: Any) -> float | None:
 _OPTIONAL = frozenset({"flush_every", "request_timeout_s"})
 _RULES: Mapping[str, _Rule] = MappingProxyType({
     "server": _Rule(_address, "an address such as tcp://host:port, or nothing for an executor in this process"),
+    "servers": _Rule(_addresses, "a list of addresses such as tcp://host:port"),
+    "placement": _Rule(_placement, f"one of {', '.join(PLACEMENTS)}"),
     "token": _Rule(_text, "text"),
     "owner": _Rule(_text, "text"),
     "device": _Rule(_text, "a device of PyTorch's such as cpu or cuda:0"),

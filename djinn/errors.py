@@ -16,6 +16,7 @@ __all__ = (
     "DjinnError",
     "DocumentError",
     "InputsError",
+    "PeerError",
     "PluginError",
     "PluginLoadError",
     "PluginValidationError",
@@ -173,3 +174,15 @@ class SchemaMismatchError(UnknownOperatorError):
     """An operator has another schema in the executor's PyTorch release."""
 
     code = "DJ308"
+
+
+class PeerError(TransportError):
+    """A server could not reach another one, may not, or lost it while a value was on its way between them."""
+
+    code = "DJ309"
+
+
+class OutOfMemoryError(DjinnError, RuntimeError):
+    """No executor has room for what is to be put there; names the sizes."""
+
+    code = "DJ310"

@@ -39,6 +39,16 @@ MAX_FAILURES = 1000
 class Link:
     """Turns tape into batches and keeps the books of handles and failures.
 
+    Args:
+        connection: An open connection.
+        tape: What is to be handed over.
+        released: Numbers of values that nobody names any more.
+        arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
+        pace: When to hand over; told when it happens.
+        is_debugging: Whether the users' lines are kept.
+        heard: Failures that the session has heard of, by the server's session and their identity there; shared by
+            links whose servers pass failures on to each other.
+
     Concurrency:
         The caller holds the session's lock.
     """
@@ -46,14 +56,16 @@ class Link:
     def __init__(
         self, connection: Connection, tape: Tape, released: deque[int],
         arrange: Callable[[Sequence[Node]], Sequence[int] | None], pace: Pace, is_debugging: bool,
+        heard: set[tuple[str, int]] | None = None,
     ) -> None:
         self.address = connection.address
         self.welcome = connection.welcome
-        self._connection = connection
-        self._tape = tape
-        self._released = released
+        self.tape = tape
+        self.released = released
+        self.connection = connection
         self._programs = ProgramTable(arrange)
         self._pace = pace
+        self._heard = set[tuple[str, int]]() if heard is None else heard
         self._dead: set[int] = set()
         self._commands: list[Command] = []
         self._tensors: list[torch.Tensor] = []
@@ -69,11 +81,24 @@ class Link:
         self.round_trips = 0
         self.live_handles = 0
 
+    @property
+    def links(self) -> list[Link]:
+        """Every link of the session: this one."""
+        return [self]
+
     def flush(self) -> None:
         """Send everything pending."""
         self._take(None)
-        self._submit()
+        self.submit()
         self._pace.sent()
+
+    def settle(self) -> None:
+        """Turn everything pending into commands, which travel with the next message."""
+        self._take(None)
+
+    def command(self, command: Command) -> None:
+        """Add a command behind those that wait."""
+        self._commands.append(command)
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Bring values home.
@@ -98,8 +123,8 @@ class Link:
         self._take(None)
         self._request(Batch([], synchronize=True))
 
-    def upload(self, number: int, dense: torch.Tensor) -> None:
-        """Send a dense CPU tensor; small ones wait for company."""
+    def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
+        """Send a dense CPU tensor; small ones wait for company. There is one device, whichever is named."""
         length = dense.numel() * dense.element_size()
         self._held_bytes += length
         is_held = self._held_bytes <= MAX_HELD_UPLOAD_BYTES
@@ -107,7 +132,7 @@ class Link:
         self._tensors.append(dense.clone() if is_held else dense)
         self.live_handles += number != 0
         if not is_held:
-            self._submit()
+            self.submit()
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers after everything pending."""
@@ -128,7 +153,7 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         self._broken = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")
-        self._connection.close()
+        self.connection.close()
 
     def stats(self) -> dict[str, int]:
         """Count what went over the link."""
@@ -136,10 +161,10 @@ class Link:
             "nodes_executed": self.nodes_sent,
             "materializations": self.materializations,
             "flushes": self.flushes,
-            "round_trips": self.round_trips + getattr(self._connection, "round_trips", 0),
-            "bytes_sent": self._connection.bytes_sent,
-            "bytes_not_sent": getattr(self._connection, "bytes_not_sent", 0),
-            "bytes_received": self._connection.bytes_received,
+            "round_trips": self.round_trips + getattr(self.connection, "round_trips", 0),
+            "bytes_sent": self.connection.bytes_sent,
+            "bytes_not_sent": getattr(self.connection, "bytes_not_sent", 0),
+            "bytes_received": self.connection.bytes_received,
             "programs_sent": self._programs.defined,
             "programs_known": len(self._programs),
             "live_handles": self.live_handles,
@@ -152,13 +177,13 @@ class Link:
         recorded while the value's tensor is alive. A dead value that a node left on the tape still reads is kept until
         that node goes.
         """
-        if not (self._tape.nodes or self._released or self._dead):
+        if not (self.tape.nodes or self.released or self._dead):
             return
-        while self._released:
-            self._dead.add(self._released.popleft())
-        nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)
+        while self.released:
+            self._dead.add(self.released.popleft())
+        nodes = self.tape.cut() if wanted is None else self.tape.cut_slice(wanted)
         self.nodes_taken += len(nodes)
-        busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
+        busy = {slot.number for node in self.tape.nodes for slot in (*node.inputs, *node.outputs)}
         gone = self._dead - busy
         alive = without_dead(nodes, gone)
         self._dead -= gone
@@ -178,12 +203,13 @@ class Link:
         self.live_handles += len(layout.outputs)
         self._remember_origins(commands, ordered)
 
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Send the commands that wait."""
         commands, tensors = self._outgoing()
         if not commands:
             return
         self.flushes += 1
-        self._guarded(lambda: self._connection.submit(Batch(commands), tensors))
+        self._guarded(lambda: self.connection.submit(Batch(commands), tensors))
 
     def _request(self, asked: Batch) -> tuple[Sequence[Any], list[torch.Tensor]]:
         commands, tensors = self._outgoing()
@@ -191,7 +217,7 @@ class Link:
         self.flushes += bool(commands)
         self.round_trips += 1
         self._pace.waited()
-        result, data = self._guarded(lambda: self._connection.request(batch, tensors))
+        result, data = self._guarded(lambda: self.connection.request(batch, tensors))
         self._learn(result)
         self._raise_failure(result)
         return result.items, data
@@ -214,7 +240,10 @@ class Link:
     def _learn(self, result: Result) -> None:
         for failure in result.failures:
             self._failures[failure.identity] = failure
-            self._unreported.append(failure)
+            origin = (failure.source or self.welcome.session, failure.source_identity or failure.identity)
+            if origin not in self._heard:
+                self._heard.add(origin)
+                self._unreported.append(failure)
         while len(self._failures) > MAX_FAILURES:
             self._failures.popitem(last=False)
 

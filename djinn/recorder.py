@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from djinn.binding import Binding, Plan, change_metadata
@@ -40,6 +41,7 @@ class Recorder:
         self._bind = bind
         self._plan = plan
         self._bindings: dict[int, Binding] = {}
+        self._crossing: dict[int, Binding] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._older: dict[tuple[Any, ...], Plan] = {}
         self.numbers = itertools.count(1)
@@ -66,6 +68,13 @@ class Recorder:
         """
         found = self._bindings.get(id(operator))
         return found or self._bindings.setdefault(id(operator), self._bind(operator))
+
+    def crossing(self, operator: Any) -> Binding:
+        """Return what is known of an operator whose operands may be on different devices."""
+        found = self._crossing.get(id(operator))
+        if found is None:
+            found = self._crossing[id(operator)] = attrs.evolve(self.binding(operator), crosses_devices=True)
+        return found
 
     def record(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation whose results have metadata that can be inferred."""

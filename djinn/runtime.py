@@ -17,9 +17,11 @@ import torch
 
 from djinn import tensor as lazy
 from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
-from djinn.kinds import ConnectOptions, Interceptor
+from djinn.kinds import Connection, ConnectOptions, Interceptor
 
 if TYPE_CHECKING:
+    from djinn.config import Config
+    from djinn.plugins import Plugins
     from djinn.session import Session
 
 log = logging.getLogger("djinn.runtime")
@@ -95,9 +97,18 @@ def checked_device(named: torch.device | None) -> torch.device:
         RuntimeError: There is no device of that index, as for any accelerator.
     """
     device = logical_device()
-    if named is not None and named.index not in (None, device.index):
-        raise RuntimeError(f"{named} does not exist: there is 1 remote accelerator, {device}.")
-    return device
+    if named is None or named.index in (None, device.index):
+        return device
+    count = device_count()
+    if named.index >= count:
+        there = f"there is 1 remote accelerator, {device}" if count == 1 else f"there are {count} remote accelerators"
+        raise RuntimeError(f"{named} does not exist: {there}.")
+    return named
+
+
+def device_count() -> int:
+    """Return the number of logical devices: one, unless a session has several executors and leaves them to the user."""
+    return 1 if _session is None else _session.device_count
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
@@ -106,8 +117,9 @@ def init(server: str | None = None, **settings: Any) -> Session:
     Args:
         server: ``tcp://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``, operations run in
             this process.
-        **settings: See `djinn.config.Config`: ``token``, ``owner``, ``device``, ``plugins``, ``flush_every``,
-            ``strict``, ``debug``, ``log_level``, ``log_component``, ``connect_timeout_s``, ``request_timeout_s``.
+        **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``device``,
+            ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``, ``log_component``,
+            ``connect_timeout_s``, ``request_timeout_s``.
 
     Raises:
         ConfigurationError: A setting makes no sense.
@@ -137,7 +149,7 @@ def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
     return done
 
 
-def _start(config: Any) -> Session:
+def _start(config: Config) -> Session:
     global _session, _process, _init_time_ms
     from djinn.logs import configure
     from djinn.plugins import Plugins
@@ -150,16 +162,14 @@ def _start(config: Any) -> Session:
     begin = time.perf_counter()
     configure(config)
     plugins = Plugins.load(config.selection)
-    scheme = config.server.partition("://")[0] if config.server else "local"
-    connection = plugins.transport_for(scheme).connect(config.server, ConnectOptions(
-        token=config.token, owner=config.owner, connect_timeout_s=config.connect_timeout_s,
-        request_timeout_s=config.request_timeout_s,
-        open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))
+    connections: list[Connection] = []
     try:
-        session = Session(config, plugins, connection, logical_device())
+        connections.extend(_connect(config, plugins, address) for address in config.addresses)
+        session = Session(config, plugins, connections, logical_device())
         session.seed(next_seed())
     except BaseException:
-        connection.close()
+        for connection in connections:
+            connection.close()
         raise
     if _process is None:
         atexit.register(shutdown)
@@ -174,6 +184,14 @@ def _start(config: Any) -> Session:
         shutdown()
         raise
     return session
+
+
+def _connect(config: Config, plugins: Plugins, address: str) -> Connection:
+    scheme = address.partition("://")[0] if address else "local"
+    return plugins.transport_for(scheme).connect(address, ConnectOptions(
+        token=config.token, owner=config.owner, connect_timeout_s=config.connect_timeout_s,
+        request_timeout_s=config.request_timeout_s,
+        open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))
 
 
 def current() -> Session:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,25 +32,30 @@ from djinn.recorder import Recorder
 from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
+if TYPE_CHECKING:
+    from djinn.fleet.fleet import Fleet
+
 log = logging.getLogger("djinn.session")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS_AND_WRITES = torch._C.DispatchKey.ADInplaceOrView
 
 
 class Session:
-    """One client's conversation with one executor.
+    """One client's conversation with its executors.
 
     Args:
         config: Settings.
         plugins: Where the parts come from.
-        connection: An open connection.
-        device: The logical device.
+        connections: Open connections, one for each executor.
+        device: The logical device; where the user chooses among several, the first.
 
     Concurrency:
         Any thread may record and materialize; handing over is serialised.
     """
 
-    def __init__(self, config: Config, plugins: Plugins, connection: Connection, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, plugins: Plugins, connections: Sequence[Connection], device: torch.device
+    ) -> None:
         self.config = config
         self.plugins = plugins
         self.device = device
@@ -59,20 +64,29 @@ class Session:
         self.released: deque[int] = deque()
         self.specs = SpecTable()
         self.closed = False
-        self.flush_every = self._usual_flush_every = connection.flush_every
+        self.flush_every = self._usual_flush_every = min(connection.flush_every for connection in connections)
         self.pace = Pace(self.flush_every, is_fixed=False)
         self.flush_after(config.flush_every)
         self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
-        self._scheduler: Scheduler = plugins.choose("scheduler", "single")
+        is_automatic = len(connections) > 1 and config.placement == "automatic"
+        self._scheduler: Scheduler = plugins.choose("scheduler", "latency" if is_automatic else "single")
+        self.device_count = 1 if is_automatic else len(connections)
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan)
-        self.link = Link(connection, self.tape, self.released, self._arrange, self.pace, config.debug)
+        self.link = self._linked(connections, is_automatic)
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
         self.calibrations: dict[Identity, Calibration] = {}
+
+    def _linked(self, connections: Sequence[Connection], is_automatic: bool) -> Link | Fleet:
+        if len(connections) == 1:
+            return Link(connections[0], self.tape, self.released, self._arrange, self.pace, self.config.debug)
+        from djinn.fleet.composing import compose_fleet
+
+        return compose_fleet(connections, self, self._scheduler if is_automatic else None)
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out one operation."""
@@ -211,13 +225,13 @@ class Session:
                 self.released.extend(slot.number for slot in outputs)
         return plan.returned(values, args, kwargs)
 
-    def upload(self, tensor: torch.Tensor) -> LazyTensor:
-        """Copy an ordinary tensor to the executor."""
+    def upload(self, tensor: torch.Tensor, device: torch.device | None = None) -> LazyTensor:
+        """Copy an ordinary tensor to the executor, or to that of a device."""
         dense = to_dense_cpu(tensor)
         number = next(self.recorder.numbers)
-        spec = self.specs.of(dense, self.device)
+        spec = self.specs.of(dense, device or self.device)
         with self.lock:
-            self.link.upload(number, dense)
+            self.link.upload(number, dense, device)
         return wrap(spec, Value(Slot(number, number), spec, self.recorder.released))
 
     def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
@@ -233,8 +247,12 @@ class Session:
             if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
                 return False
             nodes.pop()
-            self.link.upload(slot.number, tensor)
+            self.link.upload(slot.number, tensor, target._value.spec.device)
         return True
+
+    def record_across(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an operation whose operands may be on different devices of the session."""
+        return self.recorder.record(self.recorder.crossing(operator), operator, args, kwargs)
 
     def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out an operation that also involves ordinary tensors or another device."""
@@ -251,16 +269,17 @@ class Session:
         with self.lock:
             self.link.seed(seed)
 
-    def random_state(self) -> torch.Tensor:
-        """Fetch the state of the session's random numbers, ``u8[N]``."""
-        state: torch.Tensor = self._fetch([Slot(GENERATOR_HANDLE, GENERATOR_HANDLE)])[0]
+    def random_state(self, device: torch.device | None = None) -> torch.Tensor:
+        """Fetch the state of a device's random numbers, ``u8[N]``."""
+        index = 0 if device is None else device.index or 0
+        state: torch.Tensor = self._fetch([Slot(GENERATOR_HANDLE, index)])[0]
         return state
 
-    def set_random_state(self, state: torch.Tensor) -> None:
-        """Continue the session's random numbers from a state."""
+    def set_random_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
+        """Continue a device's random numbers from a state."""
         with self.lock:
             self.link.flush()
-            self.link.upload(GENERATOR_HANDLE, state.cpu().contiguous())
+            self.link.upload(GENERATOR_HANDLE, state.cpu().contiguous(), device)
 
     def synchronize(self) -> None:
         """Wait until everything recorded so far has run.

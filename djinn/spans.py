@@ -17,6 +17,7 @@ from djinn.protocol.messages import Batch, Define, Rerun, Result, Run, Upload
 if TYPE_CHECKING:
     import torch
 
+    from djinn.link import Link
     from djinn.session import Session
 
 MAX_SPANS = 200_000
@@ -104,29 +105,31 @@ def spans_of(session: Session) -> Iterator[Spans]:
     if current is not None:
         raise RuntimeError("Spans are being collected already.")
     spans = Spans()
-    link = session.link
+    links = session.link.links
     with session.lock:
-        plain = link._connection
+        plain = [link.connection for link in links]
         # What is on its way must not appear as if it had begun in the block.
-        link._connection = _TimedConnection(plain, spans, session)
+        for link in links:
+            link.connection = _TimedConnection(link.connection, spans, link)
         current = spans
     try:
         yield spans
     finally:
         with session.lock:
             current = None
-            link._connection = plain
+            for link, connection in zip(links, plain, strict=True):
+                link.connection = connection
 
 
 class _TimedConnection:
     """A connection that tells how long it takes. What is not timed goes straight to the connection itself."""
 
-    def __init__(self, plain: Connection, spans: Spans, session: Session) -> None:
+    def __init__(self, plain: Connection, spans: Spans, link: Link) -> None:
         self._plain = plain
         self._spans = spans
-        self._link = session.link
+        self._link = link
         self._free_ns = time.perf_counter_ns()
-        self._sent = session.link.nodes_sent
+        self._sent = link.nodes_sent
         self._waiting_ns: int | None = None
         """Since when the executor has had something to do, as far as is known here."""
 

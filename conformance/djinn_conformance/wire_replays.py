@@ -123,6 +123,6 @@ def expect_freed(session: Session, handles: Sequence[int], where: str) -> None:
     """Check that the executor has none of these values any more."""
     __tracebackhide__ = True
     with session.lock:
-        result, _ = session.link._connection.request(Batch([], describe=tuple(handles), synchronize=True), [])
+        result, _ = session.link.links[0].connection.request(Batch([], describe=tuple(handles), synchronize=True), [])
     kept = [handle for handle, item in zip(handles, result.items, strict=True) if not isinstance(item, Poisoned)]
     expect_equal(kept, [], "handles that the executor still has", where)

@@ -14,7 +14,7 @@ import msgspec
 
 from djinn.errors import ProtocolError, ProtocolVersionError
 from djinn.protocol import messages
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Message, Result, TensorHeader, Upload
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Message, Parcel, Result, TensorHeader, Upload
 from djinn.protocol.tensors import check_header, size_bytes
 
 MAGIC = b"DJNN"
@@ -90,6 +90,8 @@ def tensor_headers(message: Message) -> list[TensorHeader]:
         return [command.tensor for command in message.commands if isinstance(command, Upload)]
     if isinstance(message, Result):
         return [item for item in message.items if isinstance(item, TensorHeader)]
+    if isinstance(message, Parcel) and isinstance(message.item, TensorHeader):
+        return [message.item]
     return []
 
 

@@ -6,14 +6,14 @@ answered only if it asks for something (``fetch`` or ``describe``).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from djinn.model.program import Program
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
 MARKS_HANDLE = 2**64 - 1
@@ -21,11 +21,13 @@ MARKS_HANDLE = 2**64 - 1
 DIGESTS_HANDLE = 2**64 - 2
 """Reserved handle: the digests of the same; what a session has been told of is kept until it ends."""
 MARK_BYTES = 16
+MAILBOX_BYTES = 16
 DIGEST_BYTES = 32
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0)]
 Size: TypeAlias = Annotated[int, Meta(ge=0)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+MailboxKey: TypeAlias = Annotated[bytes, Meta(min_length=MAILBOX_BYTES, max_length=MAILBOX_BYTES)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -47,6 +49,10 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     Attributes:
         kept: How many uploads the server has kept for the owner so far; -1 if it keeps none.
+        mailbox: Whoever knows it may deliver values into this session; empty if it takes none.
+        memory_bytes: How much all sessions together should hold; 0 if nobody said.
+        held_bytes: What all sessions hold now.
+        sessions: How many others are connected now.
     """
 
     protocol: int
@@ -56,6 +62,24 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     device: Text
     session: Text
     kept: int = -1
+    mailbox: Annotated[bytes, Meta(max_length=MAILBOX_BYTES)] = b""
+    memory_bytes: Size = 0
+    held_bytes: Size = 0
+    sessions: Size = 0
+
+
+class Courier(msgspec.Struct, frozen=True, tag="courier"):
+    """First message of another server that delivers values; answered by a `Welcome` without a session.
+
+    Attributes:
+        mailbox: Where to: `Welcome.mailbox` of a session.
+        session: Where from: `Welcome.session` of the session that sends.
+    """
+
+    protocol: int
+    byte_order: Text
+    mailbox: MailboxKey
+    session: Text
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
@@ -157,7 +181,55 @@ class Free(msgspec.Struct, frozen=True, array_like=True, tag="free"):
     handles: tuple[Handle, ...]
 
 
-Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Seed | Free
+class Peer(msgspec.Struct, frozen=True, array_like=True, tag="peer"):
+    """Reach another session, on this server or another, under a number of the client's choice.
+
+    The server connects at once: if it cannot, that is a failure of the batch.
+
+    Attributes:
+        peer: The number.
+        address: Address of that session's server.
+        mailbox: `Welcome.mailbox` of that session.
+    """
+
+    peer: Handle
+    address: Text
+    mailbox: MailboxKey
+
+
+class Send(msgspec.Struct, frozen=True, array_like=True, tag="send"):
+    """Send a value to a peer; if it is poisoned, its failure.
+
+    Attributes:
+        handle: The value, or `GENERATOR_HANDLE`.
+        peer: Number of a `Peer`.
+        parcel: Number of the client's choice; no two values that one session sends to another have the same.
+        family: If there are any: values that share memory, the value itself among them. Then that memory travels whole.
+    """
+
+    handle: Handle
+    peer: Handle
+    parcel: Handle
+    family: tuple[Handle, ...] = ()
+
+
+class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
+    """Wait for a value that another session sends, and store it under a handle.
+
+    Attributes:
+        handle: The handle, or `GENERATOR_HANDLE`.
+        parcel: Number in the `Send` of the other session.
+        sender: `Welcome.session` of the other session.
+        family: As in the `Send`; the values share memory here as they did there.
+    """
+
+    handle: Handle
+    parcel: Handle
+    sender: Text
+    family: tuple[Handle, ...] = ()
+
+
+Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Seed | Free | Peer | Send | Receive
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
@@ -168,12 +240,14 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
         fetch: Handles whose data to send back.
         describe: Handles whose metadata to send back.
         synchronize: Answer even if nothing is fetched, so that failures become known.
+        timed: From here on, tell with every answer when the commands were carried out.
     """
 
     commands: list[Command] = []
     fetch: tuple[Handle, ...] = ()
     describe: tuple[Handle, ...] = ()
     synchronize: bool = False
+    timed: bool = False
 
     @property
     def wants_reply(self) -> bool:
@@ -215,6 +289,8 @@ class Failure(msgspec.Struct, frozen=True):
         operator: Operator that raised, if one did.
         run: Handle-independent position: the program's number, or -1.
         step: Position of the step within the program, or -1.
+        source: `Welcome.session` of the session in which it happened, if the failure came with a value from there.
+        source_identity: Its identity there.
     """
 
     identity: int
@@ -223,6 +299,24 @@ class Failure(msgspec.Struct, frozen=True):
     operator: str = ""
     run: int = -1
     step: int = -1
+    source: Text = ""
+    source_identity: Size = 0
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """When a command was carried out, by the monotonic clock of the server.
+
+    Attributes:
+        kind: What it was.
+        number: Of the program, of the parcel, or the handle of an upload.
+        begin_ns: Before.
+        end_ns: After. A device that computes on its own may not be through with it.
+    """
+
+    kind: Literal["run", "send", "receive", "upload"]
+    number: Handle
+    begin_ns: int
+    end_ns: int
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
@@ -231,13 +325,70 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     Attributes:
         items: One per handle in ``fetch``, then one per handle in ``describe``.
         failures: What went wrong since the last answer.
+        timings: When the commands since the last answer were carried out, if the session has asked.
+        now_ns: Now, by the same clock; 0 if it has not.
     """
 
     items: tuple[Item, ...] = ()
     failures: tuple[Failure, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    now_ns: int = 0
 
 
-Message: TypeAlias = Hello | Welcome | Refusal | Batch | Result
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """How a value lies in memory whose own tensor travels as another; see `djinn.protocol.parcels`.
+
+    Attributes:
+        size: Extents of the value.
+        stride: Its strides in elements.
+        is_packed: Whether the elements travel side by side, rather than the memory that they lie in.
+    """
+
+    size: Annotated[tuple[Size, ...], Meta(max_length=64)]
+    stride: Annotated[tuple[Size, ...], Meta(max_length=64)]
+    is_packed: bool = False
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One of several values that share memory which travels whole.
+
+    Attributes:
+        dtype, size, stride: Of the value.
+        storage_offset: Where it begins in that memory, in its elements.
+        is_conjugated, is_negated: What PyTorch is to do to its elements when it reads them.
+        failure: Why there is no value; then the rest means nothing.
+    """
+
+    dtype: Text = ""
+    size: Annotated[tuple[Size, ...], Meta(max_length=64)] = ()
+    stride: Annotated[tuple[Size, ...], Meta(max_length=64)] = ()
+    storage_offset: Size = 0
+    is_conjugated: bool = False
+    is_negated: bool = False
+    failure: Failure | None = None
+
+
+class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
+    """A value on its way from session to session; a tensor's bytes are the frame's body.
+
+    Attributes:
+        parcel: Number in the `Send`.
+        item: The value; ``None`` if there is a failure instead.
+        layout: How the tensor lies in memory, if not as it travels.
+        failure: Why there is no value; its source is set.
+        members: What lies in the memory that ``item`` is the bytes of, in the order of `Send.family`.
+        told: What else has failed where it comes from and its client has not heard of; their sources are set.
+    """
+
+    parcel: Handle
+    item: TensorHeader | Plain | None = None
+    layout: Layout | None = None
+    failure: Failure | None = None
+    members: tuple[Member, ...] = ()
+    told: tuple[Failure, ...] = ()
+
+
+Message: TypeAlias = Hello | Welcome | Refusal | Courier | Batch | Result | Parcel
 
 
 class _Complex(msgspec.Struct, frozen=True):

@@ -44,21 +44,22 @@ class BackendModule:
 
     def device_count(self) -> int:
         """Return the number of logical devices."""
-        return 1
+        return runtime.device_count()
 
     def current_device(self) -> int:
         """Return the index of the current logical device."""
         return 0
 
     def set_device(self, device: Any) -> None:
-        """Accept the one device.
+        """Accept the first device, which is always the current one.
 
         Raises:
             RuntimeError: It is another.
         """
         index = device if isinstance(device, int) else torch.device(device).index
         if index not in (None, 0, -1):
-            raise RuntimeError(f"There is 1 remote accelerator, index 0; {device!r} does not exist.")
+            raise RuntimeError(f"The current remote accelerator is always the first; {device!r} cannot be. Name a "
+                               "device where tensors are made instead.")
 
     def device(self, device: Any) -> Any:
         """Return a context in which ``device`` is current."""
@@ -80,7 +81,7 @@ class BackendModule:
         accelerator, also in programs that never use this one.
         """
         if runtime.is_initialized():
-            return runtime.current().random_state()
+            return runtime.current().random_state(_device(device))
         return torch.tensor(list(runtime.next_seed().to_bytes(_SEED_BYTES, "little", signed=True)), dtype=torch.uint8)
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
@@ -95,16 +96,16 @@ class BackendModule:
         session = runtime.current()
         if session.link.welcome.device.startswith("cpu"):
             torch.Generator().set_state(new_state)  # says at once what is wrong with it
-        session.set_random_state(new_state)
+        session.set_random_state(new_state, _device(device))
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """Fetch the states of all devices."""
-        return [self.get_rng_state()]
+        return [self.get_rng_state(index) for index in range(self.device_count())]
 
     def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
         """Set the states of all devices."""
-        for state in new_states:
-            self.set_rng_state(state)
+        for index, state in enumerate(new_states):
+            self.set_rng_state(state, index)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """List the dtypes of autocast, which asks before it is first switched on."""
@@ -117,6 +118,14 @@ class BackendModule:
 
     def empty_cache(self) -> None:
         """Do nothing: memory belongs to the executor."""
+
+
+def _device(named: Any) -> torch.device:
+    """Complete what names a device: an index, a device, its text, or nothing."""
+    if named is None or (isinstance(named, int) and named < 0):
+        return runtime.checked_device(None)
+    kind = runtime.logical_device().type
+    return runtime.checked_device(torch.device(kind, named) if isinstance(named, int) else torch.device(named))
 
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from djinn import runtime
 from djinn.kinds.interceptor import Handler
 from djinn.protocol.tensors import is_dense
 from djinn.tensor import LazyTensor
@@ -34,12 +35,12 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     here = device is not None and device.type != session.device.type
     if isinstance(tensor, LazyTensor):
         if not here:
-            return record(session, operator, args, kwargs)
+            return session.record_across(operator, args, kwargs)
         return keep_uninitialized_at_home(_as_copied(session.materialize([tensor])[0], operator, kwargs), tensor)
     if here:
         return operator(tensor, **kwargs)
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
-    made = session.upload(local)
+    made = session.upload(local, runtime.checked_device(device))
     keep_uninitialized(made, tensor)
     return made
 
@@ -65,7 +66,7 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
     if not isinstance(target, LazyTensor):
         return operator(target, session.materialize([source])[0], *args[2:], **kwargs)
     if isinstance(source, LazyTensor):
-        return record(session, operator, args, kwargs)
+        return session.record_across(operator, args, kwargs)
     spec = target._value.spec
     if source.shape == spec.size and source.device.type == "cpu" and is_dense(tuple(spec.size), spec.stride):
         dense = source.detach()
@@ -74,7 +75,7 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
         if not spec.storage_offset and session.upload_into(target, dense):
             return target
     # Not by the mixer, which would keep it at the executor for as long as the source lives: weights there twice.
-    record(session, operator, (target, session.upload(source), *args[2:]), kwargs)
+    record(session, operator, (target, session.upload(source, spec.device), *args[2:]), kwargs)
     return target
 
 
@@ -111,6 +112,8 @@ def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let a tensor take over another's storage: from here on the two are ordered as one."""
+    # What was recorded before means the storage of before.
+    session.flush()
     made = record(session, operator, args, kwargs)
     if isinstance(args[1], LazyTensor):
         args[0]._value.slot.storage = args[1]._value.slot.storage

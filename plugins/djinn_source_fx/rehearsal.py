@@ -43,7 +43,7 @@ class Rehearsal(Session):
     def __init__(self, running: Session) -> None:
         parts: Any = _Parts(running)
         connection: Any = _NoConnection(running)
-        super().__init__(attrs.evolve(running.config, flush_every=None), parts, connection, running.device)
+        super().__init__(attrs.evolve(running.config, flush_every=None), parts, [connection], running.device)
         link: Any = _NoLink(running, self._answers)
         self.link = link
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
@@ -58,7 +58,7 @@ class Rehearsal(Session):
         with torch._C._InferenceMode(tensor.is_inference()):
             return wrap(spec, Value(Slot(number, number), spec, self.recorder.released))
 
-    def upload(self, tensor: torch.Tensor) -> LazyTensor:
+    def upload(self, tensor: torch.Tensor, device: torch.device | None = None) -> LazyTensor:
         """Make what an upload would give; nothing is sent."""
         return self.stand_in(tensor)
 
@@ -184,7 +184,7 @@ class _NoLink:
     def synchronize(self) -> None:
         """Wait for nothing."""
 
-    def upload(self, number: int, dense: torch.Tensor) -> None:
+    def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send nothing."""
 
     def seed(self, seed: int) -> None:

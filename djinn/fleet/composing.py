@@ -1,0 +1,44 @@
+"""Composing a fleet: connections, a placement, and servers that know each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from djinn.fleet.fleet import Fleet
+from djinn.fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
+from djinn.kinds import Connection, Scheduler
+from djinn.model.graph import Graph
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+
+def compose_fleet(connections: Sequence[Connection], session: Session, scheduler: Scheduler | None) -> Fleet:
+    """Make the fleet of a session.
+
+    Args:
+        connections: One for each executor.
+        session: Whose tape it hands over.
+        scheduler: Decides where things run; ``None``: the user does.
+
+    Raises:
+        PeerError: A server cannot reach another.
+        ConfigurationError: The servers are not alike.
+    """
+    placement: ExplicitPlacement | AutomaticPlacement = ExplicitPlacement()
+    if scheduler is not None:
+        members = [Member(f"{session.device.type}:{index}", connection.welcome)
+                   for index, connection in enumerate(connections)]
+        placement = AutomaticPlacement(scheduler, members, _with_meaning)
+    fleet = Fleet(connections, session.tape, session.released, placement, session.pace,
+                  is_debugging=session.config.debug)
+    fleet.introduce()
+    return fleet
+
+
+def _with_meaning(graph: Graph) -> Graph:
+    from djinn.analysis import annotate_graph
+    from djinn.planning.meaning import with_meaning
+
+    return with_meaning(annotate_graph(graph))

@@ -1,0 +1,354 @@
+"""The fleet: the links of a session with several executors, and what moves between those."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from djinn.errors import ConfigurationError
+from djinn.fleet.placement import Placement
+from djinn.fleet.views import changes_metadata, is_view, view_chain
+from djinn.fleet.whereabouts import Held, Whereabouts
+from djinn.kinds import Connection
+from djinn.link import Link
+from djinn.model.spec import TensorSpec
+from djinn.model.value import Slot
+from djinn.pacing import Pace
+from djinn.programs import Layout
+from djinn.protocol.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
+from djinn.tape import Node, Tape, without_dead
+
+
+class Fleet:
+    """Hands tape over to several executors, and keeps the books of what is where.
+
+    It has the methods of `djinn.link.Link`. Every executor runs its part of the tape in program order; where an
+    operation reads what another executor has, the value is sent from server to server, and the receiving one waits for
+    it there. So the parts run at the same time as far as the data allows.
+
+    Args:
+        connections: One open connection per executor.
+        tape: The session's tape.
+        released: Numbers of values that nobody names any more.
+        placement: Says which executor runs what.
+        pace: When to hand over.
+        is_debugging: Whether the users' lines are kept.
+
+    Concurrency:
+        The caller holds the session's lock.
+    """
+
+    def __init__(
+        self, connections: Sequence[Connection], tape: Tape, released: deque[int], placement: Placement, pace: Pace,
+        *, is_debugging: bool,
+    ) -> None:
+        heard: set[tuple[str, int]] = set()
+        self.links = [Link(connection, Tape(), deque(), _in_order, pace, is_debugging, heard)
+                      for connection in connections]
+        self.address = ", ".join(link.address for link in self.links)
+        self.welcome = self.links[0].welcome
+        self.where = Whereabouts(len(self.links))
+        self.materializations = 0
+        self.nodes_taken = 0
+        self.transfers = 0
+        self.transferred_bytes = 0
+        self._tape = tape
+        self._released = released
+        self.placement = placement
+        self._pace = pace
+        self._dead: set[int] = set()
+        self._parcels = itertools.count(1)
+        self._peers: set[tuple[int, int]] = set()
+        self._drawn_at = 0
+        """Where the one generator is that all executors share; each has its own where the user chooses the device."""
+        self._leaving: deque[tuple[int, int]] = deque()
+        self._position = 0
+
+    @property
+    def nodes_sent(self) -> int:
+        """How many operations were handed over, those included that several executors carry out."""
+        return sum(link.nodes_sent for link in self.links)
+
+    @property
+    def live_handles(self) -> int:
+        """How many values the executors hold, copies included."""
+        return sum(link.live_handles for link in self.links)
+
+    def use(self, placement: Placement) -> None:
+        """Let another placement decide from now on."""
+        self.placement = placement
+
+    def introduce(self) -> None:
+        """Let the servers reach each other.
+
+        Raises:
+            PeerError: One cannot reach another.
+            ConfigurationError: Their devices are of different kinds, or their PyTorch releases differ.
+        """
+        for attribute in ("device", "torch"):
+            kinds = {getattr(link.welcome, attribute).partition(":")[0] for link in self.links}
+            if len(kinds) > 1:
+                raise ConfigurationError(f"The servers of one session have to be alike, their {attribute}s are "
+                                         f"{' and '.join(sorted(kinds))}.", hint="Serve them alike.")
+        for source, target in itertools.permutations(range(len(self.links)), 2):
+            self._introduce(source, target)
+        self.synchronize()
+
+    def flush(self) -> None:
+        """Send everything pending to everybody."""
+        self._take(None)
+        self._submit()
+        self._pace.sent()
+
+    def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
+        """Bring values home; see `djinn.link.Link.fetch`."""
+        self._take(None if whole else slots)
+        return self._asked(slots, lambda link, mine: link.fetch(mine, whole=True))
+
+    def describe(self, slots: Sequence[Slot]) -> list[Any]:
+        """Send everything pending and bring home the metadata of values."""
+        self._take(None)
+        return self._asked(slots, lambda link, mine: link.describe(mine))
+
+    def synchronize(self) -> None:
+        """Send everything pending and wait until it has run everywhere."""
+        self._take(None)
+        self._submit()
+        for link in self.links:
+            link.synchronize()
+
+    def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
+        """Send a dense CPU tensor to the executor that is to hold it."""
+        size_bytes = dense.numel() * dense.element_size()
+        if number == GENERATOR_HANDLE:
+            self.links[self._generator(device)].upload(number, dense)
+            return
+        executor = self.placement.house(size_bytes, device, self.where)
+        spec = TensorSpec(dense.size(), dense.stride(), 0, dense.dtype, dense.device)
+        self.where.add(Slot(number, number), executor, spec)
+        self.links[executor].upload(number, dense)
+
+    def seed(self, seed: int) -> None:
+        """Seed the random numbers after everything pending."""
+        self._take(None)
+        for executor, link in enumerate(self.links):
+            if not self.placement.shares_generator or executor == self._drawn_at:
+                link.seed(seed)
+
+    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
+        """Run a piece of tape again, behind everything pending; see `djinn.link.Link.run`."""
+        self._take(None)
+        self._distribute(nodes, set(released))
+
+    def close(self) -> None:
+        """Close the connections."""
+        for link in self.links:
+            link.close()
+
+    def stats(self) -> dict[str, int]:
+        """Count what went over the links."""
+        every = [link.stats() for link in self.links]
+        counted = {name: sum(counts[name] for counts in every) for name in every[0]}
+        return {**counted, "materializations": self.materializations, "transfers": self.transfers,
+                "bytes_transferred": self.transferred_bytes}
+
+    def _asked(self, slots: Sequence[Slot], ask: Callable[[Link, list[Slot]], list[Any]]) -> list[Any]:
+        """Ask every executor for what it has. All have all commands by then: one may wait for another's values."""
+        self._submit()
+        groups: dict[int, list[int]] = {}
+        for position, slot in enumerate(slots):
+            groups.setdefault(self._home_of(slot), []).append(position)
+        made: list[Any] = [None] * len(slots)
+        for executor, positions in groups.items():
+            answers = ask(self.links[executor], [slots[position] for position in positions])
+            for position, answer in zip(positions, answers, strict=True):
+                made[position] = answer
+        return made
+
+    def _home_of(self, slot: Slot) -> int:
+        if slot.number == GENERATOR_HANDLE:
+            # A generator's slot carries the device's index where a value's carries its storage.
+            return self._drawn_at if self.placement.shares_generator else slot.storage
+        return self.where.home_of(slot.number) or 0
+
+    def _generator(self, device: torch.device | None) -> int:
+        if self.placement.shares_generator:
+            return self._drawn_at
+        return 0 if device is None else device.index or 0
+
+    def _submit(self) -> None:
+        for link in self.links:
+            link.submit()
+
+    def _take(self, wanted: Sequence[Slot] | None) -> None:
+        """Distribute the tape, or the slice that ``wanted`` needs; as `djinn.link.Link` does for one executor."""
+        if not (self._tape.nodes or self._released or self._dead):
+            return
+        while self._released:
+            self._dead.add(self._released.popleft())
+        nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)
+        self.nodes_taken += len(nodes)
+        busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
+        gone = self._dead - busy
+        self._dead -= gone
+        self._distribute(without_dead(nodes, gone), gone)
+
+    def _distribute(self, nodes: Sequence[Node], gone: set[int]) -> None:
+        """Give each executor its part.
+
+        Args:
+            nodes: What to run.
+            gone: Values that nobody names once it has run.
+        """
+        placed = self.placement.place(nodes, gone, self.where)
+        self._leaving = _last_uses(placed, gone)
+        for self._position, (node, executor) in enumerate(placed):
+            self._put(node, self._allowed(node, executor))
+        self._position = len(placed)
+        self._let_go()
+        for link in self.links:
+            link.settle()
+
+    def _let_go(self) -> None:
+        """Free what has been used for the last time before the node that is being distributed."""
+        while self._leaving and self._leaving[0][0] < self._position:
+            number = self._leaving.popleft()[1]
+            for executor in self.where.drop(number):
+                self.links[executor].released.append(number)
+
+    def _allowed(self, node: Node, executor: int) -> int:
+        """Return where a node may run, given where it should: what it writes or views is at home somewhere."""
+        signature = node.signature
+        bound = [node.inputs[index] for index in signature.writes]
+        bound += [node.inputs[alias] for alias in signature.aliases if alias >= 0]
+        homes = {home for slot in bound if (home := self._house(slot)) is not None}
+        if not homes or homes == {executor}:
+            return executor
+        if len(homes) == 1:
+            return homes.pop()
+        return executor if executor in homes else min(homes)
+
+    def _house(self, slot: Slot) -> int | None:
+        """Return the home of a value; it may have been given another's storage since it was made."""
+        held = self.where.find(slot.number)
+        if held is None:
+            return None
+        if held.storage != slot.storage and slot.storage in self.where.homes:
+            before, home = self.where.homes[held.storage], self.where.homes[slot.storage]
+            if before != home and home not in held.copies:
+                self._move(slot.number, before, home)
+            self.where.rehouse(slot)
+        return self.where.homes[held.storage]
+
+    def _put(self, node: Node, executor: int) -> None:
+        signature = node.signature
+        if signature.is_random and self.placement.shares_generator and executor != self._drawn_at:
+            self._move(GENERATOR_HANDLE, self._drawn_at, executor)
+            self._drawn_at = executor
+        written = [node.inputs[index] for index in signature.writes]
+        for slot in written:
+            self._rehome(slot, executor)
+        for slot in node.inputs:
+            self._bring(slot, executor)
+        self.links[executor].tape.nodes.append(node)
+        for slot in written:
+            self._forget_copies(slot)
+            if changes_metadata(signature.template.operator):
+                self.where.forget_views(slot.number)
+        view = node if is_view(signature) else None
+        for slot, spec in zip(node.outputs, signature.results or (None,) * len(node.outputs), strict=True):
+            self.where.add(slot, executor, spec, view)
+
+    def _bring(self, slot: Slot, executor: int) -> None:
+        """See to it that a value is where it is about to be read."""
+        home = self._house(slot)
+        held = self.where.find(slot.number)
+        if held is None or home is None or self.where.is_at(slot.number, executor):
+            return
+        self._let_go()
+        # A view costs nothing where its base is; and where the base is no larger, it is what had better move.
+        nodes, base = view_chain(slot.number, executor, self.where)
+        if nodes and not self.where.is_at(base, executor):
+            if self._size_of(base) > held.size_bytes:
+                nodes, base = [], slot.number
+            self._move(base, home, executor)
+        elif not nodes:
+            self._move(slot.number, home, executor)
+        for node in nodes:
+            self._repeat(node, executor)
+
+    def _size_of(self, number: int) -> int:
+        held: Held | None = self.where.find(number)
+        return 0 if held is None else held.size_bytes
+
+    def _repeat(self, node: Node, executor: int) -> None:
+        """Make the views of a node on another executor as well."""
+        link = self.links[executor]
+        link.tape.nodes.append(node)
+        for slot in node.outputs:
+            if slot.number in self.where:
+                self.where.copied(slot.number, executor)
+            else:
+                link.released.append(slot.number)
+
+    def _rehome(self, slot: Slot, executor: int) -> None:
+        """Give the storage of a value another home. Its values share memory there as they did."""
+        home = self._house(slot)
+        if home is None or home == executor:
+            return
+        family = tuple(number for number, _ in self.where.members_of(slot.storage))
+        self._send(Send(slot.number, executor, next(self._parcels), family), home, executor)
+        self.links[home].released.extend(family)
+        self.links[executor].live_handles += self.where.rehome(slot.storage, executor)
+
+    def _forget_copies(self, slot: Slot) -> None:
+        """Drop what other executors have of a storage that has been written."""
+        for number, held in list(self.where.members_of(slot.storage)):
+            for executor in sorted(held.copies):
+                self.where.drop_copy(number, executor)
+                self.links[executor].released.append(number)
+
+    def _move(self, number: int, source: int, target: int) -> None:
+        """Send a copy of a value from one server to another."""
+        self._send(Send(number, target, next(self._parcels)), source, target)
+        if number != GENERATOR_HANDLE:
+            self.transferred_bytes += self._size_of(number)
+            self.where.copied(number, target)
+            self.links[target].live_handles += 1
+
+    def _send(self, send: Send, source: int, target: int) -> None:
+        """Let a parcel go from one server to another, behind everything that these have to do so far."""
+        # This cuts programs. What they have used for the last time by then is freed with them.
+        self._let_go()
+        self.links[source].settle()
+        self.links[target].settle()
+        self.links[source].command(send)
+        # Whatever waits for a parcel waits for what is on its way already: so nobody waits for ever, also where handing
+        # over itself has to wait. And the sooner it begins, the more happens at once.
+        self.links[source].submit()
+        sender = self.links[source].welcome.session
+        self.links[target].command(Receive(send.handle, send.parcel, sender, send.family))
+        self.transfers += 1
+
+    def _introduce(self, source: int, target: int) -> None:
+        welcome = self.links[target].welcome
+        command: Command = Peer(target, self.links[target].address, welcome.mailbox)
+        self.links[source].command(command)
+
+
+def _in_order(nodes: Sequence[Node]) -> None:
+    """Leave a part in the order in which it was placed."""
+
+
+def _last_uses(placed: Sequence[tuple[Node, int]], gone: set[int]) -> deque[tuple[int, int]]:
+    """Return position and number of what nobody names afterwards, by when it is used for the last time."""
+    last = dict.fromkeys(gone, -1)
+    for position, (node, _) in enumerate(placed):
+        for slot in (*node.inputs, *node.outputs):
+            if slot.number in last:
+                last[slot.number] = position
+    return deque(sorted((position, number) for number, position in last.items()))

@@ -1,0 +1,204 @@
+"""Placement: which of several executors holds an upload, and which runs an operation."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import attrs
+import torch
+
+from djinn.errors import OutOfMemoryError, ScheduleError
+from djinn.fleet.whereabouts import Whereabouts
+from djinn.graphs import graph_of
+from djinn.kinds import Scheduler
+from djinn.model.graph import Graph
+from djinn.model.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
+from djinn.model.spec import TensorSpec
+from djinn.planning.check import check_schedule
+from djinn.programs import lay_out
+from djinn.protocol.messages import Welcome
+from djinn.tape import Node
+
+log = logging.getLogger("djinn.placement")
+
+MAX_SCHEDULES = 2048
+"""Pieces of tape whose schedules are kept; the least recently used goes first."""
+ROOM_FOR_ACTIVATIONS = 0.1
+"""Part of a device's memory that uploads leave free."""
+_LEVELS = 8
+"""Into so many levels of free memory a device is divided: on another level, it is scheduled anew."""
+
+Placed: TypeAlias = list[tuple[Node, int]]
+
+
+class Placement(Protocol):
+    """Decides where things are.
+
+    Attributes:
+        shares_generator: Whether all executors draw from one stream of random numbers, as one device would.
+    """
+
+    shares_generator: bool
+
+    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+        """Choose the executor that is to hold an upload."""
+
+    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+        """Choose executor and order of a piece of tape."""
+
+
+class ExplicitPlacement:
+    """The user's: each executor is a device of its own, ``remote_accelerator:0``, ``:1``, ..."""
+
+    shares_generator = False
+
+    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+        """Choose the executor that is the device."""
+        return 0 if device is None else device.index or 0
+
+    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+        """Let each node run on the device of what it makes or writes."""
+        return [(node, _device_index(node)) for node in nodes]
+
+
+def _device_index(node: Node) -> int:
+    signature = node.signature
+    specs: list[TensorSpec | None] = [signature.operands[index] for index in signature.writes]
+    specs += [*signature.results, *signature.operands]
+    return next((spec.device.index or 0 for spec in specs if spec is not None), 0)
+
+
+@attrs.frozen
+class Member:
+    """What is known of one executor of a fleet."""
+
+    id: str
+    welcome: Welcome
+    profile: DeviceProfile = attrs.field(factory=DeviceProfile)
+    links: dict[str, LinkProfile] = attrs.field(factory=dict)
+    home_link: LinkProfile = attrs.field(factory=LinkProfile)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory that may be used, if that is known."""
+        return self.welcome.memory_bytes or None
+
+
+class AutomaticPlacement:
+    """The scheduler's: all executors are one device, and meaning, memory and speed decide.
+
+    A piece of tape is scheduled once for each structure and each way in which its inputs are spread.
+
+    Args:
+        scheduler: Decides about operations.
+        members: The executors.
+        annotate: Gives a graph its meaning.
+    """
+
+    shares_generator = True
+
+    def __init__(
+        self, scheduler: Scheduler, members: Sequence[Member], annotate: Callable[[Graph], Graph]
+    ) -> None:
+        self._scheduler = scheduler
+        self._members = members
+        self._annotate = annotate
+        self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
+        # Servers with less to do come first; the first is filled before the next is used, so that what is uploaded
+        # together stays together.
+        self._preference = sorted(range(len(members)), key=lambda index: (
+            members[index].welcome.sessions, members[index].welcome.held_bytes, index))
+        self._pinned: int | None = None
+        self.last: ExecutionSchedule | None = None
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor from now on; ``None``: wherever the scheduler wants it."""
+        self._pinned = executor
+
+    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+        """Choose the first executor with room.
+
+        Raises:
+            OutOfMemoryError: None has any.
+        """
+        if self._pinned is not None:
+            return self._pinned
+        for share in (1 - ROOM_FOR_ACTIVATIONS, 1.0):
+            for index in self._preference:
+                member = self._members[index]
+                held_bytes = where.held_bytes[index] + member.welcome.held_bytes
+                if member.memory_bytes is None or held_bytes + size_bytes <= share * member.memory_bytes:
+                    return index
+        held = ", ".join(f"{where.held_bytes[index]:,} of {member.memory_bytes:,} bytes on {member.id}"
+                         for index, member in enumerate(self._members))
+        raise OutOfMemoryError(f"A tensor of {size_bytes:,} bytes fits none of the servers; in use are {held}.",
+                               hint="Free tensors, add a server, or start servers with more memory (--memory-mib).")
+
+    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+        """Ask the scheduler, or remember what it said of such a piece."""
+        if not nodes:
+            return []
+        if self._pinned is not None:
+            return [(node, self._pinned) for node in nodes]
+        layout = lay_out(nodes, gone)
+        spread = tuple(self._spread(number, where) for number in layout.inputs)
+        key = (layout.key, spread, self._shapes(nodes), self._levels(where))
+        known = self._schedules.get(key)
+        if known is None:
+            known = self._schedules[key] = self._decide(nodes, layout.inputs, where)
+            if len(self._schedules) > MAX_SCHEDULES:
+                self._schedules.popitem(last=False)
+        self._schedules.move_to_end(key)
+        return [(nodes[index], executor) for index, executor in zip(*known, strict=True)]
+
+    @staticmethod
+    def _spread(number: int, where: Whereabouts) -> tuple[int, ...]:
+        held = where.find(number)
+        return () if held is None else (where.homes[held.storage], *sorted(held.copies))
+
+    @staticmethod
+    def _shapes(nodes: Sequence[Node]) -> int:
+        """Tell pieces apart whose sizes are of another order; those decide what a transfer costs."""
+        specs = (spec for node in nodes for spec in node.signature.results if spec is not None)
+        return sum(spec.size_bytes for spec in specs).bit_length()
+
+    def _levels(self, where: Whereabouts) -> tuple[int, ...]:
+        return tuple(0 if member.memory_bytes is None else _LEVELS * held // member.memory_bytes
+                     for member, held in zip(self._members, where.held_bytes, strict=True))
+
+    def _decide(
+        self, nodes: Sequence[Node], inputs: Sequence[int], where: Whereabouts
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        graph = self._annotate(graph_of(nodes))
+        devices = self.devices(where, inputs)
+        schedule = self._scheduler.schedule(graph, devices)
+        check_schedule(schedule, graph, devices)
+        self.last = attrs.evolve(schedule, graph=graph)
+        indices = {device.id: index for index, device in enumerate(devices)}
+        positions = {node.id: index for index, node in enumerate(graph.nodes())}
+        for node in graph.nodes():
+            if schedule.devices[node.id] not in indices:
+                raise ScheduleError(f"Node {node.id} is placed on {schedule.devices[node.id]!r}.")
+        return (tuple(positions[name] for name in schedule.order),
+                tuple(indices[schedule.devices[name]] for name in schedule.order))
+
+    def devices(self, where: Whereabouts, values: Sequence[int] = ()) -> list[DeviceInfo]:
+        """Describe the executors to a scheduler.
+
+        Args:
+            where: The books.
+            values: Values whose place matters.
+        """
+        made = []
+        for index, member in enumerate(self._members):
+            held = [number for number in values if where.is_at(number, index)]
+            at_home = frozenset(f"v{number}" for number in held if where.home_of(number) == index)
+            busy = member.welcome.sessions
+            made.append(DeviceInfo(
+                member.id, member.memory_bytes, where.held_bytes[index] + member.welcome.held_bytes, at_home,
+                frozenset(f"v{number}" for number in held) - at_home, member.profile, member.links, member.home_link,
+                busy / (busy + 1)))
+        return made

@@ -1,0 +1,48 @@
+"""Views on several executors: what costs nothing is repeated rather than moved."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from djinn.fleet.whereabouts import Whereabouts
+from djinn.model.schema import facts_of, operator_named
+from djinn.tape import Node, Signature
+
+
+def is_view(signature: Signature) -> bool:
+    """Whether all that comes of an operation are views of its operands."""
+    return (bool(signature.aliases) and min(signature.aliases) >= 0 and not signature.writes
+            and not signature.is_random)
+
+
+@lru_cache(maxsize=4096)
+def is_view_anywhere(operator: str) -> bool:
+    """Whether the base alone makes the view, not places in a storage, which a copy of the base does not have."""
+    return "storage_offset" not in facts_of(operator_named(operator)).argument_names
+
+
+@lru_cache(maxsize=4096)
+def changes_metadata(operator: str) -> bool:
+    """Whether an operator may give its operand another size or other strides."""
+    return facts_of(operator_named(operator)).changes_metadata
+
+
+def view_chain(number: int, executor: int, where: Whereabouts) -> tuple[list[Node], int]:
+    """List the operations that make a value, as a view of a view of ..., of one that an executor has.
+
+    Returns:
+        The operations, and the value that the first of them is a view of. If the executor has none of the bases, it is
+        the one from which on all are known; if the value itself is no such view, there are no operations.
+    """
+    nodes: list[Node] = []
+    while not where.is_at(number, executor):
+        held = where.find(number)
+        node = None if held is None else held.view
+        if node is None or len(node.inputs) != 1 or not is_view_anywhere(node.signature.template.operator):
+            break
+        if node.inputs[0].number not in where:
+            break
+        nodes.append(node)
+        number = node.inputs[0].number
+    nodes.reverse()
+    return nodes, number
