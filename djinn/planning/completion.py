@@ -143,7 +143,7 @@ class _Completion(Rehearsal):
         if chain:
             problem = self.problem
             source, _, end = self.cheapest(value, device)
-            moving_s = problem.links[source][device].seconds(problem.size[value])
+            moving_s = problem.moving_s(value, source, device)
             again_s = sum(problem.seconds(node, device) for node in chain) + sum(
                 0.0 if self._comes_anyway(base, device) else self._moving_s(base, device) for base in bases)
             if again_s < moving_s:
@@ -156,7 +156,7 @@ class _Completion(Rehearsal):
 
     def _moving_s(self, value: int, device: int) -> float:
         source = self.cheapest(value, device)[0]
-        return self.problem.links[source][device].seconds(self.problem.size[value])
+        return self.problem.moving_s(value, source, device)
 
     def _comes_anyway(self, value: int, device: int) -> bool:
         if (value, device) in self._wanted:
@@ -222,19 +222,18 @@ class _Completion(Rehearsal):
 
     def _take_a_detour(self, value: int, source: int, device: int, end: float) -> None:
         """Move a value to a device in between, if it comes sooner that way."""
-        links, size, width = self.problem.links, self.problem.size[value], len(self.free)
-        at = self.where[value]
-        since = max(at[source], self._written.get(self.problem.root[value], 0.0))
+        problem, width, at = self.problem, len(self.free), self.where[value]
+        since = max(at[source], self._written.get(problem.root[value], 0.0))
         best, between = end, NOWHERE
         for other in range(width):
             if other != device and other not in at and self._is_roomy[other]:
-                there = max(since, self._links.get(source * width + other, 0.0)) + links[source][other].seconds(size)
-                whole = max(there, self._links.get(other * width + device, 0.0)) + links[other][device].seconds(size)
+                there = max(since, self._links.get(source * width + other, 0.0)) + problem.moving_s(value, source, other)
+                whole = max(there, self._links.get(other * width + device, 0.0)) + problem.moving_s(value, other, device)
                 if whole < best:
                     best, between = whole, other
         if between != NOWHERE:
             begin = max(since, self._links.get(source * width + between, 0.0))
-            self.move(value, source, between, begin, begin + links[source][between].seconds(size))
+            self.move(value, source, between, begin, begin + problem.moving_s(value, source, between))
 
     def move(self, value: int, source: int, device: int, begin: float, end: float) -> float:
         """Write a transfer down and carry it out."""

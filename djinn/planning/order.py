@@ -38,11 +38,11 @@ def ranks(problem: Problem, seconds: Sequence[float], moving: Callable[[int, int
 
 def ranks_of(problem: Problem, place: Sequence[int]) -> list[float]:
     """Rank nodes that have devices: what other devices wait for ranks high, by the time that it is on its way."""
-    links, size, maker = problem.links, problem.size, problem.maker
+    maker, moving_s = problem.maker, problem.moving_s
 
     def moving(value: int, node: int) -> float:
         source, target = place[maker[value]], place[node]
-        return 0.0 if source == target else links[source][target].seconds(size[value])
+        return 0.0 if source == target else moving_s(value, source, target)
 
     return ranks(problem, [problem.seconds(node, device) for node, device in enumerate(place)], moving)
 

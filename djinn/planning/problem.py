@@ -17,6 +17,8 @@ _RANDOM = -1
 _PLAIN_BYTES = 8
 """What a value is taken to have that is no tensor."""
 _DEFAULT_LINK = LinkProfile()
+_FAR = 10**9
+"""Bytes by which the slope of a link is taken; their seconds are linear."""
 
 
 class Problem:
@@ -147,7 +149,6 @@ class Problem:
 
     def _look_at_devices(self) -> None:
         devices = self.devices
-        position = {device.id: index for index, device in enumerate(devices)}
         outside = {name for name, maker in zip(self.values, self.maker, strict=True) if maker == NOWHERE}
         self.held: dict[int, int] = {}
         """Device, by storage that some device holds."""
@@ -179,8 +180,18 @@ class Problem:
         self.links: list[list[LinkProfile]] = [
             [device.links.get(other.id, _DEFAULT_LINK) for other in devices] for device in devices]
         """By source and target."""
-        self.is_uniform = all(set(device.links) & position.keys() <= {device.id} for device in devices)
+        lines = {link: (link.seconds(0), (link.seconds(_FAR) - link.seconds(0)) / _FAR)
+                 for row in self.links for link in row}
+        self.lines: list[tuple[float, float]] = [lines[link] for row in self.links for link in row]
+        """By source times the number of devices plus target: seconds of any transfer, and those of each byte."""
+        self.is_uniform = len({link for source, row in enumerate(self.links) for target, link in enumerate(row)
+                               if source != target}) <= 1
         """Whether every link is like every other."""
+
+    def moving_s(self, value: int, source: int, target: int) -> float:
+        """Predict what it takes to move a value."""
+        latency_s, byte_s = self.lines[source * len(self.devices) + target]
+        return latency_s + self.size[value] * byte_s
 
     def seconds(self, node: int, device: int) -> float:
         """Predict what a node takes on a device, the work of others there included.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from djinn.planning.homes import Homes
 from djinn.planning.problem import NOWHERE, Problem
 
@@ -49,6 +51,15 @@ class Room:
         """Say whether a device has room for a group."""
         return not self.is_bounded or self.needed(group) <= self._left[device]
 
+    def fits_all(self, groups: Iterable[int], device: int) -> bool:
+        """Say whether a device has room for several groups."""
+        if not self.is_bounded:
+            return True
+        if self._is_strict:
+            return sum(map(self.needed, groups)) <= self._left[device]
+        new = {value for group in groups for value in self._new.get(group, ())} - self._placed
+        return sum(self._size[value] for value in new) <= self._left[device]
+
     def roomiest(self) -> int:
         """Return the device that has most room."""
         return max(range(len(self._left)), key=lambda device: (self._left[device], -device))
@@ -62,7 +73,7 @@ class Room:
             del self._new[group]
 
 
-def is_over(problem: Problem, budgets: dict[str, int]) -> bool:
+def is_over(problem: Problem, budgets: Mapping[str, int]) -> bool:
     """Say whether a device would hold more than its memory."""
     return any(device.memory_bytes is not None and budgets.get(device.id, 0) > device.memory_bytes
                for device in problem.devices)

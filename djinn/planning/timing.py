@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from djinn.planning.homes import Homes
 from djinn.planning.problem import NOWHERE, Problem
 
+_NEVER = float("inf")
 _GENERATOR_BYTES = 5056
 """State of PyTorch's generator on the CPU, the largest there is."""
 
@@ -67,19 +68,32 @@ class Rehearsal:
                 self._copied.setdefault(storage, []).append(value)
         at[self.home[storage]] = 0.0
 
-    def peek(self, value: int, device: int) -> float:
-        """Say when a value could be on a device, and change nothing."""
-        at = self.where[value]
-        known = at.get(device)
-        if known is not None and not self._returned:
-            return known
-        storage = self.problem.root[value]
-        home = self.home.get(storage)
-        if home is None or (home == device and known is None):
-            return 0.0
-        if home == device:
-            return max(at[home], self._returned.get(storage, 0.0))
-        return known if known is not None else self.cheapest(value, device)[2]
+    def ready(self, node: int, devices: Sequence[int], begin: float = 0.0) -> list[float]:
+        """Say when what a node reads could be on each of some devices, and change nothing."""
+        problem, lines, links, width = self.problem, self.problem.lines, self._links, len(self.free)
+        found = [begin] * len(devices)
+        for value in problem.reads[node]:
+            storage = problem.root[value]
+            home = self.home.get(storage, NOWHERE)
+            at = self.where[value] or ({home: 0.0} if home != NOWHERE else {})
+            if not at:
+                continue
+            size, written = problem.size[value], self._written.get(storage, 0.0)
+            returned = self._returned.get(storage, 0.0)
+            for index, device in enumerate(devices):
+                since = at.get(device)
+                if since is None:
+                    since = _NEVER
+                    for source, there in at.items():
+                        line = source * width + device
+                        latency_s, byte_s = lines[line]
+                        since = min(since, max(there, links.get(line, 0.0), written if source == home else 0.0)
+                                    + latency_s + size * byte_s)
+                elif returned and device == home:
+                    since = max(since, returned)
+                if since > found[index]:
+                    found[index] = since
+        return found
 
     def cheapest(self, value: int, device: int) -> tuple[int, float, float]:
         """Find from where a value comes soonest.
@@ -87,21 +101,22 @@ class Rehearsal:
         Returns:
             The device, when it leaves there, and when it comes.
         """
-        problem = self.problem
-        size, links, width = problem.size[value], problem.links, len(self.free)
-        storage = problem.root[value]
-        best = (NOWHERE, 0.0, float("inf"))
-        at = self.where[value]
-        if not at:
-            at = {self.home[storage]: 0.0}
-        for source, since in at.items():
-            if source == self.home[storage]:
-                since = max(since, self._written.get(storage, 0.0))
-            begin = max(since, self._links.get(source * width + device, 0.0))
-            end = begin + links[source][device].seconds(size)
-            if end < best[2]:
-                best = (source, begin, end)
-        return best
+        problem, width = self.problem, len(self.free)
+        size, storage = problem.size[value], problem.root[value]
+        home, written = self.home[storage], self._written.get(storage, 0.0)
+        best, departs, comes = NOWHERE, 0.0, _NEVER
+        for source, since in self.where[value].items():
+            line = source * width + device
+            begin = self._links.get(line, 0.0)
+            if since > begin:
+                begin = since
+            if source == home and written > begin:
+                begin = written
+            latency_s, byte_s = problem.lines[line]
+            end = begin + latency_s + size * byte_s
+            if end < comes:
+                best, departs, comes = source, begin, end
+        return best, departs, comes
 
     def bring(self, value: int, device: int) -> float:
         """Bring a value to a device where it is not; say when it is there."""
@@ -166,7 +181,7 @@ class Rehearsal:
             storage = root[value]
             home = self.home[storage]
             begin = max(end, self._links.get(device * len(self.free) + home, 0.0))
-            back = begin + self.problem.links[device][home].seconds(self.problem.size[value])
+            back = begin + self.problem.moving_s(value, device, home)
             self._written[storage] = self._returned[storage] = back
             self.move(value, device, home, begin, back)
             self.arrive(value, device, end)

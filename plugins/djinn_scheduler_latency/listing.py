@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from djinn.planning.homes import Homes
@@ -37,12 +37,13 @@ def mean_moving(problem: Problem) -> list[float]:
     width = len(problem.devices)
     if width == 1:
         return [0.0] * len(problem.size)
-    links = [problem.links[source][target] for source in range(width) for target in range(width) if source != target]
+    lines = [problem.lines[source * width + target] for source in range(width) for target in range(width)
+             if source != target]
     if problem.is_uniform:
-        links = links[:1]
-    latency = sum(link.seconds(0) for link in links) / len(links)
-    per_byte = sum(link.seconds(1e6) - link.seconds(0) for link in links) / len(links) / 1e6
-    return [latency + size * per_byte for size in problem.size]
+        lines = lines[:1]
+    latency_s = sum(line[0] for line in lines) / len(lines)
+    byte_s = sum(line[1] for line in lines) / len(lines)
+    return [latency_s + size * byte_s for size in problem.size]
 
 
 def outlook(problem: Problem, homes: Homes) -> list[list[float]]:
@@ -96,7 +97,7 @@ class ListPass(Rehearsal):
         self._ends = [0.0] * len(problem.nodes)
         self._floor = 0.0
         self._inserts = len(problem.nodes) <= _INSERTING_NODES
-        self._busy: list[list[tuple[float, float]]] = [[] for _ in problem.devices]
+        self._busy: list[tuple[list[float], list[float]]] = [([], []) for _ in problem.devices]
 
     def follow(self, rank: Sequence[float]) -> list[int]:
         """Place every node; return them by when they begin."""
@@ -121,8 +122,10 @@ class ListPass(Rehearsal):
         group = self._homes.group[node]
         best, least = NOWHERE, float("inf")
         ahead = self._ahead[node] if self._ahead else None
-        for device in self._candidates(node, group):
-            score = self._begin(node, device) + self.problem.seconds(node, device)
+        candidates = self._candidates(node, group)
+        for device, ready in zip(candidates, self.ready(node, candidates, self._floor), strict=True):
+            took = self.problem.seconds(node, device)
+            score = took + (self._gap(device, ready, took) if self._inserts else max(ready, self.free[device]))
             if ahead is not None:
                 score += ahead[device]
             if score < least:
@@ -158,28 +161,17 @@ class ListPass(Rehearsal):
         first = min(range(len(free)), key=free.__getitem__)
         return [first, (first + 1) % len(free)]
 
-    def _begin(self, node: int, device: int) -> float:
-        ready = self._floor
-        for value in self.problem.reads[node]:
-            since = self.where[value].get(device)
-            if since is None or self._returned:
-                since = self.peek(value, device)
-            if since > ready:
-                ready = since
-        if not self._inserts:
-            return max(ready, self.free[device])
-        return self._gap(device, ready, self.problem.seconds(node, device))
-
     def _gap(self, device: int, ready: float, took: float) -> float:
         """Find when a device is free for so long."""
-        busy = self._busy[device]
-        if not busy or ready >= busy[-1][1]:
+        begins, ends = self._busy[device]
+        if not ends or ready >= ends[-1]:
             return ready
         begin = ready
-        for start, end in busy[bisect_right(busy, ready, key=_end):]:
-            if begin + took <= start:
+        for index in range(bisect_right(ends, ready), len(ends)):
+            if begin + took <= begins[index]:
                 return begin
-            begin = max(begin, end)
+            if ends[index] > begin:
+                begin = ends[index]
         return begin
 
     def _append(self, node: int, device: int) -> None:
@@ -193,13 +185,13 @@ class ListPass(Rehearsal):
         begin = self._gap(device, ready, took)
         self._begins[node], self._ends[node] = begin, begin + took
         if took:
-            insort(self._busy[device], (begin, begin + took))
+            begins, ends = self._busy[device]
+            index = bisect_right(begins, begin)
+            begins.insert(index, begin)
+            ends.insert(index, begin + took)
         if begin != ready:
             for value in self.problem.makes[node]:
                 self.where[value][device] = begin + took
             for value in self.problem.writes[node]:
                 self._written[self.problem.root[value]] = begin + took
 
-
-def _end(span: tuple[float, float]) -> float:
-    return span[1]

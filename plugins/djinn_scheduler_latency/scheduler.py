@@ -18,8 +18,9 @@ from djinn_scheduler_latency.searching import Plan, Search, improved, planned
 _SEARCHED_GROUPS = 12
 _SEARCHED_NODES = 40
 _SEARCH_STEPS = 2_000
-_IMPROVING_NODES = 6_000
-_LOOKING_AHEAD = 40_000
+_IMPROVED_NODES = 300
+_IMPROVING = 6_000
+_COMPARED_NODES = 20_000
 
 
 class LatencyScheduler:
@@ -65,7 +66,7 @@ def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]
     passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict))
     order = passed.follow(ranks)
     yield planned(problem, homes, passed.place, order)
-    if count * width <= _LOOKING_AHEAD:
+    if count <= _IMPROVED_NODES:
         ahead = outlook(problem, homes)
         passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict), ahead)
         order = passed.follow(ranks)
@@ -75,7 +76,7 @@ def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]
         if kinds[device] == device or device in problem.held.values():
             room = Room(problem, homes, is_strict=is_strict)
             place = settled(homes, [device] * count)
-            if _takes(room, homes, place) and count * width <= _LOOKING_AHEAD:
+            if _takes(room, homes, place) and count <= _COMPARED_NODES:
                 yield planned(problem, homes, place, range(count))
 
 
@@ -90,7 +91,7 @@ def _takes(room: Room, homes: Homes, place: Sequence[int]) -> bool:
 
 def _searched(problem: Problem, homes: Homes, best: Plan) -> Plan:
     count = len(problem.nodes)
-    best = improved(problem, homes, best, _IMPROVING_NODES)
+    best = improved(problem, homes, best, _IMPROVING if count <= _IMPROVED_NODES else 0)
     if count <= _SEARCHED_NODES and len(set(homes.group)) <= _SEARCHED_GROUPS:
         best = Search(problem, homes).run(best, _SEARCH_STEPS)
     return best
