@@ -22,8 +22,8 @@ from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, Workload
 from djinn.origins import Watch
 
 if TYPE_CHECKING:
-    from djinn.execution import MeasuredPiece, Measurement
     from djinn.explaining import Explanation
+    from djinn.measuring import MeasuredPiece, Measurement
     from djinn.model.schedule import ExecutionSchedule
 
 _local = threading.local()
@@ -157,7 +157,7 @@ def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> 
 
     Args:
         subject: A tensor, or what `djinn.schedule` gave.
-        measured: For a schedule: what `djinn.execution.measure` found.
+        measured: For a schedule: what `djinn.measuring.measure` found.
 
     Returns:
         Text for a tensor. For a schedule, what prints as tables and bars, is shown by notebooks, and is written as a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
@@ -16,15 +16,19 @@ import torch
 
 from djinn import runtime
 from djinn.errors import InputsError, ScheduleError
+from djinn.link import Link
 from djinn.model.graph import Graph, GraphNode, Operand
-from djinn.model.schedule import CachingPolicy, ExecutionSchedule, Span
+from djinn.model.schedule import CachingPolicy, ExecutionSchedule
 from djinn.model.schema import ReturnKind, facts_of, operator_named
 from djinn.model.spec import TensorSpec
 from djinn.planning.check import check_schedule
 from djinn.protocol.tensors import dtype_named
+from djinn.tape import Node
 from djinn.tensor import LazyTensor, LazyTuple
 
 if TYPE_CHECKING:
+    from djinn.fleet.placement import Placement
+    from djinn.fleet.whereabouts import Whereabouts
     from djinn.session import Session
 
 Inputs = Mapping[str, Any] | Sequence[Any] | None
@@ -102,7 +106,7 @@ def execute(
         return run.at_home()
     if chosen is None:
         return run.remotely()
-    with _flushing(session, "auto" if chosen is ExecutionStrategy.STREAMING else None):
+    with flushing(session, "auto" if chosen is ExecutionStrategy.STREAMING else None):
         made = run.remotely()
         if chosen is not ExecutionStrategy.STREAMING:
             session.flush()
@@ -112,7 +116,7 @@ def execute(
 
 
 @contextlib.contextmanager
-def _flushing(session: Session, operations: str | None) -> Iterator[None]:
+def flushing(session: Session, operations: str | None) -> Iterator[None]:
     """Hand nodes over after so many, for the length of a block."""
     usual, is_fixed = session.flush_every, session.pace._is_fixed
     session.flush_after(operations)
@@ -121,64 +125,6 @@ def _flushing(session: Session, operations: str | None) -> Iterator[None]:
     finally:
         session.flush_every = usual
         session.pace.set(usual, is_fixed=is_fixed)
-
-
-@attrs.frozen
-class MeasuredPiece:
-    """A run of nodes on one device, and when it ran."""
-
-    device: str
-    nodes: tuple[str, ...]
-    span: Span
-    is_estimated: bool = True
-    """Whether the executor was only seen from here: the way there and back is part of the span."""
-
-
-@attrs.frozen
-class Measurement:
-    """What `measure` found."""
-
-    results: LazyTuple
-    pieces: tuple[MeasuredPiece, ...]
-
-
-def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int = 16) -> Measurement:
-    """Run a scheduled graph in pieces, waiting for each, and say how long each took; `djinn.explain` draws it.
-
-    What the executor has never run it has to compile first. So a graph that writes nothing and draws no random numbers
-    runs once before.
-
-    Args:
-        schedule: What `djinn.schedule` gave.
-        inputs: As for `execute`.
-        pieces: About how many. A piece ends at the latest where the device changes.
-
-    Raises:
-        ScheduleError, InputsError: As for `execute`.
-    """
-    run = Run(runtime.current(), schedule, inputs, None)
-    session = run.session
-    ends = run.ends(max(1, -(-len(schedule.order) // max(1, pieces))))
-    found: list[MeasuredPiece] = []
-
-    def between(position: int) -> None:
-        if position not in ends:
-            return
-        begin_ns = time.perf_counter_ns()
-        session.synchronize()
-        took_s = (time.perf_counter_ns() - begin_ns) / 1e9
-        first = ends[position]
-        # Recording is left out, as if it had been done before: what is compared is what executors do.
-        begin_s = found[-1].span.end_s if found else 0.0
-        found.append(MeasuredPiece(schedule.devices[schedule.order[first]], schedule.order[first : position + 1],
-                                   Span(begin_s, begin_s + took_s)))
-
-    with _flushing(session, None):
-        for _ in range(2 if run.is_repeatable else 1):
-            session.synchronize()
-            found.clear()
-            results = run.remotely(between)
-    return Measurement(results, tuple(found))
 
 
 def outside_values(graph: Graph) -> list[Outside]:
@@ -242,6 +188,7 @@ class Run:
     Attributes:
         session: Where.
         graph: What.
+        positions: Position of each device among those of the session.
         results: Identifiers of the values that it gives.
         is_repeatable: Whether running it once more changes nothing: it neither writes what came from outside nor draws
             random numbers.
@@ -256,7 +203,7 @@ class Run:
         self.session = session
         self.graph = schedule.graph
         self._schedule = schedule
-        self._positions = _positions_of(session, schedule)
+        self.positions = _positions_of(session, schedule)
         check_schedule(schedule, self.graph, schedule.device_infos or devices_in(session))
         outside = outside_values(self.graph)
         self._calls = [_call_of(self.graph.get_node(node)) for node in schedule.order]
@@ -272,18 +219,29 @@ class Run:
         self._last = self._last_uses()
 
     def remotely(self, between: Callable[[int], None] | None = None) -> LazyTuple:
-        """Record all of it.
+        """Record all of it, each node on its device.
 
         Args:
             between: Called behind each node with its position in the schedule's order.
         """
         session = self.session
+        if isinstance(session.link, Link):
+            return self._recorded(between, lambda device: None)
+        with placed_by_schedule(session) as use:
+            return self._recorded(between, use)
+
+    def _recorded(self, between: Callable[[int], None] | None, use: Callable[[int], None]) -> LazyTuple:
+        session = self.session
         position = 0
-        placed = itertools.groupby(self._calls, key=lambda call: self._positions[self._schedule.devices[call.node.id]])
+        placed = itertools.groupby(self._calls, key=lambda call: self.positions[self._schedule.devices[call.node.id]])
         with torch.no_grad(), torch.inference_mode(mode=False):
-            values = {value.value: _arrived(session, self._bound[value.value], value) for value in self._outside}
+            values = {}
+            for value in self._outside:
+                use(self.positions.get(self._schedule.placements.get(value.value, ""), 0))
+                values[value.value] = _arrived(session, self._bound[value.value], value)
             for device, calls in placed:
-                with pinned(session, device), torch._C._AutoDispatchBelowAutograd():
+                use(device)
+                with torch._C._AutoDispatchBelowAutograd():
                     for call in calls:
                         self._step(call, values, position, session.dispatch)
                         if between is not None:
@@ -546,6 +504,9 @@ def devices_in(session: Session) -> list[Any]:
 
 
 def _positions_of(session: Session, schedule: ExecutionSchedule) -> dict[str, int]:
+    if session.device_count > 1:
+        raise ScheduleError("In this session devices are the user's choice, not a schedule's.",
+                            hint="Start it with djinn.init(servers=..., placement='automatic').")
     positions = {device.id: position for position, device in enumerate(devices_in(session))}
     if unknown := sorted({*schedule.devices.values()} - positions.keys()):
         raise ScheduleError(f"The schedule places nodes on {', '.join(unknown[:3])}, and the session has "
@@ -553,15 +514,62 @@ def _positions_of(session: Session, schedule: ExecutionSchedule) -> dict[str, in
     return positions
 
 
+class _BySchedule:
+    """Places what a run records where its schedule wants it, and all else as before."""
+
+    def __init__(self, usual: Placement) -> None:
+        self._usual = usual
+        self.shares_generator = usual.shares_generator
+        self._thread = threading.get_ident()
+        self._executors: dict[int, int] = {}
+        self._nodes: list[Node] = []
+        self._executor: int | None = None
+
+    def use(self, executor: int | None) -> None:
+        """Place what this thread records from now on."""
+        self._executor = executor
+
+    def receive(self, node: Node) -> None:
+        """Learn of a node as it is recorded."""
+        if self._executor is not None and threading.get_ident() == self._thread:
+            self._nodes.append(node)  # as long as it is there, no other has its identity
+            self._executors[id(node)] = self._executor
+
+    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+        """Choose the executor that is to hold an upload."""
+        is_ours = self._executor is not None and threading.get_ident() == self._thread
+        return self._executor if is_ours and self._executor is not None else (
+            self._usual.house(size_bytes, device, where))
+
+    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> list[tuple[Node, int]]:
+        """Choose executor and order of a piece of tape: ours stays in order."""
+        if any(id(node) in self._executors for node in nodes):
+            first = next(iter(self._executors.values()))
+            return [(node, self._executors.get(id(node), first)) for node in nodes]
+        return self._usual.place(nodes, gone, where)
+
+
 @contextlib.contextmanager
-def pinned(session: Session, position: int) -> Iterator[None]:
-    """Record on the session's device of that position, if it has several."""
-    pin = getattr(session, "pinned", None)
-    if pin is None:
-        yield
-        return
-    with pin(position):
-        yield
+def placed_by_schedule(session: Session) -> Iterator[Callable[[int], None]]:
+    """Let a schedule place what is recorded in the block; gives what says on which executor from now on.
+
+    Everything is handed over before and behind the block, so that nothing of others is placed by it.
+    """
+    fleet: Any = session.link
+    with session.lock:
+        session.flush()
+        usual = fleet.placement
+        placement = _BySchedule(usual)
+        fleet.use(placement)
+        stop = session.capture(placement.receive)
+    try:
+        yield placement.use
+    finally:
+        stop()
+        with session.lock:
+            placement.use(None)
+            session.flush()
+            fleet.use(usual)
 
 
 def _strategy_named(strategy: ExecutionStrategy | str | None) -> ExecutionStrategy | None:

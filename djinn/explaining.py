@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from djinn.execution import MeasuredPiece, Measurement
 from djinn.model.display import amount
+from djinn.measuring import MeasuredPiece, MeasuredTransfer, Measurement
 from djinn.model.graph import GraphNode
 from djinn.model.schedule import ExecutionSchedule, Span
 from djinn.pages import page
@@ -88,6 +88,8 @@ class Explanation:
 
     schedule: ExecutionSchedule
     measured: tuple[MeasuredPiece, ...] = ()
+    transfers: tuple[MeasuredTransfer, ...] = ()
+    """Measured, too."""
 
     @cached_property
     def devices(self) -> tuple[DeviceRow, ...]:
@@ -128,8 +130,13 @@ class Explanation:
         for move, span in schedule.transfer_spans.items():
             links.setdefault((move.source, move.target), []).append(
                 Bar(span, move.value, amount(move.size_bytes, "B"), "transfer"))
-        lanes += [Lane(f"{source} → {target}", "link", _by_time(bars))
-                  for (source, target), bars in sorted(links.items())]
+        moved: dict[tuple[str, str], list[Bar]] = {}
+        for measured_move in self.transfers:
+            moved.setdefault((measured_move.source, measured_move.target), []).append(
+                Bar(measured_move.span, measured_move.value, "", "transfer"))
+        for source, target in sorted({*links, *moved}):
+            lanes += [Lane(f"{source} → {target}", kind, _by_time(found[source, target]))
+                      for kind, found in (("link", links), ("measured", moved)) if (source, target) in found]
         return tuple(lanes)
 
     @property
@@ -143,7 +150,7 @@ class Explanation:
             parts.append(f"{_counted(count, 'transfer')} of {amount(size, 'B')}")
         parts.append(f"{seconds(estimate.latency_s)} expected")
         if self.measured:
-            parts.append(f"{seconds(sum(_length_s(piece.span) for piece in self.measured))} measured")
+            parts.append(f"{seconds(max(piece.span.end_s for piece in self.measured))} measured")
         return f"{schedule.scheduler or 'schedule'}: {', '.join(parts)}"
 
     @property
@@ -231,10 +238,11 @@ def explain_schedule(
 
     Args:
         schedule: Which.
-        measured: What `djinn.execution.measure` found, or any pieces of which somebody knows when they ran.
+        measured: What `djinn.measuring.measure` found, or any pieces of which somebody knows when they ran.
     """
-    pieces = measured.pieces if isinstance(measured, Measurement) else measured or ()
-    return Explanation(schedule, tuple(pieces))
+    if isinstance(measured, Measurement):
+        return Explanation(schedule, measured.pieces, measured.transfers)
+    return Explanation(schedule, tuple(measured or ()))
 
 
 def seconds(time_s: float) -> str:
@@ -270,7 +278,7 @@ def _node_bar(node: GraphNode | None, identifier: str, span: Span) -> Bar:
 def _piece_bar(piece: MeasuredPiece, nodes: dict[str, GraphNode]) -> Bar:
     first, last = piece.nodes[0], piece.nodes[-1]
     name = f"{len(piece.nodes)} nodes" if len(piece.nodes) > 1 else _node_bar(nodes.get(first), first, piece.span).name
-    detail = f"{first} to {last}" + (", seen from here" if piece.is_estimated else "")
+    detail = f"{first} to {last}"
     phases = {_node_bar(nodes.get(node), node, piece.span).phase for node in piece.nodes}
     return Bar(piece.span, name, detail, phases.pop() if len(phases) == 1 else "unknown", first)
 

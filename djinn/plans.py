@@ -13,6 +13,7 @@ from djinn.capture import Captured
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
 from djinn.execution import alive_values, outside_values
 from djinn.kinds import Scheduler as SchedulerPlugin
+from djinn.link import Link
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import Graph
 from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
@@ -21,6 +22,7 @@ from djinn.planning.check import check_schedule
 from djinn.planning.costs import CostModel, meaning_of
 from djinn.planning.liveness import MemoryEstimator, storage_bytes
 from djinn.planning.meaning import with_meaning
+from djinn.planning.profiles import Calibration, identity_of, load
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -103,16 +105,27 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
         session: Which.
         graph: Says of which values it matters where they are held.
     """
-    several = getattr(session, "device_infos", None)
-    if several is not None:
-        return list(several(graph))
-    welcome = session.link.welcome
     held = {} if graph is None else alive_values(session, outside_values(graph))
-    storages = {tensor._value.slot.storage: storage_bytes(tensor._value.spec) for tensor in held.values()}
-    known = session.calibration()
-    return [DeviceInfo(str(session.device), memory_bytes=getattr(welcome, "memory_bytes", 0) or None,
-                       held_bytes=max(sum(storages.values()), getattr(welcome, "held_bytes", 0)),
-                       holds=frozenset(held), profile=known.profile, home_link=known.home_link)]
+    link: Any = session.link
+    if isinstance(link, Link):
+        sizes = {tensor._value.slot.storage: storage_bytes(tensor._value.spec) for tensor in held.values()}
+        known, welcome = _calibration(session, link), link.welcome
+        return [DeviceInfo(str(session.device), memory_bytes=welcome.memory_bytes or None,
+                           held_bytes=max(sum(sizes.values()), welcome.held_bytes), holds=frozenset(held),
+                           profile=known.profile, home_link=known.home_link)]
+    if session.device_count > 1:
+        return [DeviceInfo(f"{session.device.type}:{index}") for index in range(session.device_count)]
+    with session.lock:
+        session.flush()
+        infos: list[DeviceInfo] = link.placement.devices(link.where, [int(value[1:]) for value in held])
+    calibrations = [_calibration(session, each) for each in link.links]
+    return [attrs.evolve(info, profile=known.profile, home_link=known.home_link) if known.is_measured else info
+            for info, known in zip(infos, calibrations, strict=True)]
+
+
+def _calibration(session: Session, link: Link) -> Calibration:
+    identity = identity_of(link)
+    return session.calibrations.get(identity) or session.calibrations.setdefault(identity, load(identity))
 
 
 def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:

@@ -15,8 +15,8 @@ from chromium import Page, browser
 from torch import nn
 
 import djinn
-from djinn.execution import MeasuredPiece, measure
 from djinn.explaining import TEXT_WIDTH, Explanation, explain_schedule, seconds
+from djinn.measuring import MeasuredPiece, measure
 from djinn.model.graph import GraphNode, Origin, RecordedGraph
 from djinn.model.metadata import ExecutionPhase, SemanticMetadata
 from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span, Transfer
