@@ -473,7 +473,7 @@ def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
     if isinstance(tensor, LazyTensor):
         spec = tensor._value.spec
         return spec.stride, spec.storage_offset
-    return tensor.stride(), tensor.storage_offset()
+    return tensor.stride(), int(tensor.storage_offset())
 
 
 def _arrived(session: Session, given: torch.Tensor, value: Outside) -> torch.Tensor:

@@ -82,7 +82,7 @@ def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int =
         session.synchronize()
     found = _pieces(schedule, ends, cuts, watches, names)
     moves = _moves(watches, names)
-    begin_s = min((span.span.begin_s for span in (*found, *moves)), default=0.0)
+    begin_s = min([piece.span.begin_s for piece in found] + [move.span.begin_s for move in moves], default=0.0)
     return Measurement(results, tuple(_shifted(piece, begin_s) for piece in found),
                        tuple(_shifted(move, begin_s) for move in moves))
 
@@ -164,7 +164,7 @@ def _watched(session: Session) -> Iterator[list[_Watch]]:
     with session.lock:
         watches = [_Watch(link.connection) for link in links]
         for link, watch in zip(links, watches, strict=True):
-            link.connection = watch  # type: ignore[assignment]  # it passes on whatever a connection has
+            link.connection = watch
     try:
         yield watches
     finally:

@@ -17,7 +17,7 @@ from djinn.link import Link
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import Graph
 from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
-from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule
+from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span
 from djinn.planning.check import check_schedule
 from djinn.planning.costs import CostModel, meaning_of
 from djinn.planning.liveness import MemoryEstimator, storage_bytes
@@ -173,8 +173,14 @@ def _with_meaning(graph: Graph | AnnotatedGraph | Captured) -> Graph:
 
 
 def _completed(made: ExecutionSchedule, graph: Graph, infos: Sequence[DeviceInfo]) -> ExecutionSchedule:
-    """Add what the scheduler left open: what it costs, and how much memory it needs."""
+    """Add what the scheduler left open: what it costs, how much memory it needs, and when nodes run on one device."""
     more: dict[str, Any] = {}
+    if not made.spans and len({*made.devices.values()}) == 1 and not made.transfers:
+        costs, begin_s, spans = CostModel(infos), 0.0, {}
+        for node in map(graph.get_node, made.order):
+            spans[node.id] = Span(begin_s, begin_s + costs.node_seconds(node, made.devices[node.id]))
+            begin_s = spans[node.id].end_s
+        more["spans"] = spans
     if made.estimate == CostEstimate():
         more["estimate"] = CostModel(infos).estimate(made, graph)
     if not made.budgets:

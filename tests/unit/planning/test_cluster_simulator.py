@@ -11,10 +11,14 @@ import attrs
 import pytest
 import torch
 from cluster_simulator import Cluster, SimulatedRun, simulate
+from djinn_scheduler_latency.scheduler import LatencyScheduler
+from djinn_scheduler_single.scheduler import SingleScheduler
+from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
 from djinn.model.graph import GraphNode, RecordedGraph
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
 from djinn.model.spec import SpecTable, TensorSpec
+from djinn.planning.check import check_schedule
 from djinn.planning.costs import CostModel, waiting_s
 
 SPECS = SpecTable()
@@ -201,6 +205,59 @@ def test_it_agrees_with_the_cost_model_where_nothing_is_contended() -> None:
         assert found.violations == ()
         assert found.makespan_s == pytest.approx(expected.latency_s, rel=0.01)
         assert sum(found.link_bytes.values()) == expected.transferred_bytes
+
+
+SCHEDULERS = {"latency": LatencyScheduler, "throughput": ThroughputScheduler, "single": SingleScheduler}
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput"])
+def test_it_agrees_with_what_schedulers_expect(name: str) -> None:
+    quick = LinkProfile(latency_s=1e-6, bytes_per_s=1e10)
+    devices = [DeviceInfo(each, links=dict.fromkeys({"a", "b", "c"} - {each}, quick)) for each in "abc"]
+    apart = []
+    for seed in range(12):
+        graph = layered(120, 12, seed)
+        schedule = SCHEDULERS[name]().schedule(graph, devices)
+        check_schedule(schedule, graph, devices)
+        found = simulate(schedule, Cluster(tuple(devices)), graph)
+        assert found.violations == (), seed
+        expected_s = max(span.end_s for span in schedule.spans.values())
+        apart.append(found.makespan_s / expected_s)
+        assert set(found.transfer_spans) == set(schedule.transfers)
+    assert statistics.fmean(apart) == pytest.approx(1, abs=0.03), apart
+    assert all(0.85 < each < 1.15 for each in apart), apart
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_no_scheduler_needs_what_is_not_there(name: str) -> None:
+    """Weights that are held here and there, views, writes, random draws."""
+    for seed in range(30):
+        graph, devices = tangled(40, seed)
+        schedule = SCHEDULERS[name]().schedule(graph, devices)
+        check_schedule(schedule, graph, devices)
+        found = simulate(schedule, Cluster(tuple(devices)), graph)
+        assert found.violations == (), seed
+        assert len(found.transfer_spans) == len(schedule.transfers)
+
+
+def tangled(count: int, seed: int) -> tuple[RecordedGraph, list[DeviceInfo]]:
+    choose = random.Random(seed)
+    weights = [f"w{number}" for number in range(6)]
+    values, storages, nodes = list(weights), {}, []
+    for number in range(count):
+        inputs = choose.sample(values, choose.randrange(1, 3))
+        kind = choose.choice(("plain", "plain", "plain", "view", "write", "random"))
+        output = f"v{number}"
+        if kind == "view":
+            inputs = inputs[:1]
+            storages[output] = storages.get(inputs[0], inputs[0])
+        nodes.append(node(f"n{number}", inputs, () if kind == "write" else (output,), is_random=kind == "random",
+                          writes=inputs[:1] if kind == "write" else ()))
+        values += [] if kind == "write" else [output]
+    owners = {weight: choose.choice("abc") for weight in weights}
+    devices = [DeviceInfo(each, holds=frozenset(weight for weight, owner in owners.items() if owner == each))
+               for each in "abc"]
+    return RecordedGraph(tuple(nodes), storages), devices
 
 
 def test_a_hundred_thousand_nodes_are_simulated_in_reasonable_time() -> None:
