@@ -51,6 +51,7 @@ class Problem:
         self.root: list[int] = [self._number.get(graph.storages.get(name, name), index)
                                 for index, name in enumerate(self.values)]
         """By value: the value that stands for its storage."""
+        self.is_random = [node.is_random for node in self.nodes]
         self.before: list[list[int]] = []
         """Nodes that come before a node, hazards included."""
         self.after: list[list[int]] = [[] for _ in self.nodes]
@@ -94,7 +95,7 @@ class Problem:
             before = {maker[value] for value in reads}
             storages = {root[value] for value in reads}
             written = {root[value] for value in self.writes[node]}
-            if self.nodes[node].is_random:
+            if self.is_random[node]:
                 storages.add(_RANDOM)
                 written.add(_RANDOM)
             for storage in storages:

@@ -78,19 +78,24 @@ class Rehearsal:
             at = self.where[value] or ({home: 0.0} if home != NOWHERE else {})
             if not at:
                 continue
-            size, written = problem.size[value], self._written.get(storage, 0.0)
-            returned = self._returned.get(storage, 0.0)
+            size = problem.size[value]
+            written = self._written.get(storage, 0.0) if self._written else 0.0
             for index, device in enumerate(devices):
                 since = at.get(device)
                 if since is None:
                     since = _NEVER
-                    for source, there in at.items():
+                    for source, comes in at.items():
                         line = source * width + device
+                        if written > comes and source == home:
+                            comes = written
+                        if line in links and links[line] > comes:
+                            comes = links[line]
                         latency_s, byte_s = lines[line]
-                        since = min(since, max(there, links.get(line, 0.0), written if source == home else 0.0)
-                                    + latency_s + size * byte_s)
-                elif returned and device == home:
-                    since = max(since, returned)
+                        comes += latency_s + size * byte_s
+                        if comes < since:
+                            since = comes
+                elif self._returned and device == home:
+                    since = max(since, self._returned.get(storage, 0.0))
                 if since > found[index]:
                     found[index] = since
         return found
@@ -136,8 +141,14 @@ class Rehearsal:
 
     def run(self, node: int, device: int) -> tuple[float, float]:
         """Run a node on a device; say when it begins and ends."""
+        ready = self.gather(node, device, self.free[device])
+        end = ready + self.problem.seconds(node, device)
+        self.end(node, device, end)
+        return ready, end
+
+    def gather(self, node: int, device: int, ready: float) -> float:
+        """Bring what a node reads to a device; say when it is all there and the device is ready."""
         problem, where = self.problem, self.where
-        ready = self.free[device]
         for value in problem.reads[node]:
             at = where[value]
             if not at:
@@ -149,25 +160,26 @@ class Rehearsal:
                 ready = since
             if self._returned and self.home[problem.root[value]] == device:
                 ready = max(ready, self._returned.get(problem.root[value], 0.0))
-        if problem.nodes[node].is_random:
-            ready = self._draw(device, ready)
-        end = self.free[device] = ready + problem.seconds(node, device)
-        if problem.nodes[node].is_random:
+        if problem.is_random[node]:
+            source, since = self._drawn
+            if source not in {NOWHERE, device}:
+                # The generator travels from draw to draw.
+                since += problem.links[source][device].seconds(_GENERATOR_BYTES)
+            ready = max(ready, since)
+        return ready
+
+    def end(self, node: int, device: int, end: float) -> None:
+        """Note that a node is done."""
+        problem = self.problem
+        self.free[device] = end
+        if problem.is_random[node]:
             self._drawn = (device, end)
         for value in problem.makes[node]:
-            where[value] = {device: end}
+            self.where[value] = {device: end}
             if problem.root[value] == value:
                 self.home[value] = device
         if problem.writes[node]:
             self._write(node, device, end)
-        return ready, end
-
-    def _draw(self, device: int, ready: float) -> float:
-        """Wait for the generator, which travels from draw to draw."""
-        source, since = self._drawn
-        if source not in {NOWHERE, device}:
-            since += self.problem.links[source][device].seconds(_GENERATOR_BYTES)
-        return max(ready, since)
 
     def _write(self, node: int, device: int, end: float) -> None:
         root = self.problem.root

@@ -109,7 +109,7 @@ class ListPass(Rehearsal):
         order = arranged(self.problem, rank)
         for node in order:
             # Gaps are filled, but never with what has to come after something that runs later.
-            self._floor = max((self._ends[earlier] for earlier in self.problem.before[node]), default=0.0)
+            self._floor = max([self._ends[earlier] for earlier in self.problem.before[node]], default=0.0)
             if place[node] == NOWHERE:
                 self._decide(node)
             self._append(node, place[node])
@@ -147,9 +147,8 @@ class ListPass(Rehearsal):
         width = len(self.free)
         found = range(width)
         if width > _MANY_DEVICES:
-            near = {device: None for value in problem.reads[node] for device in list(self.where[value])[:4]}
-            idle = sorted(range(width), key=self.free.__getitem__)[:4] if width <= 32 else self._idlest()
-            near.update(dict.fromkeys(idle))
+            near = {device: None for value in problem.reads[node] for device in list(self.where[value])[:2]}
+            near.update(dict.fromkeys(self._idlest()))
             found = list(near)
         if not room.is_bounded:
             return found
@@ -157,9 +156,8 @@ class ListPass(Rehearsal):
 
     def _idlest(self) -> list[int]:
         """Return some devices that are free early."""
-        free = self.free
-        first = min(range(len(free)), key=free.__getitem__)
-        return [first, (first + 1) % len(free)]
+        first = self.free.index(min(self.free))
+        return [first, (first + 1) % len(self.free)]
 
     def _gap(self, device: int, ready: float, took: float) -> float:
         """Find when a device is free for so long."""
@@ -175,23 +173,21 @@ class ListPass(Rehearsal):
         return begin
 
     def _append(self, node: int, device: int) -> None:
+        """Run a node where it was placed, in the first gap that is long enough."""
         if not self._inserts:
             self._ends[node] = self.run(node, device)[1]
             return
-        # The device is given out by gaps; only what the node waits for decides when it can begin.
-        self.free[device] = self._floor
         took = self.problem.seconds(node, device)
-        ready = self.run(node, device)[0]
-        begin = self._gap(device, ready, took)
-        self._begins[node], self._ends[node] = begin, begin + took
+        begin = self._gap(device, self.gather(node, device, self._floor), took)
+        end = begin + took
+        self._begins[node], self._ends[node] = begin, end
         if took:
             begins, ends = self._busy[device]
-            index = bisect_right(begins, begin)
-            begins.insert(index, begin)
-            ends.insert(index, begin + took)
-        if begin != ready:
-            for value in self.problem.makes[node]:
-                self.where[value][device] = begin + took
-            for value in self.problem.writes[node]:
-                self._written[self.problem.root[value]] = begin + took
-
+            if not begins or begin >= begins[-1]:
+                begins.append(begin)
+                ends.append(end)
+            else:
+                index = bisect_right(begins, begin)
+                begins.insert(index, begin)
+                ends.insert(index, end)
+        self.end(node, device, end)

@@ -55,7 +55,7 @@ class LatencyScheduler:
 
     def _made(self, problem: Problem, homes: Homes, *, is_strict: bool) -> ExecutionSchedule:
         best = min(_plans(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds)
-        if not any(left != float("inf") for left in problem.room()):
+        if len(problem.nodes) <= _IMPROVED_NODES and not any(left != float("inf") for left in problem.room()):
             best = _searched(problem, homes, best)
         return complete(problem, best.place, best.order, scheduler=self.name, homes=homes)
 
@@ -65,6 +65,9 @@ def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]
     ranks = average_ranks(problem, homes)
     passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict))
     order = passed.follow(ranks)
+    if count > _COMPARED_NODES:
+        yield Plan(0.0, passed.place, order)
+        return
     yield planned(problem, homes, passed.place, order)
     if count <= _IMPROVED_NODES:
         ahead = outlook(problem, homes)
@@ -76,7 +79,7 @@ def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]
         if kinds[device] == device or device in problem.held.values():
             room = Room(problem, homes, is_strict=is_strict)
             place = settled(homes, [device] * count)
-            if _takes(room, homes, place) and count <= _COMPARED_NODES:
+            if _takes(room, homes, place):
                 yield planned(problem, homes, place, range(count))
 
 
@@ -91,7 +94,7 @@ def _takes(room: Room, homes: Homes, place: Sequence[int]) -> bool:
 
 def _searched(problem: Problem, homes: Homes, best: Plan) -> Plan:
     count = len(problem.nodes)
-    best = improved(problem, homes, best, _IMPROVING if count <= _IMPROVED_NODES else 0)
+    best = improved(problem, homes, best, _IMPROVING)
     if count <= _SEARCHED_NODES and len(set(homes.group)) <= _SEARCHED_GROUPS:
         best = Search(problem, homes).run(best, _SEARCH_STEPS)
     return best
