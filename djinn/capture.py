@@ -151,7 +151,9 @@ def get_graph() -> RecordedGraph:
 @overload
 def explain(subject: torch.Tensor) -> str: ...
 @overload
-def explain(subject: ExecutionSchedule, measured: Measurement | Sequence[MeasuredPiece] | None = None) -> Explanation: ...
+def explain(
+    subject: ExecutionSchedule, measured: Measurement | Sequence[MeasuredPiece] | None = None
+) -> Explanation: ...
 def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> str | Explanation:
     """Say what is pending behind a lazy tensor and why, or what a schedule does; executes nothing.
 

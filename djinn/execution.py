@@ -85,8 +85,9 @@ def execute(
     Args:
         schedule: What `djinn.schedule` gave.
         inputs: Values from outside. A sequence is for those that are no weights of the captured model, in the order in
-            which the graph first reads them. A mapping names them: by their names in the captured model, or by their identifiers in the
-            graph. Ordinary tensors are uploaded. What is not given is used as it is, if the session still holds it.
+            which the graph first reads them. A mapping names them: by their names in the captured model, or by their
+            identifiers in the graph. Ordinary tensors are uploaded. What is not given is used as it is, if the session
+            still holds it.
         outputs: Identifiers of the values to give back; without it, the results of those nodes whose results no node
             reads, and what the schedule keeps.
         strategy: How to hand it over; without it, as the session does.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from djinn.model.display import amount
 from djinn.measuring import MeasuredPiece, MeasuredTransfer, Measurement
+from djinn.model.display import amount
 from djinn.model.graph import GraphNode
 from djinn.model.schedule import ExecutionSchedule, Span
 from djinn.pages import page

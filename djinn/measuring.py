@@ -187,7 +187,8 @@ def _pieces(
         spans = runs[executor][before[executor] : cuts[last][executor]]
         before = cuts[last]
         if spans:
-            found.append(MeasuredPiece(device, schedule.order[first : last + 1], Span(spans[0].begin_s, spans[-1].end_s)))
+            nodes = schedule.order[first : last + 1]
+            found.append(MeasuredPiece(device, nodes, Span(spans[0].begin_s, spans[-1].end_s)))
     return found
 
 

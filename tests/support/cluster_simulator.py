@@ -172,7 +172,7 @@ class _Simulation:
             makespan_s, self._spans, self._transfer_spans,
             {device: time_s / makespan_s if makespan_s else 0.0 for device, time_s in busy.items()}, self._waited,
             dict(self._bytes), self._memory.peaks,
-            tuple([*self._violations, *self._memory.violations(), *stuck]))
+            (*self._violations, *self._memory.violations(), *stuck))
 
     def _line_up(self) -> None:
         """Give each device its nodes, in order; replicas run when the first node there needs what they make."""
@@ -183,7 +183,8 @@ class _Simulation:
             device = schedule.devices[identifier]
             todo = [identifier]
             while todo:
-                needed = [waiting[value, device] for value in self._nodes[todo[-1]].inputs if (value, device) in waiting]
+                inputs = self._nodes[todo[-1]].inputs
+                needed = [waiting[value, device] for value in inputs if (value, device) in waiting]
                 if needed and todo[-1] != needed[0]:
                     todo.append(needed[0])
                     continue

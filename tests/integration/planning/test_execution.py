@@ -75,7 +75,7 @@ def test_what_is_not_given_is_used_as_it_is_now() -> None:
     x, w = torch.randn(3), torch.randn(3)
     there, weight = x.to(DEVICE), w.to(DEVICE)
     with djinn.capture() as captured:
-        there * weight  # noqa: B018  # the result is not kept: what is recorded is
+        there * weight  # the result is not kept: what is recorded is
     schedule = djinn.schedule(captured, "single")
     same(djinn.execute(schedule)[0], x * w)
     weight.add_(1)
@@ -262,7 +262,7 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs() -> None:
     kept, other = torch.ones(3).to(DEVICE), torch.ones(2, 3).to(DEVICE)
     with djinn.capture() as captured:
         kept.add_(1)
-        kept * other  # noqa: B018  # recorded
+        kept * other  # recorded
     schedule = djinn.schedule(captured, "single")
     names = [value.value for value in outside_values(schedule.graph)]
     djinn.synchronize()
@@ -371,7 +371,7 @@ def test_what_changes_values_is_measured_by_running_it_once() -> None:
 def test_an_earlier_name_leads_to_the_same() -> None:
     x = torch.ones(3).to(DEVICE)
     with djinn.capture() as captured:
-        x + 1  # noqa: B018  # recorded
+        x + 1  # recorded
     expected = djinn.schedule(captured, "single")
     for metadata in (None, captured.semantic_metadata, captured.annotated):
         made = djinn.Scheduler(captured.graph, metadata).schedule(strategy=djinn.SchedulingStrategy.SINGLE)

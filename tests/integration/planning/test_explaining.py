@@ -252,7 +252,8 @@ def test_light_and_dark_can_both_be_read(page: Page, tmp_path: Path, dark: bool)
 
     def brightness(selector: str, colour: str) -> float:
         red, green, blue = page.value(
-            f"getComputedStyle(document.querySelector('{selector}')).{colour}.match(/[\\d.]+/g).slice(0, 3).map(Number)")
+            f"getComputedStyle(document.querySelector('{selector}')).{colour}"
+            ".match(/[\\d.]+/g).slice(0, 3).map(Number)")
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     assert (brightness("body", "backgroundColor") < 90) is dark

@@ -11,6 +11,7 @@ import attrs
 import pytest
 import torch
 from cluster_simulator import Cluster, simulate
+from fleet_support import fleet_of
 from torch import nn
 
 import djinn
@@ -19,7 +20,6 @@ from djinn.measuring import measure
 from djinn.model.graph import Operand, RecordedGraph
 from djinn.model.schedule import ExecutionSchedule
 from djinn.session import Session
-from fleet_support import fleet_of
 
 DEVICE = "remote_accelerator:0"
 
@@ -88,7 +88,7 @@ def test_nodes_run_where_the_schedule_says_and_move_what_it_says(session: Sessio
 def test_another_device_than_that_of_the_weights_is_kept_to_as_well(session: Session) -> None:
     there = torch.ones(8, 8).to(DEVICE)
     with djinn.capture() as captured:
-        there @ there  # noqa: B018  # recorded
+        there @ there  # recorded
     infos = djinn.schedule(captured, "single").device_infos
     last = infos[-1].id
     # As if the value were held by the last one, which the scheduler then follows.
@@ -178,7 +178,7 @@ def test_devices_that_the_user_chooses_are_no_schedules_choice() -> None:
     try:
         x = torch.ones(3).to(DEVICE)
         with djinn.capture() as captured:
-            x + 1  # noqa: B018  # recorded
+            x + 1  # recorded
         schedule = djinn.schedule(captured, "single")
         with pytest.raises(ScheduleError, match="the user's choice"):
             djinn.execute(schedule)
