@@ -6,12 +6,19 @@ Importing registers the device ``remote_accelerator`` with PyTorch; it opens no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from djinn._collection import paused_collection
+
+if TYPE_CHECKING:
+    from djinn.execution import ExecutionStrategy, execute
+    from djinn.model.schedule import CostEstimate, ExecutionSchedule
+    from djinn.planning.liveness import MemoryEstimator
+    from djinn.plans import Scheduler, SchedulingStrategy, schedule
 
 with paused_collection():
     from djinn import errors, runtime
@@ -51,15 +58,21 @@ __all__ = (
     "AnnotatedGraph",
     "Calibration",
     "Captured",
+    "CostEstimate",
     "DataResidency",
     "DjinnError",
     "ExecutionPhase",
+    "ExecutionSchedule",
+    "ExecutionStrategy",
     "LazyTensor",
     "LazyTuple",
+    "MemoryEstimator",
     "MemoryPattern",
     "MetadataPlaceholder",
     "Modality",
     "RuntimeState",
+    "Scheduler",
+    "SchedulingStrategy",
     "SemanticMetadata",
     "SessionClosedError",
     "TransportError",
@@ -70,6 +83,7 @@ __all__ = (
     "capture",
     "ensure_initialized",
     "errors",
+    "execute",
     "explain",
     "find_patterns",
     "flush",
@@ -85,11 +99,26 @@ __all__ = (
     "profiles",
     "register_init_hook",
     "reset_stats",
+    "schedule",
     "set_debug_level",
     "shutdown",
     "stats",
     "synchronize",
 )
+_LATER = {
+    **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn.model.schedule"),
+    **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn.execution"),
+    **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn.plans"),
+    "MemoryEstimator": "djinn.planning.liveness",
+}
+"""Names that are imported when somebody first asks for them: few programs plan, and every program imports djinn."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'djinn' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return found
 
 
 def materialize(*values: Any) -> Any:

@@ -234,3 +234,5 @@ class ExecutionSchedule:
     ``recomputes``, ``phase:<phase>``, ``defaults`` (a profile was not measured)."""
     graph: Graph | None = attrs.field(default=None, eq=False, repr=False)
     """What it is a schedule of, if that is kept; `djinn.execute` needs it."""
+    device_infos: tuple[DeviceInfo, ...] = attrs.field(default=(), eq=False, repr=False)
+    """What was known of the devices when it was made, if that is kept; `djinn.explain` says more with it."""

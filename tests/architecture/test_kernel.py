@@ -22,11 +22,12 @@ MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
 MAX_KERNEL_LINES = 3375
-LOOKING = ("origins.py", "spans.py", "model/documents.py", "model/display.py")
+LOOKING = ("origins.py", "pages.py", "spans.py", "model/documents.py", "model/display.py")
 """What looks at recordings and runs, and writes down what it sees. The way of an operation knows nothing of it."""
 MAX_LOOKING_LINES = 600
-PLANNING = ("planning/", "plans.py", "calibration.py", "model/schedule.py")
-"""What decides where work runs, and is asked once per new program at most."""
+PLANNING = ("planning/", "plans.py", "execution.py", "explaining.py", "measuring.py", "calibration.py",
+            "model/schedule.py")
+"""What decides where work runs, is asked once per new program at most, and what runs and explains its answers."""
 FLEET = ("fleet/",)
 """What a session with several executors has beside."""
 MAX_PLANNING_LINES = 1600
