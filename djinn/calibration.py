@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from djinn import runtime
@@ -33,20 +34,18 @@ LINK_TURNS = 5
 ROUND_TRIPS = 30
 WARM_RUNS = 2
 """An executor reads a program at its first run, and makes it ready at its second."""
-MIN_RUNS = 3
-PASSES = 2
-"""Each workload is measured so often, at different times; the quicker one counts, the other was disturbed."""
+RUNS = 3
 _Advance = Callable[[str], None]
 
 
-def calibrate(*, seconds: float = 8.0, save: bool = True) -> Calibration:
+def calibrate(*, seconds: float = 10.0, save: bool = True) -> Calibration:
     """Measure the connected executor and the link to it, by running what the installed workloads say.
 
     Everything that was recorded before runs first. Values and random numbers of the session stay as they are.
 
     Args:
-        seconds: About how long it may take; slow executors and many workloads take longer, because each is run a few
-            times at least.
+        seconds: How long it goes on to run workloads once more, those first whose runs differ most. Each is run a few
+            times however long that takes.
         save: Whether to keep what was found, for sessions to come. Without it, only this session knows.
 
     Returns:
@@ -60,22 +59,19 @@ def calibrate(*, seconds: float = 8.0, save: bool = True) -> Calibration:
     """
     session, began = runtime.current(), time.perf_counter()
     workloads = _registered(session)
-    with _undisturbed(session), torch.no_grad(), _progress(len(workloads) * PASSES + 1) as advance:
+    with _undisturbed(session), torch.no_grad(), _progress(len(workloads) + 1) as advance:
         down, up = _links(session)
         advance("link")
-        runs: dict[str, Measured] = {}
-        skipped: dict[str, str] = {}
-        clock = _Clock(session)
-        for turn in range(PASSES):
-            # What begins, and the link, take their time as well.
-            share_s = (seconds - (time.perf_counter() - began)) / (PASSES - turn) / len(workloads)
-            for workload in workloads:
-                _measure(clock, workload, share_s, runs, skipped)
-                advance(workload.name)
-    profile = fit(tuple(runs.values()), run_s=max(clock.run_s() - down.latency_s - up.latency_s, 0.0),
-                  empty_s=clock.run_s())
+        trials = _Trials(session)
+        for workload in workloads:
+            trials.run(workload)
+            advance(workload.name)
+        while time.perf_counter() - began < seconds and (doubtful := trials.most_doubtful()) is not None:
+            trials.run(doubtful)
+        empty_s = trials.empty_s()
+    profile = fit(trials.measured(), empty_s=empty_s, run_s=max(empty_s - down.latency_s - up.latency_s, 0.0))
     found = Calibration(identity := kept.identity_of(session.link), profile, down, up, time.perf_counter() - began,
-                        tuple(f"{name}: {why}" for name, why in skipped.items()))
+                        tuple(f"{name}: {why}" for name, why in trials.skipped.items()))
     session.calibrations[identity] = found
     if save:
         kept.save(found)
@@ -120,58 +116,83 @@ def _undisturbed(session: Session) -> Iterator[None]:
         session.flush_after(every)
 
 
-class _Clock:
-    """Times runs. Each writes something first: what writes is not run ahead by an executor that has nothing to do."""
+class _Trials:
+    """What was run, and what it took.
+
+    Attributes:
+        skipped: What the executor could not run, and why.
+    """
 
     def __init__(self, session: Session) -> None:
+        self.skipped: dict[str, str] = {}
         self._session = session
         self._written = torch.zeros(1, device=runtime.logical_device())
-        self._empty: list[float] = []
+        self._trials: dict[str, _Trial] = {}
 
-    def seconds(self, run: Callable[[], Any]) -> float:
-        """Time one run, without its recording."""
+    def run(self, workload: Workload) -> None:
+        """Run a workload a few times."""
+        known = self._trials.get(workload.name)
+        try:
+            run = workload.prepare(runtime.logical_device())
+            calls = _calls(run) if known is None else known.calls
+            for _ in range(WARM_RUNS):
+                self._seconds(run)
+            taken = [self._seconds(run) for _ in range(RUNS)]
+        except DjinnError:
+            raise
+        except Exception as error:  # noqa: BLE001  # told in the result: devices lack operations, and memory
+            self.skipped[workload.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            return
+        self._trials[workload.name] = _Trial(workload, calls, (*(known.taken if known else ()), tuple(taken)))
+
+    def most_doubtful(self) -> Workload | None:
+        """Return the workload to run once more: of those that were run least often, where runs differ most."""
+        trials = self._trials.values()
+        return min(trials, key=lambda trial: (len(trial.taken), -trial.spread)).workload if trials else None
+
+    def measured(self) -> list[Measured]:
+        """Return what was found."""
+        return [Measured(name, trial.calls, trial.seconds) for name, trial in self._trials.items()]
+
+    def empty_s(self) -> float:
+        """Time a run that does nothing, the way there and back included."""
+        return statistics.median(self._seconds(lambda: None) for _ in range(ROUND_TRIPS))
+
+    def _seconds(self, run: Callable[[], Any]) -> float:
+        """Time one run, without its recording.
+
+        It writes something first: what writes is not run ahead by an executor that has nothing to do. And it ends with
+        fetching that, because a device that computes by itself is done only when something of it is here.
+        """
         self._written.zero_()
         results = run()
         begin = time.perf_counter()
-        self._session.synchronize()
+        self._session.flush()
+        self._session.materialize([self._written])
         taken = time.perf_counter() - begin
         del results
         self._session.flush()
         return taken
 
-    def run_s(self) -> float:
-        """Return what a run takes that does nothing, the way there and back included."""
-        while len(self._empty) < ROUND_TRIPS:
-            self._empty.append(self.seconds(lambda: None))
-        return statistics.median(self._empty)
 
+@attrs.frozen
+class _Trial:
+    """All runs of one workload so far, in groups of runs that followed one another."""
 
-def _measure(
-    clock: _Clock, workload: Workload, share_s: float, runs: dict[str, Measured], skipped: dict[str, str]
-) -> None:
-    """Run one workload for its share of the time, and note the median unless an earlier one was quicker."""
-    if workload.name in skipped:
-        return
-    clock.run_s()
-    try:
-        run = workload.prepare(runtime.logical_device())
-        known = runs.get(workload.name)
-        calls = _calls(run) if known is None else known.calls
-        deadline = time.perf_counter() + share_s
-        for _ in range(WARM_RUNS):
-            clock.seconds(run)
-        taken: list[float] = []
-        while len(taken) < MIN_RUNS or time.perf_counter() < deadline:
-            taken.append(clock.seconds(run))
-    except DjinnError:
-        raise
-    except Exception as error:  # noqa: BLE001  # told in the result: devices lack operations, and memory
-        skipped[workload.name] = f"{type(error).__name__}: {error}".splitlines()[0]
-        runs.pop(workload.name, None)
-        return
-    median = statistics.median(taken)
-    if known is None or median < known.seconds:
-        runs[workload.name] = Measured(workload.name, calls, median)
+    workload: Workload
+    calls: tuple[Call, ...]
+    taken: tuple[tuple[float, ...], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The median of the quickest group; the others were disturbed."""
+        return min(map(statistics.median, self.taken))
+
+    @property
+    def spread(self) -> float:
+        """How far apart its runs are."""
+        runs = [seconds for group in self.taken for seconds in group]
+        return max(runs) / min(runs)
 
 
 def _calls(run: Callable[[], Any]) -> tuple[Call, ...]:

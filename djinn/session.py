@@ -29,6 +29,7 @@ from djinn.plugins import Plugins
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
 from djinn.recorder import Recorder
+from djinn.results import cache_for
 from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
@@ -83,7 +84,8 @@ class Session:
 
     def _linked(self, connections: Sequence[Connection], is_automatic: bool) -> Link | Fleet:
         if len(connections) == 1:
-            return Link(connections[0], self.tape, self.released, self._arrange, self.pace, self.config.debug)
+            return Link(connections[0], self.tape, self.released, self._arrange, self.pace, self.config.debug,
+                        results=cache_for(self.config.result_cache_bytes, self.classifier))
         from djinn.fleet.composing import compose_fleet
 
         return compose_fleet(connections, self, self._scheduler if is_automatic else None)
@@ -106,6 +108,11 @@ class Session:
         usual = self._usual_flush_every
         self.flush_every = usual if operations == "auto" else int(operations or 0)
         self.pace.set(self.flush_every, is_fixed=operations != "auto")
+
+    def keep_results(self, max_bytes: int) -> None:
+        """Keep so many bytes of results to be used again from now on; see `djinn.config.Config.result_cache_bytes`."""
+        with self.lock:
+            self.link.keep_results(cache_for(max_bytes, self.classifier))
 
     def flush(self) -> None:
         """Hand everything pending over without waiting for results.

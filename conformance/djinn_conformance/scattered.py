@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from zlib import crc32
 
 import torch
 
@@ -17,7 +17,7 @@ __all__ = ("Scattered", "scatter")
 
 
 class Scattered:
-    """A placement that draws lots.
+    """A placement that draws lots, the same for the same piece of tape.
 
     Args:
         executors: How many there are.
@@ -28,15 +28,18 @@ class Scattered:
 
     def __init__(self, executors: int, seed: int) -> None:
         self._executors = executors
-        self._random = random.Random(seed)
+        self._seed = seed
 
     def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
         """Put an upload anywhere."""
-        return self._random.randrange(self._executors)
+        return self._lot(f"{size_bytes}")
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
         """Run everything anywhere, in program order."""
-        return [(node, self._random.randrange(self._executors)) for node in nodes]
+        return [(node, self._lot(f"{index} {node.signature.template.operator}")) for index, node in enumerate(nodes)]
+
+    def _lot(self, what: str) -> int:
+        return crc32(f"{self._seed} {what}".encode()) % self._executors
 
 
 def scatter(session: Session, seed: int) -> Fleet:

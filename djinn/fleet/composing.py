@@ -9,6 +9,7 @@ from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
 from djinn.kinds import Connection, Scheduler
 from djinn.model.graph import Graph
+from djinn.results import cache_for
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -33,6 +34,7 @@ def compose_fleet(connections: Sequence[Connection], session: Session, scheduler
         placement = AutomaticPlacement(scheduler, members, _with_meaning)
     fleet = Fleet(connections, session.tape, session.released, placement, session.pace,
                   is_debugging=session.config.debug)
+    fleet.keep_results(cache_for(session.config.result_cache_bytes, session.classifier))
     fleet.introduce()
     return fleet
 

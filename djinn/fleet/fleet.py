@@ -20,6 +20,7 @@ from djinn.model.value import Slot
 from djinn.pacing import Pace
 from djinn.programs import Layout
 from djinn.protocol.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
+from djinn.results import ResultCache
 from djinn.tape import Node, Tape, without_dead
 
 
@@ -82,6 +83,16 @@ class Fleet:
         """Let another placement decide from now on."""
         self.placement = placement
 
+    def keep_results(self, results: ResultCache | None) -> None:
+        """Refuse: what several executors have computed is not kept to be used again.
+
+        Raises:
+            ConfigurationError: Something was to be kept.
+        """
+        if results is not None:
+            raise ConfigurationError("Results are kept by sessions with one executor only.",
+                                     hint="Leave result_cache_bytes out, or connect to one server.")
+
     def introduce(self) -> None:
         """Let the servers reach each other.
 
@@ -111,6 +122,9 @@ class Fleet:
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and bring home the metadata of values."""
+        if not slots:
+            # An operation may have no results, and fail nevertheless.
+            self.synchronize()
         self._take(None)
         return self._asked(slots, lambda link, mine: link.describe(mine))
 
@@ -239,8 +253,10 @@ class Fleet:
             return None
         if held.storage != slot.storage and slot.storage in self.where.homes:
             before, home = self.where.homes[held.storage], self.where.homes[slot.storage]
-            if before != home and home not in held.copies:
-                self._move(slot.number, before, home)
+            if before != home:
+                if home not in held.copies:
+                    self._move(slot.number, before, home)
+                self.links[before].released.append(slot.number)
             self.where.rehouse(slot)
         return self.where.homes[held.storage]
 

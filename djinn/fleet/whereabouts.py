@@ -80,8 +80,10 @@ class Whereabouts:
         self._members.setdefault(storage, set()).add(slot.number)
 
     def rehouse(self, slot: Slot) -> None:
-        """Learn that a value has been given another storage, that of a value known here."""
+        """Learn that a value has been given another storage, that of a value known here, and is at its home."""
         held = self._values[slot.number]
+        if self.homes[slot.storage] in held.copies:
+            self.drop_copy(slot.number, self.homes[slot.storage])
         self._leave(slot.number, held)
         held.storage, held.view = slot.storage, None
         self._members.setdefault(slot.storage, set()).add(slot.number)

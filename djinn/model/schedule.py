@@ -49,22 +49,26 @@ class OperationProfile:
         """
         total = weights = 0.0
         for sample in self.samples:
-            scale, distance = _apart(flops, sample.flops)
-            by_bytes, further = _apart(size_bytes, sample.size_bytes)
-            # Where both are known, work grows with both: their geometric mean.
-            scale = math.sqrt(scale * by_bytes) if scale and by_bytes else scale or by_bytes
-            weight = 1 / (distance + further + _NEAR) ** 2
+            scale, apart = _ratio(size_bytes, sample.size_bytes)
+            if flops and sample.flops:
+                # What computes takes time by that. Calls of one intensity are bound by the same, whatever their size.
+                more_bytes = scale
+                scale, apart = _ratio(flops, sample.flops)
+                apart += _INTENSITY * _ratio(scale, more_bytes)[1]
+            weight = 1 / (apart + _NEAR) ** 2
             total += weight * scale * sample.seconds
             weights += weight
         return self.launch_s + (total / weights if weights else 0.0)
 
 
+_INTENSITY = 4.0
+"""How much more a difference in FLOP per byte sets two calls apart than one in size."""
 _NEAR = 1e-3
 """Squared distance below which samples count alike; it keeps an exact hit from dividing by zero."""
 
 
-def _apart(asked: float, measured: float) -> tuple[float, float]:
-    """Return the ratio of two amounts, 0 if one is none, and the square of its logarithm."""
+def _ratio(asked: float, measured: float) -> tuple[float, float]:
+    """Return the ratio of two amounts, and the square of its logarithm; of none, 0 for both."""
     if asked <= 0 or measured <= 0:
         return 0.0, 0.0
     return asked / measured, math.log(asked / measured) ** 2

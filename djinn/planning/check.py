@@ -15,7 +15,8 @@ RULES: Mapping[str, str] = {
     "placements": "Values from outside are placed that no device holds, all values of one storage on one device.",
     "replicas": "What runs on several devices writes nothing, draws nothing, and is of use on each of them.",
     "home": "What writes a storage or makes a view of it runs at its home, or writes back what it wrote elsewhere.",
-    "transfers": "What is read is there as it is at that moment, and what moves is read there and was not there before.",
+    "transfers": "What is read is there as it is at that moment, and what moves is where it moves from.",
+    "needless": "What moves was not there before, and is read there.",
     "budgets": "No device is to hold more than its memory.",
 }
 """What `check_schedule` looks at, in its order."""
@@ -176,7 +177,7 @@ class _Walk:
             written = self._away.get((transfer.value, transfer.after)) is not None
             if (transfer.value, transfer.target, transfer.after) not in self._read and not (
                     written and transfer.target == self._home_of(transfer.value)):
-                raise _BrokenError("transfers", f"{transfer.value} moves to {transfer.target} and nobody reads it there")
+                raise _BrokenError("needless", f"{transfer.value} moves to {transfer.target} and nobody reads it there")
         for name, places in self._schedule.replicas.items():
             for place in places:
                 if not any((value, place, name) in self._read for value in self._nodes[name].outputs):
@@ -241,7 +242,7 @@ class _Walk:
             self._waiting.setdefault((value, transfer.source), []).append(transfer)
             return
         if self._is_at(value, target):
-            raise _BrokenError("transfers", f"{value} moves to {target} and is there already")
+            raise _BrokenError("needless", f"{value} moves to {target} and is there already")
         self._read.add((value, transfer.source, transfer.after))
         self._arrive(value, target)
 
@@ -255,6 +256,6 @@ class _Walk:
                 if transfer.after != self._version(value):
                     raise _BrokenError("transfers", f"{value} has changed before it can move from {place}")
                 if self._is_at(value, transfer.target):
-                    raise _BrokenError("transfers", f"{value} moves to {transfer.target} and is there already")
+                    raise _BrokenError("needless", f"{value} moves to {transfer.target} and is there already")
                 self._read.add((value, place, transfer.after))
                 arrivals.append((value, transfer.target))

@@ -110,11 +110,10 @@ def _with(profile: DeviceProfile, measured: Measured, empty_s: float) -> DeviceP
 def _with_medians(profile: DeviceProfile, measured: Sequence[Measured]) -> DeviceProfile:
     """Say what operations take that were not measured: the median of those that were."""
     views = {call.operation for each in measured for call in each.calls if call.pattern is MemoryPattern.NONE}
-    launches = {True: [_USUAL.view_s], False: [_USUAL.launch_s]}
-    for is_view in launches:
-        found = [known.launch_s for name, known in profile.operations.items() if (name in views) is is_view]
-        launches[is_view] = found or launches[is_view]
-    return attrs.evolve(profile, view_s=statistics.median(launches[True]), launch_s=statistics.median(launches[False]))
+    of_views = [known.launch_s for name, known in profile.operations.items() if name in views]
+    of_others = [known.launch_s for name, known in profile.operations.items() if name not in views]
+    return attrs.evolve(profile, view_s=statistics.median(of_views or [_USUAL.view_s]),
+                        launch_s=statistics.median(of_others or [_USUAL.launch_s]))
 
 
 def _rates(profile: DeviceProfile, measured: Sequence[Measured]) -> Mapping[MemoryPattern, Rate]:

@@ -18,7 +18,7 @@ class Homes:
     group: Sequence[int]
     """By node: the group's first node."""
     pinned: Sequence[int]
-    """By group: device that holds a storage of it, or `NOWHERE`."""
+    """By group: device that holds a storage of it, or else most of the weights that it reads, or `NOWHERE`."""
     storages: dict[int, int]
     """By storage from outside that nodes write or make views of: their group."""
     away: dict[int, tuple[int, ...]]
@@ -74,12 +74,26 @@ def find_homes(problem: Problem) -> Homes:
             away[node] = tuple(value for value in written if pin[find(count + root[value])] != chosen)
     _join_by_meaning(problem, find, join, pin)
     group = [find(node) for node in range(count)]
-    storages = {}
+    _pin_to_weights(problem, group, pin)
+    storages: dict[int, int] = {}
     for node in range(count):
         for value in (*problem.makes[node], *problem.writes[node]):
             if problem.maker[root[value]] == NOWHERE:
                 storages.setdefault(root[value], group[node])
-    return Homes(group, [pin[find(item)] for item in range(count)], storages, away)
+    return Homes(group, pin[:count], storages, away)
+
+
+def _pin_to_weights(problem: Problem, group: Sequence[int], pin: list[int]) -> None:
+    """Let what reads weights and caches run where most of them are held, unless it has to be elsewhere."""
+    held: dict[int, dict[int, int]] = {}
+    for node, reads in enumerate(problem.reads):
+        for value in reads:
+            device = problem.held.get(problem.root[value], NOWHERE)
+            if problem.stays[value] and device != NOWHERE and pin[group[node]] == NOWHERE:
+                at = held.setdefault(group[node], {})
+                at[device] = at.get(device, 0) + problem.size[value]
+    for leader, at in held.items():
+        pin[leader] = max(sorted(at), key=at.__getitem__)
 
 
 def _choose(problem: Problem, node: int, pins: dict[int, int]) -> int:

@@ -8,7 +8,7 @@ import attrs
 
 from djinn.model.graph import Graph, GraphNode
 from djinn.model.metadata import ExecutionPhase
-from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule
+from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
 from djinn.model.spec import TensorSpec
 from djinn.planning.costs import meaning_of
 
@@ -129,17 +129,31 @@ class MemoryEstimator:
                 begin, _ = lives.get((base, device), (position, position))
                 lives[base, device] = begin, position
                 homes.setdefault(base, device)
-        for transfer in schedule.transfers:
-            # The source holds a value until the target has it.
-            base = self._base(transfer.value)
-            arrives = lives.get((base, transfer.target))
-            begin, end = lives.get((base, transfer.source), (0, 0))
-            lives[base, transfer.source] = begin, max(end, arrives[0] if arrives else end)
+        self._hold_until_moved(schedule.transfers, lives)
         stays = {self._base(value) for value, policy in schedule.caching.items() if policy is CachingPolicy.PERSIST}
         for base, device in [key for key in lives if key[0] in self._kept | stays]:
             if homes.get(base) == device:
                 lives[base, device] = lives[base, device][0], len(steps)
         return lives
+
+    def _hold_until_moved(
+        self, transfers: Sequence[Transfer], lives: dict[tuple[str, str], tuple[int, int]]
+    ) -> None:
+        """Let the source of each transfer hold the value until the target has it, links of a chain included."""
+        pending = list(transfers)
+        while pending:
+            later = []
+            for transfer in pending:
+                base = self._base(transfer.value)
+                arrival = lives.get((base, transfer.target))
+                if arrival is None:
+                    later.append(transfer)
+                    continue
+                begin, end = lives.get((base, transfer.source), (arrival[0], arrival[0]))
+                lives[base, transfer.source] = begin, max(end, arrival[0])
+            if len(later) == len(pending):
+                break
+            pending = later
 
     def _held_before(
         self, schedule: ExecutionSchedule, devices: Sequence[DeviceInfo],

@@ -22,10 +22,10 @@ def peak_bytes(problem: Problem, schedule: ExecutionSchedule) -> Mapping[str, in
     last = len(position) - 1
     _Spans(problem, schedule, position, index, spans).collect()
     changes: list[dict[int, int]] = [{} for _ in problem.devices]
-    for (_, device, _), (size, begin, end) in spans.items():
-        changes[device][begin] = changes[device].get(begin, 0) + size
+    for (_, place, _), (size, begin, end) in spans.items():
+        changes[place][begin] = changes[place].get(begin, 0) + size
         if end < last:
-            changes[device][end + 1] = changes[device].get(end + 1, 0) - size
+            changes[place][end + 1] = changes[place].get(end + 1, 0) - size
     found = {}
     for device, change in zip(problem.devices, changes, strict=True):
         held = most = device.held_bytes

@@ -14,6 +14,7 @@ from djinn.planning.meaning import STAYING, meaning_of
 NOWHERE = -1
 """Stands for no node, or no device."""
 _RANDOM = -1
+_LARGE_BYTES = 1 << 16
 _PLAIN_BYTES = 8
 """What a value is taken to have that is no tensor."""
 _DEFAULT_LINK = LinkProfile()
@@ -164,9 +165,9 @@ class Problem:
                 if self.held.get(self.root[value]) != index:
                     self.copies.setdefault(value, []).append(index)
         self.stays: list[bool] = [False] * len(self.values)
-        """By value: whether it is a weight, a cache or the like."""
+        """By value: whether it is a weight, a cache or the like, and no small one."""
         for name, info in self.graph.values.items():
-            if info.kind in STAYING and name in outside:
+            if info.kind in STAYING and name in outside and self.size[self._number[name]] >= _LARGE_BYTES:
                 self.stays[self._number[name]] = True
         same: list[DeviceInfo] = []
         self._class: list[int] = []

@@ -52,10 +52,10 @@ class Calibration:
     """How fast an executor is, and the way to it."""
 
     of: Identity
-    profile: DeviceProfile = DeviceProfile()
-    home_link: LinkProfile = LinkProfile()
+    profile: DeviceProfile = attrs.field(factory=DeviceProfile)
+    home_link: LinkProfile = attrs.field(factory=LinkProfile)
     """From it to here."""
-    feed_link: LinkProfile = LinkProfile()
+    feed_link: LinkProfile = attrs.field(factory=LinkProfile)
     """From here to it."""
     seconds: float = 0.0
     """What measuring took."""
@@ -69,14 +69,17 @@ class Calibration:
 
     def __str__(self) -> str:
         """Say it in a few lines."""
-        profile, rates = self.profile, self.profile.rates or {"any": self.profile.rate}
-        lines = [f"{self.of}: {'measured' if self.is_measured else 'defaults, not measured; see djinn.calibrate()'}",
-                 f"  launch {profile.launch_s * 1e6:.1f} us, view {profile.view_s * 1e6:.1f} us, "
-                 f"run {profile.run_s * 1e6:.0f} us"]
+        profile = self.profile
+        rates = {str(pattern): rate for pattern, rate in profile.rates.items()} or {"any": profile.rate}
+        how = "measured" if self.is_measured else "defaults, not measured; see djinn.calibrate()"
+        times = {"launch": profile.launch_s, "view": profile.view_s, "run": profile.run_s}
+        lines = [f"{self.of}: {how}",
+                 "  " + ", ".join(f"{name} {time_s * 1e6:.1f} us" for name, time_s in times.items())]
         lines += [f"  {pattern}: {rate.flops_per_s / 1e9:.1f} GFLOP/s, {rate.bytes_per_s / 1e9:.1f} GB/s"
                   for pattern, rate in sorted(rates.items())]
-        lines.append(f"  round trip {(self.home_link.latency_s + self.feed_link.latency_s) * 1e6:.0f} us, "
-                     f"up {self.feed_link.bytes_per_s / 1e9:.2f} GB/s, down {self.home_link.bytes_per_s / 1e9:.2f} GB/s")
+        up, down = self.feed_link, self.home_link
+        lines.append(f"  round trip {(up.latency_s + down.latency_s) * 1e6:.0f} us, "
+                     f"up {up.bytes_per_s / 1e9:.2f} GB/s, down {down.bytes_per_s / 1e9:.2f} GB/s")
         if profile.operations:
             lines.append(f"  {len(profile.operations)} operations by themselves")
         lines += [f"  left out: {skipped}" for skipped in self.skipped]
@@ -165,7 +168,7 @@ def _check(found: _File, identity: Identity) -> None:
     if calibration.of != identity:
         raise ValueError(f"it is of {calibration.of}")
     profile = calibration.profile
-    divisors = [rate for each in (profile.rate, *profile.rates.values()) for rate in (each.flops_per_s, each.bytes_per_s)]
+    divisors = [number for rate in (profile.rate, *profile.rates.values()) for number in attrs.astuple(rate)]
     divisors += [calibration.home_link.bytes_per_s, calibration.feed_link.bytes_per_s]
     times: list[Any] = [profile.launch_s, profile.view_s, profile.run_s, calibration.home_link.latency_s,
                         calibration.feed_link.latency_s]

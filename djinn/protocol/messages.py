@@ -169,6 +169,19 @@ class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
     released: dict[Size, Handle] = {}
 
 
+class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
+    """Give values again, under other handles, that nothing has written since they were computed.
+
+    Each is a copy with the same size, strides and offset. Those of one command whose sources share a storage share one.
+
+    Attributes:
+        handles: For each value: what to copy; the handle of the copy; and 0, or the handle of the value whose storage
+            it is a view of: then nothing is copied, and only the metadata is taken over.
+    """
+
+    handles: tuple[tuple[Handle, Handle, Handle], ...]
+
+
 class Seed(msgspec.Struct, frozen=True, array_like=True, tag="seed"):
     """Seed the session's random generator."""
 
@@ -229,7 +242,7 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
     family: tuple[Handle, ...] = ()
 
 
-Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Seed | Free | Peer | Send | Receive
+Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Copy | Seed | Free | Peer | Send | Receive
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -22,6 +23,7 @@ from djinn.protocol.messages import (
     MARKS_HANDLE,
     Batch,
     Command,
+    Copy,
     Define,
     Failure,
     Forget,
@@ -42,8 +44,7 @@ from djinn.protocol.messages import (
 )
 from djinn.protocol.post import Post
 from djinn.protocol.reports import Failures, Timings
-from djinn.protocol.tensors import describe, header_of
-
+from djinn.protocol.tensors import copy_of, describe, header_of, placed_in
 
 MAX_TOLD = 16
 """Failures that travel with a parcel."""
@@ -176,6 +177,9 @@ class SessionService:
         elif isinstance(command, Free):
             self._lookahead.freed(command.handles)
             self._free(command.handles)
+        elif isinstance(command, Copy):
+            self._lookahead.freed(target for _, target, _ in command.handles)
+            self._copy(command)
         elif isinstance(command, Send):
             self._send(command)
         elif isinstance(command, Peer):
@@ -250,7 +254,8 @@ class SessionService:
                 packed = Parcel(command.parcel, failure=self._failures.told_to_others(packed, post.session)), ()
             parcel, tensors = packed
             # Whoever uses the value hears of all that failed before it was sent.
-            told = tuple(self._failures.of_others(failure, post.session) for failure in self._failures.pending[:MAX_TOLD])
+            pending = self._failures.pending[:MAX_TOLD]
+            told = tuple(self._failures.of_others(failure, post.session) for failure in pending)
             post.send(command.peer, msgspec.structs.replace(parcel, told=told) if told else parcel, tensors)
 
         self._attempt(post_it)
@@ -299,6 +304,28 @@ class SessionService:
         self._values.drop(handles)
         if self._contents is not None:
             self._contents.release(handles)
+
+    def _copy(self, command: Copy) -> None:
+        copied: dict[int, torch.UntypedStorage] = {}
+
+        def made(source: int, base: int) -> Any:
+            value, owner = self._value(source), self._value(base) if base else None
+            if isinstance(owner, Poisoned) or not isinstance(value, torch.Tensor):
+                return owner if isinstance(owner, Poisoned) else value
+            storage = value.untyped_storage()
+            if owner is None:
+                if storage._cdata not in copied:
+                    copied[storage._cdata] = copy_of(storage)
+                return placed_in(copied[storage._cdata], value)
+            if not isinstance(owner, torch.Tensor) or owner.untyped_storage().nbytes() != storage.nbytes():
+                raise ProtocolError(f"Value {source} is no view of anything like value {base}.")
+            return placed_in(owner.untyped_storage(), value)
+
+        for source, target, base in command.handles:
+            if target == GENERATOR_HANDLE:
+                self._fail(ProtocolError("Handle 0 is reserved."))
+            else:
+                self._values.put(target, self._attempt(partial(made, source, base)))
 
     def _run(self, command: Run | Rerun) -> None:
         ahead = self._lookahead.asked(command)

@@ -29,7 +29,6 @@ def pieces_of(problem: Problem, homes: Homes, room: Room) -> list[Piece]:
     members = homes.members()
     leader = {group: group for group in members}
     device = {group: homes.pinned[group] for group in members}
-    bytes_at: dict[int, dict[int, int]] = {}
 
     def lead(group: int) -> int:
         while leader[group] != group:
@@ -41,19 +40,12 @@ def pieces_of(problem: Problem, homes: Homes, room: Room) -> list[Piece]:
     for node, group in enumerate(homes.group):
         for value in problem.reads[node]:
             storage = problem.root[value]
-            if not problem.stays[value]:
-                continue
-            if storage in problem.held:
-                at = bytes_at.setdefault(group, {})
-                at[problem.held[storage]] = at.get(problem.held[storage], 0) + problem.size[value]
+            if not problem.stays[value] or storage in problem.held:
                 continue
             one, other = lead(first.setdefault(storage, group)), lead(group)
             if one != other and NOWHERE in {device[one], device[other]}:
                 low, high = min(one, other), max(one, other)
                 leader[high], device[low] = low, max(device[low], device[high])
-    for group, at in bytes_at.items():
-        if device[lead(group)] == NOWHERE:
-            device[lead(group)] = max(sorted(at), key=at.__getitem__)
     together: dict[int, list[int]] = {}
     for group in members:
         together.setdefault(lead(group), []).append(group)

@@ -7,6 +7,7 @@ grow nor vanish on the way: arithmetic with what is hardly above zero is slow, a
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,3 +60,11 @@ def chain(
 def ones(device: torch.device, *size: int, value: float = 1.0) -> torch.Tensor:
     """Make a tensor of one value."""
     return torch.full(size, value, device=device)
+
+
+def varied(device: torch.device, *size: int) -> torch.Tensor:
+    """Make a tensor of values from -1 to 1 in no visible order, for what goes by comparing them.
+
+    Not of random numbers, which are the session's: the digits of a sine that nobody looks at are as good.
+    """
+    return ((torch.arange(math.prod(size), device=device) * 12.9898).sin() * 43758.5453).frac().view(size)

@@ -18,7 +18,8 @@ def calibrate(
     threads: Annotated[int | None, typer.Option(
         min=1, show_default=False,
         help="Threads for operations on the CPU of this process; as PyTorch sees fit if not given.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="About how long it may take.")] = 8.0,
+    seconds: Annotated[float, typer.Option(
+        min=0.0, help="How long to go on measuring what is doubtful; everything is measured once.")] = 10.0,
     save: Annotated[bool, typer.Option(help="Keep what is found, for sessions to come.")] = True,
 ) -> None:
     """Measure how fast an executor and the way to it are, for schedules and predictions.

@@ -10,11 +10,15 @@ import torch
 from torch.nn import functional
 
 from djinn.planning.workloads import Workload
-from djinn_workloads_core.chains import MAX_CALLS, calls_for, chain, ones
+from djinn_workloads_core.chains import MAX_CALLS, calls_for, chain, ones, varied
 
 aten = torch.ops.aten
-ELEMENTS = (256, 49_152, 393_216, 4_194_304)
-"""From next to nothing to more than caches hold."""
+ELEMENTS = (256, 49_152, 393_216)
+"""From next to nothing to what a layer gives."""
+MANY_ELEMENTS = 4_194_304
+"""More than caches hold."""
+BY_MEMORY = ("relu", "scale", "clone", "gelu", "add", "mul")
+"""Those that are tried with so many."""
 UNARY: Mapping[str, Callable[[Any], Any]] = MappingProxyType({
     "relu": torch.relu,
     "gelu": functional.gelu,
@@ -50,12 +54,14 @@ ROWS = ((2, 64), (64, 768), (512, 192), (2048, 768))
 def workloads() -> Iterator[Workload]:
     """Make them."""
     yield from _views()
-    for elements in ELEMENTS:
+    for elements in (*ELEMENTS, MANY_ELEMENTS):
         for name, unary in UNARY.items():
-            yield _unary(name, elements, unary)
+            if elements in ELEMENTS or name in BY_MEMORY:
+                yield _unary(name, elements, unary)
         for name, binary in BINARY.items():
-            yield _binary(name, elements, binary)
-    for elements in ELEMENTS[:-1]:
+            if elements in ELEMENTS or name in BY_MEMORY:
+                yield _binary(name, elements, binary)
+    for elements in ELEMENTS:
         for name, joining in JOINING.items():
             yield _joining(name, elements, joining)
     for elements in UPDATED:
@@ -66,7 +72,7 @@ def workloads() -> Iterator[Workload]:
         yield from _reductions(rows, width)
     for channels, width in ((2, 4), (64, 56), (256, 14), (64, 112)):
         yield from _of_images(channels, width)
-    for rows, width in ((4, 8), (64, 768), (512, 192), (2048, 768)):
+    for rows, width in ((4, 8), (64, 768), (512, 192)):
         yield from _by_index(rows, width)
 
 
@@ -162,7 +168,7 @@ def _of_images(channels: int, width: int) -> Iterator[Workload]:
     calls = calls_for(8 * channels * width * width)
 
     def make(device: torch.device) -> tuple[Any, Sequence[Any]]:
-        return ones(device, 1, channels, width, width), [[ones(device, channels) for _ in range(4)]]
+        return varied(device, 1, channels, width, width), [[ones(device, channels) for _ in range(4)]]
 
     def norm(value: Any, operand: Any) -> Any:
         return functional.batch_norm(value, *operand)

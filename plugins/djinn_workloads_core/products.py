@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from djinn.planning.workloads import Workload
-from djinn_workloads_core.chains import MAX_CALLS, calls_for, chain, ones
+from djinn_workloads_core.chains import MAX_CALLS, RUN_FLOPS, calls_for, chain, ones, varied
 
 aten = torch.ops.aten
 COLD_BYTES = 96e6
@@ -22,7 +22,7 @@ PRODUCTS = ((1, 768, 768), (1, 768, 3072), (8, 768, 768), (64, 768, 768), (64, 7
 CONVOLUTIONS = ((1, 64, 56, 3, 1), (1, 128, 28, 3, 1), (1, 256, 14, 3, 1), (1, 512, 7, 3, 1), (1, 64, 56, 1, 1),
                 (1, 256, 14, 1, 1), (1, 64, 56, 3, 2), (1, 256, 14, 3, 2), (8, 64, 28, 3, 1))
 """Images, channels, width of an image, of the kernel, and its step."""
-ATTENTIONS = ((1, 12, 64, 64, 64), (1, 12, 1, 64, 64), (1, 12, 1, 512, 64), (8, 6, 64, 64, 32), (1, 12, 384, 384, 64))
+ATTENTIONS = ((1, 12, 64, 64, 64), (1, 12, 1, 64, 64), (1, 12, 1, 512, 64), (8, 6, 64, 64, 32), (1, 12, 256, 256, 64))
 """Sequences, heads, queries, keys, width of a head."""
 WITH_BIAS = frozenset({"linear", "addmm"})
 
@@ -32,7 +32,7 @@ def workloads() -> Iterator[Workload]:
     for size in PRODUCTS:
         for name in ("linear", "addmm"):
             yield _product(name, *size, COLD_BYTES if size[0] < 512 else WARM_BYTES)
-    yield _product("linear", 64, 768, 24_576, COLD_BYTES)
+    yield _product("linear", 64, 768, 12_288, COLD_BYTES)
     for rows, inner, outer in ((512, 192, 192), (64, 768, 768), (192, 512, 768)):
         yield _product("mm", rows, inner, outer, WARM_BYTES)
         yield _product("matmul", rows, inner, outer, WARM_BYTES)
@@ -55,8 +55,7 @@ def _product(name: str, rows: int, inner: int, outer: int, distinct_bytes: float
     weight_bytes = 4 * inner * outer
     pairs = max(1, int(distinct_bytes / weight_bytes / 2))
     has_bias = name in WITH_BIAS
-    function: Callable[..., Any] = {
-        "linear": functional.linear, "addmm": torch.addmm, "mm": torch.mm, "matmul": torch.matmul}[name]
+    function: Callable[..., Any] = getattr(functional if name == "linear" else torch, name)
 
     def make(device: torch.device) -> tuple[Any, Sequence[Any]]:
         operands = []
@@ -74,7 +73,7 @@ def _product(name: str, rows: int, inner: int, outer: int, distinct_bytes: float
         return function(bias, value, weight) if has_bias else function(value, weight)
 
     flops = 2 * rows * inner * outer
-    calls = max(calls_for(weight_bytes, flops), min(2 * pairs, MAX_CALLS) if rows == 1 else 2)
+    calls = 2 if flops > RUN_FLOPS else max(calls_for(weight_bytes, flops), min(pairs, MAX_CALLS) if rows == 1 else 2)
     return chain(f"{name} {rows}x{inner}x{outer}", calls + calls % 2, make, step)
 
 
@@ -92,7 +91,7 @@ def _convolution(images: int, channels: int, width: int, kernel: int, stride: in
     weight_value = 1 / (channels * kernel * kernel)
 
     def make(device: torch.device) -> tuple[Any, Sequence[Any]]:
-        image = ones(device, images, channels, width, width)
+        image = varied(device, images, channels, width, width)
         weights = [ones(device, channels, channels, kernel, kernel, value=weight_value) for _ in range(4)]
         return image, [(image, weight) for weight in weights]
 
@@ -112,10 +111,11 @@ def _first_convolution() -> Workload:
     """Convolve an image of three colours, as networks begin."""
 
     def make(device: torch.device) -> tuple[Any, Sequence[Any]]:
-        return None, [(ones(device, 1, 3, 224, 224), ones(device, 64, 3, 7, 7, value=1 / 147))]
+        return None, [(varied(device, 1, 3, 224, 224), ones(device, 64, 3, 7, 7, value=1 / 147))]
 
     def step(value: Any, operand: Any) -> Any:
-        made = functional.conv2d(*operand, stride=2, padding=3)
+        image, weight = operand
+        made = functional.conv2d(image, weight, stride=2, padding=3)
         return made if value is None else made.add_(value[0, 0, 0, 0])
 
     return chain("convolution 1x3x224x224 7x7 step 2", 4, make, step)
@@ -151,7 +151,8 @@ def _attention(batch: int, heads: int, queries: int, keys: int, width: int) -> W
         return _heads(device, batch, heads, queries, width), [(key, key.clone())]
 
     def step(value: Any, operand: Any) -> Any:
-        return functional.scaled_dot_product_attention(value, *operand, is_causal=queries == keys)
+        key, other = operand
+        return functional.scaled_dot_product_attention(value, key, other, is_causal=queries == keys)
 
     flops = 4 * batch * heads * queries * keys * width
     return chain(f"attention {batch}x{heads}x{queries}x{keys}x{width}",
@@ -166,11 +167,12 @@ def _attention_backward(batch: int, heads: int, queries: int, keys: int, width: 
                     for length in (queries, keys, keys)]
         gradient = _heads(device, batch, heads, queries, width)
         with torch.enable_grad():
-            result = functional.scaled_dot_product_attention(*operands, is_causal=True)
+            query, key, value = operands
+            result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
         def run() -> Any:
             with torch.enable_grad():
-                return [torch.autograd.grad(result, operands, gradient, retain_graph=True) for _ in range(4)]
+                return [torch.autograd.grad(result, operands, gradient, retain_graph=True) for _ in range(2)]
 
         return run
 

@@ -21,17 +21,21 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3350
+MAX_KERNEL_LINES = 3375
 LOOKING = ("origins.py", "pages.py", "spans.py", "model/documents.py", "model/display.py")
 """What looks at recordings and runs, and writes down what it sees. The way of an operation knows nothing of it."""
 MAX_LOOKING_LINES = 600
-PLANNING = ("planning/", "plans.py", "execution.py", "explaining.py", "measuring.py", "calibration.py", "model/schedule.py")
+PLANNING = ("planning/", "plans.py", "execution.py", "explaining.py", "measuring.py", "calibration.py",
+            "model/schedule.py")
 """What decides where work runs, is asked once per new program at most, and what runs and explains its answers."""
 FLEET = ("fleet/",)
 """What a session with several executors has beside."""
 MAX_PLANNING_LINES = 1600
 MAX_FLEET_LINES = 800
-OUTSIDE_THE_COUNT = ("protocol/", "cli.py", "_doctor.py", *LOOKING, *PLANNING, *FLEET)
+REUSE = ("results.py", "purity.py")
+"""What a link that keeps results has beside."""
+MAX_REUSE_LINES = 420
+OUTSIDE_THE_COUNT = ("protocol/", "cli.py", "_doctor.py", *LOOKING, *PLANNING, *FLEET, *REUSE)
 """The protocol without I/O, the program `djinn`, what looks on, what plans, and what several executors need are layers
 of their own around the kernel."""
 THE_WAY = ("binding", "link", "mixing", "programs", "recorder", "session", "tape", "model.value", "model.program")
@@ -84,7 +88,8 @@ def test_the_kernel_is_small() -> None:
     assert sum(lines.values()) <= MAX_KERNEL_LINES, f"{sum(lines.values())} lines, the longest are {longest}"
 
 
-@pytest.mark.parametrize(("layer", "limit"), [(PLANNING, MAX_PLANNING_LINES), (FLEET, MAX_FLEET_LINES)])
+@pytest.mark.parametrize(("layer", "limit"), [(PLANNING, MAX_PLANNING_LINES), (FLEET, MAX_FLEET_LINES),
+                                              (REUSE, MAX_REUSE_LINES)])
 def test_the_layers_around_it_are_small_too(layer: tuple[str, ...], limit: int) -> None:
     lines = {name_of(path): code_lines(path.read_text()) for path in KERNEL
              if str(path.relative_to(ROOT / "djinn")).startswith(layer)}

@@ -30,13 +30,18 @@ class Prediction:
     measured_s: list[float]
 
     @property
+    def median_s(self) -> float:
+        """What it takes."""
+        return statistics.median(self.measured_s)
+
+    @property
     def error(self) -> float:
         """By which factor the prediction is off: 1.25 means a fourth too high, or the measured time a fourth more."""
-        ratio = self.predicted_s / statistics.median(self.measured_s)
+        ratio = self.predicted_s / self.median_s
         return max(ratio, 1 / ratio)
 
     def __str__(self) -> str:
-        return (f"predicted {self.predicted_s * 1e3:.2f} ms, measured {statistics.median(self.measured_s) * 1e3:.2f} ms "
+        return (f"predicted {self.predicted_s * 1e3:.2f} ms, measured {self.median_s * 1e3:.2f} ms "
                 f"({min(self.measured_s) * 1e3:.2f} to {max(self.measured_s) * 1e3:.2f}), off by {self.error:.2f}")
 
 

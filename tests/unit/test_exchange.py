@@ -10,8 +10,10 @@ import attrs
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
+from hypothesis import given
+from hypothesis import strategies as st
 
-from djinn.errors import PeerError
+from djinn.errors import PeerError, ProtocolError
 from djinn.model.program import NumberArgument, Program, Step, Template, TensorArgument
 from djinn.model.schema import facts_of
 from djinn.protocol import reports
@@ -23,6 +25,8 @@ from djinn.protocol.messages import (
     Failure,
     Forget,
     Free,
+    Member,
+    Parcel,
     Peer,
     Poisoned,
     Receive,
@@ -31,8 +35,12 @@ from djinn.protocol.messages import (
     Run,
     Seed,
     Send,
+    TensorHeader,
     Upload,
+    decode,
+    encode,
 )
+from djinn.protocol.parcels import check, pack_family, unpack_family
 from djinn.protocol.post import MailCarrier, MailPost
 from djinn.protocol.service import SessionService
 from djinn.protocol.tensors import header_of
@@ -54,6 +62,15 @@ DEFINITIONS = [
     Define(ITEM, one_step(aten._local_scalar_dense.default, TENSOR)),
     Define(GROW, one_step(aten.mul_.Scalar, TENSOR, NumberArgument(), results=0)),
 ]
+
+
+@st.composite
+def places(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
+    """Size, stride and offset of something within 24 elements."""
+    size = draw(st.lists(st.integers(0, 3), max_size=3))
+    stride = [draw(st.integers(0, 4)) for _ in size]
+    reach = sum(max(0, extent - 1) * step for extent, step in zip(size, stride, strict=True))
+    return size, stride, draw(st.integers(0, 23 - reach))
 
 
 @attrs.define
@@ -147,55 +164,79 @@ def test_nonsense_for_the_generator_fails_and_changes_nothing(sides: tuple[Side,
     assert torch.equal(before, after)
 
 
-def test_into_writes_where_the_value_lies_and_its_views_see_it(sides: tuple[Side, Side]) -> None:
+def test_a_family_shares_memory_at_the_other_end_too(sides: tuple[Side, Side]) -> None:
     here, there = sides
     here.upload(1, torch.arange(6.0).view(2, 3))
-    here.ask([Send(1, 1, 1)])
-    there.upload(5, torch.zeros(2, 3))
-    held = there.service.held_bytes
+    here.ask([Run(TRANSPOSE, (1,), [], (2,)), Send(2, 1, 1, (1, 2))])
     result, [whole, view] = there.ask(
-        [Run(TRANSPOSE, (5,), [], (6,)), Receive(5, 1, "here", into=True)], fetch=(5, 6))
+        [Receive(2, 1, "here", (1, 2)), Run(GROW, (1,), [2.0], ())], fetch=(1, 2))
     assert result.failures == ()
-    assert torch.equal(whole, torch.arange(6.0).view(2, 3))
+    assert torch.equal(whole, 2 * torch.arange(6.0).view(2, 3))
     assert torch.equal(view, whole.t())
-    assert there.service.held_bytes == held
+    assert there.service.held_bytes == 24
 
 
-def test_into_a_result_of_a_program(sides: tuple[Side, Side]) -> None:
-    """Programs run in inference mode, and their results may only be written to in it."""
+@given(st.data())
+def test_any_views_of_one_memory_arrive_as_they_were(data: st.DataObject) -> None:
+    base = torch.arange(24, dtype=torch.int16)
+    views = [base.as_strided(*data.draw(places())) for _ in range(data.draw(st.integers(1, 4)))]
+    if data.draw(st.booleans()):
+        views.append(base.view(torch.uint8))
+    parcel, [flat] = pack_family(1, views, torch.clone)
+    check(decode(encode(parcel)))
+    made = unpack_family(decode(encode(parcel)), flat, torch.clone)
+    for mine, wanted in zip(made, views, strict=True):
+        assert torch.equal(mine, wanted)
+        assert (mine.stride(), mine.storage_offset(), mine.dtype) == (
+            wanted.stride(), wanted.storage_offset(), wanted.dtype)
+    made[0].zero_()
+    views[0].zero_()
+    assert all(map(torch.equal, made, views))
+
+
+def test_conjugation_travels_with_a_family() -> None:
+    base = torch.tensor([1 + 2j, 3 - 1j])
+    parcel, [flat] = pack_family(1, [base, base.conj(), base.imag._neg_view()], torch.clone)
+    made = unpack_family(parcel, flat, torch.clone)
+    assert [mine.tolist() for mine in made] == [base.tolist(), base.conj().tolist(), [-2.0, 1.0]]
+
+
+def test_a_member_that_failed_fails_alone(sides: tuple[Side, Side]) -> None:
     here, there = sides
     here.upload(1, torch.ones(3))
-    here.ask([Send(1, 1, 1)])
-    there.upload(5, torch.zeros(3))
-    result, [got] = there.ask([Run(ADD, (5, 5), [], (6,)), Receive(6, 1, "here", into=True)], fetch=(6,))
-    assert result.failures == ()
+    here.ask([Send(1, 1, 1, (1, 99))])
+    result, [got] = there.ask([Receive(1, 1, "here", (1, 99))], fetch=(1, 99))
     assert torch.equal(got, torch.ones(3))
+    assert kinds(result) == ["UnknownHandleError"]
+    assert isinstance(result.items[1], Poisoned)
 
 
-@pytest.mark.parametrize(("target", "kind"), [
-    (torch.zeros(4), "ProtocolError"), (torch.zeros(3, dtype=torch.int32), "ProtocolError"), (None, "UnknownHandleError"),
-])
-def test_into_what_it_does_not_fit_poisons_all_that_lies_there(
-    sides: tuple[Side, Side], target: torch.Tensor | None, kind: str
-) -> None:
+def test_another_number_of_values_than_was_sent_is_refused(sides: tuple[Side, Side]) -> None:
     here, there = sides
     here.upload(1, torch.ones(3))
-    here.ask([Send(1, 1, 1)])
-    if target is not None:
-        there.upload(5, target)
-        there.ask([Run(TRANSPOSE, (5,), [], (6,))])
-    result, _ = there.ask([Receive(5, 1, "here", into=True)], fetch=(5, 6) if target is not None else (5,))
-    assert set(kinds(result)) == {kind}
+    here.ask([Send(1, 1, 1, (1,)), Send(1, 1, 2)])
+    result, _ = there.ask([Receive(5, 1, "here", (5, 6)), Receive(7, 2, "here", (7, 8))], fetch=(5, 6, 7, 8))
+    assert kinds(result) == ["ProtocolError", "ProtocolError"]
     assert all(isinstance(item, Poisoned) for item in result.items)
 
 
-def test_poison_into_a_value_poisons_its_views(sides: tuple[Side, Side]) -> None:
+@pytest.mark.parametrize("member", [
+    Member("float32", (4,), (1,), 0), Member("float32", (2,), (2**62,), 0), Member("uint8", (1,), (1,), 12),
+    Member("int64", (2,), (1,), 0), Member("uint8", (2, 2), (1,), 0), Member("uint8", (2**62, 4), (0, 0), 2**62),
+])
+def test_members_beyond_their_memory_are_refused(member: Member) -> None:
+    with pytest.raises(ProtocolError):
+        check(Parcel(1, TensorHeader("uint8", (12,), (1,)), members=(member,)))
+
+
+def test_what_failed_before_is_told_with_any_value(sides: tuple[Side, Side]) -> None:
     here, there = sides
-    here.ask([Send(99, 1, 1)])
-    there.upload(5, torch.zeros(2, 3))
-    result, _ = there.ask([Run(TRANSPOSE, (5,), [], (6,)), Receive(5, 1, "here", into=True)], fetch=(5, 6))
-    assert kinds(result) == ["UnknownHandleError"]
-    assert result.items == (Poisoned(1), Poisoned(1))
+    here.upload(1, torch.ones(2))
+    here.service.handle(Batch([Run(98, (), [], (3,)), Send(1, 1, 1)]), [])
+    result, [got] = there.ask([Receive(5, 1, "here")], fetch=(5,))
+    assert torch.equal(got, torch.ones(2))
+    [failure] = result.failures
+    assert (failure.kind, failure.source) == ("ProtocolError", "here")
 
 
 def test_a_failure_travels_and_is_told_once_with_where_it_was(sides: tuple[Side, Side]) -> None:
@@ -281,7 +322,7 @@ def test_receiving_drops_what_was_run_ahead(sides: tuple[Side, Side]) -> None:
     there.ask([Rerun(ADD)])
     assert there.service.runs_ahead == (hits + 1, 0)
     there.service.look_ahead()
-    there.ask([Receive(5, 1, "here", into=True)])
+    there.ask([Receive(5, 1, "here")])
     _, [got] = there.ask([Rerun(ADD)], fetch=(7,))
     assert got.tolist() == [6.0, 6.0]
     assert there.service.runs_ahead == (hits + 1, 1)

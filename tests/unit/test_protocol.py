@@ -39,6 +39,7 @@ from djinn.protocol.frames import (
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
+    Copy,
     Courier,
     Define,
     Description,
@@ -105,10 +106,12 @@ commands = (
                 tuples_of_handles)
     | st.builds(Rerun, handles, changes, st.dictionaries(st.integers(0, 99), lifted.map(to_wire), max_size=3), changes,
                 changes)
+    | st.builds(Copy, st.lists(st.tuples(handles, handles, handles), max_size=3).map(tuple))
     | st.builds(Recall, handles, st.binary(min_size=32, max_size=32))
     | st.builds(Seed, st.integers(-(2**63), 2**64 - 1)) | st.builds(Free, tuples_of_handles)
-    | st.builds(Peer, handles, texts, st.binary(min_size=16, max_size=16)) | st.builds(Send, handles, handles, handles)
-    | st.builds(Receive, handles, handles, texts, st.booleans())
+    | st.builds(Peer, handles, texts, st.binary(min_size=16, max_size=16)) | st.builds(Send, handles, handles, handles,
+                                                                                         tuples_of_handles)
+    | st.builds(Receive, handles, handles, texts, tuples_of_handles)
 )
 plain = st.none() | st.booleans() | numbers | texts
 items = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from djinn_conformance.scattered import scatter
 
 import djinn
 from djinn.session import Session
-from djinn_conformance.scattered import scatter
 
 
 @pytest.fixture

@@ -62,8 +62,8 @@ def without(name: str) -> tuple[Transfer, ...]:
     ("transfers", {"transfers": without("v")}),
     ("transfers", {"transfers": without("r")}),
     ("transfers", {"transfers": without("w")}),
-    ("transfers", {"transfers": (*GOOD.transfers, GOOD.transfers[0])}),
-    ("transfers", {"transfers": (*GOOD.transfers, Transfer("x", "a", "c"))}),
+    ("needless", {"transfers": (*GOOD.transfers, GOOD.transfers[0])}),
+    ("needless", {"transfers": (*GOOD.transfers, Transfer("x", "a", "c"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("x", "b", "c"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("v", "a", "c"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("v", "a", "c", "view"))}),
@@ -99,7 +99,7 @@ def test_chains_and_copies_count() -> None:
     check_schedule(ExecutionSchedule(("r", "s"), {"r": "b", "s": "c"}, chain), graph, devices)
     assert rule_broken(ExecutionSchedule(("r", "s"), {"r": "b", "s": "c"}, chain[:1]), graph, devices) == "transfers"
     useless = (*chain, Transfer("y", "a", "b"))
-    assert rule_broken(ExecutionSchedule(("r", "s"), {"r": "b", "s": "c"}, useless), graph, devices) == "transfers"
+    assert rule_broken(ExecutionSchedule(("r", "s"), {"r": "b", "s": "c"}, useless), graph, devices) == "needless"
 
 
 def test_copies_are_no_good_once_the_storage_is_written() -> None:
@@ -141,7 +141,7 @@ def test_no_transfer_can_be_left_out_and_none_added(seed: int) -> None:
             extra = Transfer(value, "d0" if device.id != "d0" else "d1", device.id)
             if extra not in schedule.transfers:
                 added = attrs.evolve(schedule, transfers=(*schedule.transfers, extra))
-                assert rule_broken(added, graph, devices) == "transfers"
+                assert rule_broken(added, graph, devices) in {"transfers", "needless"}
     for name, places in schedule.replicas.items():
         left = {other: at for other, at in schedule.replicas.items() if other != name}
         assert places
