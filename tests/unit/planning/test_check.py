@@ -7,6 +7,8 @@ import random
 import attrs
 import planning_graphs as made
 import pytest
+from djinn_scheduler_latency.scheduler import LatencyScheduler
+from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
 from djinn.errors import ScheduleError
 from djinn.model.graph import RecordedGraph
@@ -14,8 +16,6 @@ from djinn.model.schedule import DeviceInfo, ExecutionSchedule, Transfer
 from djinn.planning.check import RULES, check_schedule
 from djinn.planning.completion import complete
 from djinn.planning.problem import Problem
-from djinn_scheduler_latency.scheduler import LatencyScheduler
-from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
 DEVICES = (DeviceInfo("a", holds=frozenset({"x"})), DeviceInfo("b"), DeviceInfo("c"))
 CHAIN = RecordedGraph((
