@@ -25,7 +25,7 @@ MAX_KERNEL_LINES = 3575
 LOOKING = ("origins.py", "pages.py", "spans.py", "model/documents.py", "model/display.py")
 """What looks at recordings and runs, and writes down what it sees. The way of an operation knows nothing of it."""
 MAX_LOOKING_LINES = 600
-PLANNING = ("planning/", "plans.py", "execution.py", "explaining.py", "measuring.py", "calibration.py",
+PLANNING = ("planning/", "plans.py", "execution.py", "inputs.py", "explaining.py", "measuring.py", "calibration.py",
             "model/schedule.py")
 """What decides where work runs, is asked once per new program at most, and what runs and explains its answers."""
 FLEET = ("fleet/",)

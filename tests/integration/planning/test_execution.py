@@ -15,7 +15,8 @@ from torch.nn import functional
 
 import djinn
 from djinn.errors import InputsError, ScheduleError, UnknownOperatorError
-from djinn.execution import Run, outside_values, results_of
+from djinn.execution import Run, results_of
+from djinn.inputs import outside_values
 from djinn.measuring import measure
 from djinn.model.graph import RecordedGraph
 from djinn.model.schedule import CachingPolicy, ExecutionSchedule

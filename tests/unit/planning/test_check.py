@@ -67,7 +67,7 @@ def without(name: str) -> tuple[Transfer, ...]:
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("x", "b", "c"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("v", "a", "c"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("v", "a", "c", "view"))}),
-    ("transfers", {"transfers": (*without("w"), Transfer("w", "a", "b", "view"))}),
+    ("needless", {"transfers": (*without("w"), Transfer("w", "a", "b", "view"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("r", "b", "c", "nobody"))}),
     ("transfers", {"devices": {**GOOD.devices, "late": "c"}}),
     ("budgets", {"budgets": {"a": 101}}),
