@@ -6,6 +6,7 @@ each line on its standard input the seconds of one generation.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,22 +25,19 @@ MODEL = {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 5000, "n_positi
 
 
 class InTurns:
-    """Each token on the next server, as a balancer that knows nothing of what it balances would have it."""
+    """Each program on the next server, as a balancer that knows nothing of what it balances would have it."""
 
     shares_generator = True
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, executors: int) -> None:
+        self._turns = itertools.cycle(range(executors))
 
     def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
-        return self._turn()
+        return next(self._turns)
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
-        turn = self._turn()
+        turn = next(self._turns)
         return [(node, turn) for node in nodes]
-
-    def _turn(self) -> int:
-        return self._fleet.materializations % len(self._fleet.links)
 
     def pin(self, executor: int | None) -> None:
         """Keep to the turns."""
@@ -57,7 +55,7 @@ def main(servers: str, placement: str, prompt_tokens: str, new_tokens: str) -> N
     session = djinn.init(servers=servers.split(","), placement="automatic")
     assert isinstance(session.link, Fleet)
     if placement == "in_turns":
-        session.link.use(InTurns(session.link))
+        session.link.use(InTurns(len(session.link.links)))
     model.to("remote_accelerator:0")
     there = prompt.to("remote_accelerator:0")
     for _ in range(2):
