@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+from djinn.planning.careful import within_memory
 from djinn.planning.completion import complete, settled
-from djinn.planning.homes import Homes, find_homes
+from djinn.planning.homes import Homes
 from djinn.planning.problem import Problem
 from djinn.planning.room import Room, is_over
 from djinn_scheduler_latency.listing import ListPass, average_ranks, outlook
@@ -42,18 +43,9 @@ class LatencyScheduler:
         Raises:
             ScheduleError: There is no device, or a node concerns storages that several devices hold.
         """
-        problem = Problem(graph, devices)
-        homes = find_homes(problem)
-        if len(problem.devices) == 1 or not problem.nodes:
-            return complete(problem, [0] * len(problem.nodes), scheduler=self.name, homes=homes)
-        made = self._made(problem, homes, is_strict=False)
-        if is_over(problem, made.budgets):
-            strict = self._made(problem, homes, is_strict=True)
-            if not is_over(problem, strict.budgets):
-                return strict
-        return made
+        return within_memory(graph, devices, self.name, self._made)
 
-    def _made(self, problem: Problem, homes: Homes, *, is_strict: bool) -> ExecutionSchedule:
+    def _made(self, problem: Problem, homes: Homes, is_strict: bool) -> ExecutionSchedule:
         spread = min(_plans(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds)
         together = min(_together(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds, default=spread)
         best = min(spread, together, key=lambda plan: plan.seconds)

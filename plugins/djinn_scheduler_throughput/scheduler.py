@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+from djinn.planning.careful import within_memory
 from djinn.planning.completion import complete
-from djinn.planning.homes import Homes, find_homes
+from djinn.planning.homes import Homes
 from djinn.planning.problem import Problem
-from djinn.planning.room import is_over
 from djinn_scheduler_throughput.packing import Packer, Packing, better
 
 _IMPROVING = 6_000
@@ -31,18 +31,9 @@ class ThroughputScheduler:
         Raises:
             ScheduleError: There is no device, or a node concerns storages that several devices hold.
         """
-        problem = Problem(graph, devices)
-        homes = find_homes(problem)
-        if len(problem.devices) == 1 or not problem.nodes:
-            return complete(problem, [0] * len(problem.nodes), scheduler=self.name, homes=homes)
-        made = self._made(problem, homes, is_strict=False)
-        if is_over(problem, made.budgets):
-            strict = self._made(problem, homes, is_strict=True)
-            if not is_over(problem, strict.budgets):
-                return strict
-        return made
+        return within_memory(graph, devices, self.name, self._made)
 
-    def _made(self, problem: Problem, homes: Homes, *, is_strict: bool) -> ExecutionSchedule:
+    def _made(self, problem: Problem, homes: Homes, is_strict: bool) -> ExecutionSchedule:
         packer = Packer(problem, homes, is_strict=is_strict)
         best: Packing | None = None
         for packing in packer.ways():
