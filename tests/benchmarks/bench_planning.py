@@ -1,17 +1,21 @@
-"""How far off predictions are after a calibration: of programs on an executor in this process, and on a server."""
+"""How far off predictions are after a calibration, and how long scheduling takes."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import planning_graphs
 import predicting
 import pytest
 import torch
+from djinn_scheduler_latency.scheduler import LatencyScheduler
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import djinn
+from djinn.model.schedule import DeviceInfo, LinkProfile
 
 PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "GPT-2 forward": lambda: predicting.gpt2_work()[0],
@@ -44,3 +48,22 @@ def test_prediction(benchmark: BenchmarkFixture, publish: Callable[..., None]) -
 
 def test_prediction_tcp(benchmark: BenchmarkFixture, publish: Callable[..., None], server_address: str) -> None:
     predict_all(benchmark, publish, server_address)
+
+
+def schedule_layered(nodes: int, width: int, devices: int, rounds: int, benchmark: BenchmarkFixture) -> float:
+    """Schedule a layered graph; return the fewest seconds that it took."""
+    names = [f"d{index}" for index in range(devices)]
+    given = [DeviceInfo(name, links={other: LinkProfile(2e-5, 1e10) for other in names if other != name})
+             for name in names]
+    graph, scheduler = planning_graphs.layered(random.Random(1), nodes, width), LatencyScheduler()
+    graph.edges()
+    benchmark.pedantic(lambda: scheduler.schedule(graph, given), rounds=rounds)
+    return float(benchmark.stats.stats.min)
+
+
+def test_schedule_541(benchmark: BenchmarkFixture, publish: Callable[..., None]) -> None:
+    publish(schedule_layered(541, 12, 3, 20, benchmark) * 1e3)
+
+
+def test_schedule_100000(benchmark: BenchmarkFixture, publish: Callable[..., None]) -> None:
+    publish(schedule_layered(100_000, 200, 100, 1, benchmark))
