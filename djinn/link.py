@@ -86,6 +86,11 @@ class Link:
         """Every link of the session: this one."""
         return [self]
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can be sent or received any more."""
+        return self._broken is not None
+
     def flush(self) -> None:
         """Send everything pending."""
         self._take(None)

@@ -33,6 +33,7 @@ from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
 if TYPE_CHECKING:
     from djinn.fleet.fleet import Fleet
+    from djinn.recovery.recovering import Recovering
 
 log = logging.getLogger("djinn.session")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -79,12 +80,21 @@ class Session:
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
 
-    def _linked(self, connections: Sequence[Connection], is_automatic: bool) -> Link | Fleet:
+    def _linked(self, connections: Sequence[Connection], is_automatic: bool) -> Link | Fleet | Recovering:
+        if self.config.recovery == "none":
+            return self._plain_link(connections, is_automatic, self.tape, self.released)
+        from djinn.recovery.composing import compose_recovering
+
+        return compose_recovering(connections, self, lambda *made: self._plain_link(made[0], is_automatic, *made[1:]))
+
+    def _plain_link(
+        self, connections: Sequence[Connection], is_automatic: bool, tape: Tape, released: deque[int]
+    ) -> Link | Fleet:
         if len(connections) == 1:
-            return Link(connections[0], self.tape, self.released, self._arrange, self.pace, self.config.debug)
+            return Link(connections[0], tape, released, self._arrange, self.pace, self.config.debug)
         from djinn.fleet.composing import compose_fleet
 
-        return compose_fleet(connections, self, self._scheduler if is_automatic else None)
+        return compose_fleet(connections, self, self._scheduler if is_automatic else None, tape, released)
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out one operation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,18 +10,23 @@ from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
 from djinn.kinds import Connection, Scheduler
 from djinn.model.graph import Graph
+from djinn.tape import Tape
 
 if TYPE_CHECKING:
     from djinn.session import Session
 
 
-def compose_fleet(connections: Sequence[Connection], session: Session, scheduler: Scheduler | None) -> Fleet:
+def compose_fleet(
+    connections: Sequence[Connection], session: Session, scheduler: Scheduler | None, tape: Tape, released: deque[int]
+) -> Fleet:
     """Make the fleet of a session.
 
     Args:
         connections: One for each executor.
-        session: Whose tape it hands over.
+        session: Whose fleet it is.
         scheduler: Decides where things run; ``None``: the user does.
+        tape: What is to be handed over.
+        released: Numbers of values that nobody names any more.
 
     Raises:
         PeerError: A server cannot reach another.
@@ -31,7 +37,7 @@ def compose_fleet(connections: Sequence[Connection], session: Session, scheduler
         members = [Member(f"{session.device.type}:{index}", connection.welcome)
                    for index, connection in enumerate(connections)]
         placement = AutomaticPlacement(scheduler, members, _with_meaning)
-    fleet = Fleet(connections, session.tape, session.released, placement, session.pace,
+    fleet = Fleet(connections, tape, released, placement, session.pace,
                   is_debugging=session.config.debug)
     fleet.introduce()
     return fleet
