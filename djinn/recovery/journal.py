@@ -82,6 +82,11 @@ class Journal:
                 storages[number] = storage
                 if number != storage:
                     views[storage] = views.get(storage, 0) + 1
+            for index in node.signature.writes:
+                slot = node.inputs[index]
+                if slot.number in live:
+                    # The tensor's own slot tells if it is given another storage, now or later.
+                    live[slot.number] = slot
         if nodes:
             entries.extend(nodes)
             entries.append(CUT)
@@ -203,8 +208,9 @@ class Journal:
 def needed_entries(entries: Sequence[Entry], journal: Journal, more: Sequence[Entry] = ()) -> list[bool]:
     """Tell which entries must be carried out again so that every live value is what it is.
 
-    An operation is needed if it gives a value that is needed, or writes a storage that is read behind it. What only
-    read is forgotten: nothing is carried out in another order.
+    An operation is needed if it gives a value that is needed, or writes a storage that is read behind it, or if all
+    that may come of it is a failure that nobody has heard of. What only read is forgotten: nothing is carried out in
+    another order.
 
     Args:
         entries: A journal's.
@@ -225,6 +231,7 @@ def needed_entries(entries: Sequence[Entry], journal: Journal, more: Sequence[En
                 (signature.is_random and GENERATOR in reads)
                 or any(slot.number in values for slot in entry.outputs)
                 or any(storage_of(inputs[index]) in reads for index in signature.writes)
+                or (not entry.outputs and not signature.writes and position >= journal.settled)
             ):
                 needed[position] = True
                 for slot in inputs:

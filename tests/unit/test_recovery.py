@@ -155,7 +155,7 @@ def test_random_programs_survive_deaths_at_random_places(data: st.DataObject) ->
         gc.collect()
         session.synchronize()
         assert session.stats()["live_handles"] == 0
-        session.link.journal.compact()
+        session.link.checkpoint()
         assert session.link.journal.node_count == 0
         assert not session.link.journal.live
     finally:
