@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from djinn import runtime
+
 from djinn.errors import TransportError
 from djinn.protocol.messages import Batch, Result
+from djinn.recovery.composing import compose_recovering
+from djinn.recovery.recovering import Recovering
 from djinn.session import Session
 
-__all__ = ("DyingConnection", "let_die")
+__all__ = ("DyingConnection", "handing_over_each", "let_die", "recovering")
 
 
 class DyingConnection:
@@ -63,3 +68,34 @@ def let_die(session: Session, messages: int = 0, *, delivers: bool = False) -> N
     with session.lock:
         for link in session.link.links:
             link.connection = DyingConnection(link.connection, messages, delivers=delivers)
+
+
+@contextmanager
+def recovering(session: Session) -> Iterator[Recovering]:
+    """Let a running session recover from deaths for a while, on connections of its own.
+
+    What is made in the block belongs to it, and has to be gone at its end.
+    """
+    with session.lock:
+        session.flush()
+        before = session.link
+        connections = [runtime.connect(session.config, session.plugins, address)
+                       for address in session.config.addresses]
+        layer = compose_recovering(connections, session, session.link_of)
+        session.link = layer
+    try:
+        yield layer
+    finally:
+        with session.lock:
+            session.link = before
+            layer.close()
+
+
+@contextmanager
+def handing_over_each(session: Session) -> Iterator[None]:
+    """Hand every operation over as soon as it is recorded."""
+    session.flush_after(1)
+    try:
+        yield
+    finally:
+        session.flush_after(session.config.flush_every)
