@@ -6,16 +6,24 @@ Importing registers the device ``remote_accelerator`` with PyTorch; it opens no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from djinn._collection import paused_collection
 
+if TYPE_CHECKING:
+    from djinn.execution import ExecutionStrategy, execute
+    from djinn.model.schedule import CostEstimate, ExecutionSchedule
+    from djinn.planning.liveness import MemoryEstimator
+    from djinn.plans import Scheduler, SchedulingStrategy, schedule
+
 with paused_collection():
     from djinn import errors, runtime
     from djinn.analysis import annotate_graph, build_graph, find_patterns
+    from djinn.calibration import calibrate, profiles
     from djinn.capture import Captured, capture, explain, get_graph, is_capturing
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.logs import set_debug_level
@@ -29,6 +37,7 @@ with paused_collection():
         SemanticMetadata,
         WorkloadProfile,
     )
+    from djinn.planning.profiles import Calibration
     from djinn.runtime import (
         RuntimeState,
         ensure_initialized,
@@ -47,25 +56,34 @@ with paused_collection():
 __version__ = "0.1.0"
 __all__ = (
     "AnnotatedGraph",
+    "Calibration",
     "Captured",
+    "CostEstimate",
     "DataResidency",
     "DjinnError",
     "ExecutionPhase",
+    "ExecutionSchedule",
+    "ExecutionStrategy",
     "LazyTensor",
     "LazyTuple",
+    "MemoryEstimator",
     "MemoryPattern",
     "MetadataPlaceholder",
     "Modality",
     "RuntimeState",
+    "Scheduler",
+    "SchedulingStrategy",
     "SemanticMetadata",
     "SessionClosedError",
     "TransportError",
     "WorkloadProfile",
     "annotate_graph",
     "build_graph",
+    "calibrate",
     "capture",
     "ensure_initialized",
     "errors",
+    "execute",
     "explain",
     "find_patterns",
     "flush",
@@ -78,13 +96,29 @@ __all__ = (
     "is_capturing",
     "is_initialized",
     "materialize",
+    "profiles",
     "register_init_hook",
     "reset_stats",
+    "schedule",
     "set_debug_level",
     "shutdown",
     "stats",
     "synchronize",
 )
+_LATER = {
+    **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn.model.schedule"),
+    **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn.execution"),
+    **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn.plans"),
+    "MemoryEstimator": "djinn.planning.liveness",
+}
+"""Names that are imported when somebody first asks for them: few programs plan, and every program imports djinn."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'djinn' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return found
 
 
 def materialize(*values: Any) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 import torch
@@ -20,6 +20,11 @@ from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import RecordedGraph
 from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 from djinn.origins import Watch
+
+if TYPE_CHECKING:
+    from djinn.explaining import Explanation
+    from djinn.measuring import MeasuredPiece, Measurement
+    from djinn.model.schedule import ExecutionSchedule
 
 _local = threading.local()
 _GRADIENTS = frozenset({torch.Tensor.backward, torch.autograd.grad})
@@ -143,8 +148,28 @@ def get_graph() -> RecordedGraph:
     return stack[-1].graph if stack else graph_of(runtime.current().tape.nodes[:])
 
 
-def explain(tensor: torch.Tensor) -> str:
-    """Say what is pending behind a lazy tensor and why; executes nothing."""
+@overload
+def explain(subject: torch.Tensor) -> str: ...
+@overload
+def explain(
+    subject: ExecutionSchedule, measured: Measurement | Sequence[MeasuredPiece] | None = None
+) -> Explanation: ...
+def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> str | Explanation:
+    """Say what is pending behind a lazy tensor and why, or what a schedule does; executes nothing.
+
+    Args:
+        subject: A tensor, or what `djinn.schedule` gave.
+        measured: For a schedule: what `djinn.measuring.measure` found.
+
+    Returns:
+        Text for a tensor. For a schedule, what prints as tables and bars, is shown by notebooks, and is written as a
+        page by ``to_html(path)``.
+    """
+    if not isinstance(subject, torch.Tensor):
+        from djinn.explaining import explain_schedule
+
+        return explain_schedule(subject, measured)
+    tensor = subject
     from djinn.tape import needed_for
     from djinn.tensor import LazyTensor
 

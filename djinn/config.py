@@ -27,6 +27,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_DEBUG": "debug",
     "DJINN_RECOVERY": "recovery",
     "DJINN_LOCAL_FALLBACK": "local_fallback",
+    "DJINN_RESULT_CACHE_BYTES": "result_cache_bytes",
 })
 """Environment variables, and the setting that each of them sets."""
 
@@ -62,6 +63,9 @@ class Config:
     """Whether an ordinary tensor that meets a lazy one is an error, as with CUDA, instead of being uploaded."""
     debug: bool = False
     """Whether the user's line is kept for every recorded operation."""
+    result_cache_bytes: int = 0
+    """Bytes that the executor may hold of results that nobody wants any more, so that they need not be computed again;
+    0: none, and nothing is looked for."""
     log_level: str = "WARNING"
     """Least severe message that is logged, out of `LOG_LEVELS`."""
     log_component: str = ""
@@ -174,6 +178,8 @@ def _recovery(value: Any) -> str:
 
 
 def _bytes(value: Any) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         _refuse()
     return value
@@ -200,6 +206,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "flush_every": _Rule(_count, "a whole number from 1, or None, or 'auto'"),
     "strict": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
     "debug": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
+    "result_cache_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
     "log_level": _Rule(_level, f"one of {', '.join(LOG_LEVELS)}"),
     "log_component": _Rule(_text, "names of components separated by commas"),
     "connect_timeout_s": _Rule(_seconds, "a number of seconds above 0"),

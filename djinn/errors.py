@@ -15,6 +15,7 @@ __all__ = (
     "DeviceNameTakenError",
     "DjinnError",
     "DocumentError",
+    "InputsError",
     "PeerError",
     "PluginError",
     "PluginLoadError",
@@ -90,6 +91,12 @@ class DocumentError(DjinnError, ValueError):
     """A document does not hold a graph with its meaning."""
 
     code = "DJ105"
+
+
+class InputsError(DjinnError, ValueError):
+    """What `djinn.execute` was given does not fit the graph; nothing was run."""
+
+    code = "DJ106"
 
 
 class PluginError(DjinnError):

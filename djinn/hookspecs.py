@@ -9,7 +9,8 @@ A plugin is a module, found through an entry point of the group ``djinn``, whose
         from my_package.scheduler import MyScheduler
         register(MyScheduler())
 
-Hooks run when a session is composed, begins or ends, and when the command line is built; never per operation.
+Hooks run when a session is composed, begins or ends, when it is calibrated, and when the command line is built; never
+per operation.
 Registering announces an object and must stay cheap: no device is opened, no thread is started, nothing is sent.
 """
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         ShapeInference,
         Transport,
     )
+    from djinn.planning.workloads import Workload
     from djinn.session import Session
 
     RegisterInterceptor: TypeAlias = Callable[[Interceptor], None]
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     RegisterTransport: TypeAlias = Callable[[Transport], None]
     RegisterExecutor: TypeAlias = Callable[[ExecutorFactory], None]
     RegisterObserver: TypeAlias = Callable[[Observer], None]
+    RegisterWorkload: TypeAlias = Callable[[Workload], None]
 
 __all__ = ("GROUP", "hookimpl", "hookspec")
 
@@ -301,6 +304,29 @@ def djinn_register_observers(register: RegisterObserver) -> None:
 
     Laws:
         Those of the kind ``observer``, in ``specs/kinds/observer.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+# Phase "calibration": `djinn.calibrate` was called.
+
+
+@hookspec
+def djinn_register_workloads(register: RegisterWorkload) -> None:
+    """Register workloads, by which `djinn.calibrate` finds out how fast an executor is.
+
+    Called:
+        Phase *calibration*, once per `djinn.calibrate`, while a session runs. All implementations run; workloads are
+        run in the order of their names.
+
+    Args:
+        register: Accepts a `djinn.planning.workloads.Workload`; may be called once per operation and size. Its
+            ``prepare`` is called later; nothing is recorded before.
+
+    Raises:
+        PluginValidationError: The object is no workload, or there is one of that name.
 
     Since:
         0.1.0

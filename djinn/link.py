@@ -12,11 +12,12 @@ from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.kinds import Connection
 from djinn.model.value import Slot
 from djinn.pacing import Pace
-from djinn.programs import Layout, ProgramTable
+from djinn.programs import Layout, ProgramTable, lay_out
 from djinn.protocol.failures import to_exception
 from djinn.protocol.messages import (
     Batch,
     Command,
+    Copy,
     Failure,
     Free,
     Plain,
@@ -28,6 +29,7 @@ from djinn.protocol.messages import (
     from_wire,
 )
 from djinn.protocol.tensors import header_of
+from djinn.results import NO_RESULTS, ResultCache
 from djinn.tape import Node, Tape, without_dead
 
 MAX_HELD_UPLOAD_BYTES = 64 * 1024
@@ -56,7 +58,7 @@ class Link:
     def __init__(
         self, connection: Connection, tape: Tape, released: deque[int],
         arrange: Callable[[Sequence[Node]], Sequence[int] | None], pace: Pace, is_debugging: bool,
-        heard: set[tuple[str, int]] | None = None,
+        heard: set[tuple[str, int]] | None = None, results: ResultCache | None = None,
     ) -> None:
         self.address = connection.address
         self.welcome = connection.welcome
@@ -66,6 +68,8 @@ class Link:
         self._programs = ProgramTable(arrange)
         self._pace = pace
         self._heard = set[tuple[str, int]]() if heard is None else heard
+        self._results = results
+        self._is_answered = True
         self._dead: set[int] = set()
         self._commands: list[Command] = []
         self._tensors: list[torch.Tensor] = []
@@ -113,7 +117,19 @@ class Link:
             whole: Whether to send the whole tape, or only what the values need.
         """
         self._take(None if whole else slots)
-        items, tensors = self._request(Batch([], fetch=tuple(slot.number for slot in slots)))
+        if self._results is None:
+            return self._brought(slots)
+        known = self._results.at_home(slots)
+        missing = [slot for slot, tensor in zip(slots, known, strict=True) if tensor is None]
+        # Even if nothing is missing: what failed since the last answer is told at the next wait.
+        made = self._brought(missing) if missing or self._commands or not self._is_answered else []
+        for slot, value in zip(missing, made, strict=True):
+            self._results.came_home(slot, value)
+        rest = iter(made)
+        return [next(rest) if tensor is None else tensor for tensor in known]
+
+    def _brought(self, slots: Sequence[Slot]) -> list[Any]:
+        items, tensors = self._request(Batch([], fetch=tuple(slot.number for slot in slots), synchronize=not slots))
         data = iter(tensors)
         return [self._local(item, data) for item in items]
 
@@ -136,6 +152,8 @@ class Link:
         self._commands.append(Upload(number, header_of(dense)))
         self._tensors.append(dense.clone() if is_held else dense)
         self.live_handles += number != 0
+        if self._results is not None:
+            self._results.uploaded(number, dense)
         if not is_held:
             self.submit()
 
@@ -153,7 +171,19 @@ class Link:
             layout: What `djinn.programs.lay_out` makes of them.
         """
         self._take(None)
+        if self._results is not None:
+            self._results.ran(nodes)
         self._add(nodes, released, layout)
+
+    def keep_results(self, results: ResultCache | None) -> None:
+        """Let go of results that are kept, and keep others from now on."""
+        self._take(None)
+        if self._results is not None:
+            self._results.forget_all()
+            freed = self._results.release(())
+            self._commands += [Free(tuple(freed))] if freed else []
+            self.live_handles -= len(freed)
+        self._results = results
 
     def close(self) -> None:
         """Close the connection."""
@@ -173,6 +203,7 @@ class Link:
             "programs_sent": self._programs.defined,
             "programs_known": len(self._programs),
             "live_handles": self.live_handles,
+            **(NO_RESULTS if self._results is None else self._results.stats()),
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
@@ -193,8 +224,17 @@ class Link:
         alive = without_dead(nodes, gone)
         self._dead -= gone
         held = sorted(gone - {slot.number for node in nodes for slot in node.outputs})
+        layout = None
+        if self._results is not None:
+            layout = lay_out(alive, gone)
+            copies = self._results.find(alive, layout) if alive else None
+            held = self._results.release(held)
+            if copies is not None:
+                alive = []
+                self._commands.append(Copy(copies))
+                self.live_handles += len(copies)
         if alive:
-            self._add(alive, gone, held=held)
+            self._add(alive, gone, layout, held)
         elif held:
             self._commands.append(Free(tuple(held)))
         self.live_handles -= len(held)
@@ -214,6 +254,7 @@ class Link:
         if not commands:
             return
         self.flushes += 1
+        self._is_answered = False
         self._guarded(lambda: self.connection.submit(Batch(commands), tensors))
 
     def _request(self, asked: Batch) -> tuple[Sequence[Any], list[torch.Tensor]]:
@@ -223,6 +264,9 @@ class Link:
         self.round_trips += 1
         self._pace.waited()
         result, data = self._guarded(lambda: self.connection.request(batch, tensors))
+        self._is_answered = True
+        if self._results is not None:
+            self._results.answered(failed=bool(result.failures))
         self._learn(result)
         self._raise_failure(result)
         return result.items, data

@@ -24,10 +24,12 @@ from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.value import Slot, Value
 from djinn.pacing import Pace
 from djinn.planning.check import check_schedule
+from djinn.planning.profiles import Calibration, Identity, identity_of, load
 from djinn.plugins import Plugins
 from djinn.protocol.messages import GENERATOR_HANDLE, Description
 from djinn.protocol.tensors import dtype_named, to_dense_cpu
 from djinn.recorder import Recorder
+from djinn.results import cache_for
 from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
@@ -79,6 +81,7 @@ class Session:
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
+        self.calibrations: dict[Identity, Calibration] = {}
 
     def _linked(self, connections: Sequence[Connection]) -> Link | Fleet | Recovering:
         if self.config.recovery == "none":
@@ -100,7 +103,8 @@ class Session:
             ConfigurationError: The servers are not alike.
         """
         if len(connections) == 1:
-            return Link(connections[0], tape, released, self._arrange, self.pace, self.config.debug)
+            return Link(connections[0], tape, released, self._arrange, self.pace, self.config.debug,
+                        results=cache_for(self.config.result_cache_bytes, self.classifier))
         from djinn.fleet.composing import compose_fleet
 
         return compose_fleet(connections, self, self._scheduler if self._is_automatic else None, tape, released)
@@ -123,6 +127,11 @@ class Session:
         usual = self._usual_flush_every
         self.flush_every = usual if operations == "auto" else int(operations or 0)
         self.pace.set(self.flush_every, is_fixed=operations != "auto")
+
+    def keep_results(self, max_bytes: int) -> None:
+        """Keep so many bytes of results to be used again from now on; see `djinn.config.Config.result_cache_bytes`."""
+        with self.lock:
+            self.link.keep_results(cache_for(max_bytes, self.classifier))
 
     def flush(self) -> None:
         """Hand everything pending over without waiting for results.
@@ -364,6 +373,13 @@ class Session:
                 "pending_nodes": len(self.tape),
             }
 
+    def calibration(self) -> Calibration:
+        """Return how fast the executor is thought to be; see `djinn.calibrate`."""
+        identity = identity_of(self.link)
+        if identity not in self.calibrations:
+            self.calibrations[identity] = load(identity)
+        return self.calibrations[identity]
+
     def close(self) -> None:
         """End the session: pending nodes are dropped, remote values freed with it."""
         with self.lock:
@@ -426,7 +442,8 @@ class Session:
     def _arrange(self, nodes: Sequence[Node]) -> list[int] | None:
         """Ask the scheduler for the order of a new program's nodes."""
         graph = graph_of(nodes)
-        devices = [DeviceInfo(str(self.device))]
+        known = self.calibration()
+        devices = [DeviceInfo(str(self.device), profile=known.profile, home_link=known.home_link)]
         schedule = self._scheduler.schedule(graph, devices)
         check_schedule(schedule, graph, devices)
         positions = {node.id: index for index, node in enumerate(graph.nodes())}

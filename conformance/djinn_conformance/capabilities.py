@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from djinn.errors import ConfigurationError
-from djinn.kinds import ListenOptions
+from djinn.kinds import CarryingTransport, ListenOptions
 from djinn_conformance.assertions import Tolerance
 from djinn_conformance.oracle import has_eager_stream
 from djinn_conformance.specs import Law
@@ -50,9 +50,16 @@ def _computes(subject: Subject) -> bool:
     return part is None or part.kind in COMPUTING
 
 
+def _is_scattered_beyond(law: Law, subject: Subject) -> bool:
+    from djinn_conformance.compositions import SCATTERED
+
+    return subject.registered.value.executors > 1 and law.id not in SCATTERED
+
+
 FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "executor.eager_stream": _has_eager_stream,
     "session.computes": _computes,
+    "transport.carries": lambda subject: isinstance(subject.registered.value, CarryingTransport),
     "transport.listens": listens,
 }
 
@@ -65,6 +72,8 @@ def _has(subject: Subject, capability: str) -> bool:
 
 def missing(law: Law, subject: Subject) -> tuple[str, ...]:
     """List the capabilities that a law requires and a plugin does not have."""
+    if subject.kind == "session" and _is_scattered_beyond(law, subject):
+        return ("one executor",)
     return tuple(capability for capability in law.requires if not _has(subject, capability))
 
 

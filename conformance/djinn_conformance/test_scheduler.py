@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from djinn.errors import ScheduleError
 from djinn.kinds import Scheduler
 from djinn.model.graph import RecordedGraph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+from djinn.model.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
 from djinn.planning.check import check_schedule
+from djinn.planning.memory import peak_bytes
+from djinn.planning.problem import Problem
 from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, graphs, show, snapshot
 from djinn_conformance.laws import law
@@ -23,15 +25,39 @@ _DEVICES = _NAMES.flatmap(lambda names: st.tuples(*(st.builds(DeviceInfo, st.jus
 _LIMIT_S = 10.0
 
 
-def _expect_order(
-    schedule: ExecutionSchedule, graph: RecordedGraph, devices: tuple[DeviceInfo, ...], where: str
-) -> None:
-    """Apply the kernel's own check, as far as it is about order and transfers."""
+@st.composite
+def _fleets(draw: st.DrawFn) -> tuple[RecordedGraph, tuple[DeviceInfo, ...]]:
+    """Draw a graph, and devices that hold some of the values that it needs, have copies of some, and differ."""
+    graph, names = draw(graphs()), draw(_NAMES)
+    made = {value for node in graph for value in node.outputs}
+    outside = sorted({value for node in graph for value in node.inputs} - made)
+    holder = {value: draw(st.sampled_from([*names, ""])) for value in outside}
+    copied = {value: draw(st.sampled_from([*names, "", ""])) for value in outside}
+    # Views that come from outside are where their storage is.
+    held = {value: holder[graph.storages.get(value, value)] if graph.storages.get(value, value) in holder
+            else holder[value] for value in outside}
+    links = st.builds(LinkProfile, st.sampled_from([1e-6, 2e-5, 1e-3]), st.sampled_from([1e8, 1e10]))
+    rates = st.builds(Rate, st.sampled_from([1e9, 5e10]), st.just(1e10))
+    return graph, tuple(DeviceInfo(
+        name, holds=frozenset(value for value in outside if held[value] == name),
+        copies=frozenset(value for value in outside if copied[value] == name),
+        profile=DeviceProfile(rate=draw(rates)), load=draw(st.sampled_from([0.0, 0.5])),
+        links={other: draw(links) for other in names if other != name}) for name in names)
+
+
+def _expect_rules(
+    subject: Subject, schedule: ExecutionSchedule, graph: RecordedGraph, devices: tuple[DeviceInfo, ...],
+    rules: tuple[str, ...],
+) -> bool:
+    """Apply the kernel's own check, as far as it is about these rules; say whether all the others are kept too."""
     try:
         check_schedule(schedule, graph, devices)
     except ScheduleError as error:
-        if any(f"rule '{rule}'" in str(error) for rule in ("order", "transfers")):
-            violated("schedule", got=str(error), wanted="one that keeps this rule", where=where)
+        if any(f"rule '{rule}'" in str(error) for rule in rules):
+            violated("schedule", got=str(error), wanted="one that keeps this rule",
+                     where=f"{subject}: {show(graph)} on {devices}")
+        return False
+    return True
 
 
 @law("scheduler.complete", effort=0.4)
@@ -58,7 +84,7 @@ def test_order_valid(
             expect(position[edge.source] < position[edge.target], "order",
                    got=f"{edge.target} before {edge.source}", wanted=f"the reverse, for {edge.kind} {edge.value!r}",
                    where=f"{subject}: {show(graph)}")
-    _expect_order(schedule, graph, devices, f"{subject}: {show(graph)}")
+    _expect_rules(subject, schedule, graph, devices, ("order", "transfers"))
 
 
 @law("scheduler.devices_known", effort=0.4)
@@ -75,6 +101,42 @@ def test_devices_known(
         for transfer in schedule.transfers:
             expect({transfer.source, transfer.target} <= names and transfer.source != transfer.target, "transfer",
                    got=transfer, wanted=f"two different ones of {sorted(names)}", where=where)
+
+
+@law("scheduler.homes_kept", effort=0.4)
+@given(fleet=_fleets())
+def test_homes_kept(
+    subject: Subject, plugin: Scheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
+) -> None:
+    """Let several devices hold what the graph reads, writes, and makes views of."""
+    graph, devices = fleet
+    _expect_rules(subject, plugin.schedule(graph, devices), graph, devices,
+                  ("placements", "replicas", "home", "transfers"))
+
+
+@law("scheduler.transfers_minimal", effort=0.4)
+@given(fleet=_fleets())
+def test_transfers_minimal(
+    subject: Subject, plugin: Scheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
+) -> None:
+    """Look for values that move for nobody, or to where they are."""
+    graph, devices = fleet
+    _expect_rules(subject, plugin.schedule(graph, devices), graph, devices, ("needless",))
+
+
+@law("scheduler.memory_kept", effort=0.4)
+@given(graph=graphs(), names=_NAMES, share=st.floats(0.0, 1.0))
+def test_memory_kept(
+    subject: Subject, plugin: Scheduler, graph: RecordedGraph, names: list[str], share: float
+) -> None:
+    """Give the first device room for everything, and the others less."""
+    whole = sum(Problem(graph, (DeviceInfo("any"),)).size)
+    devices = tuple(DeviceInfo(name, int(whole * (1.0 if name == names[0] else share))) for name in names)
+    schedule = plugin.schedule(graph, devices)
+    if _expect_rules(subject, schedule, graph, devices, ("budgets",)):
+        for device, most in zip(devices, peak_bytes(Problem(graph, devices), schedule).values(), strict=True):
+            expect(device.memory_bytes is not None and most <= device.memory_bytes, f"bytes on {device.id}", got=most,
+                   wanted=f"at most {device.memory_bytes}", where=f"{subject}: {show(graph)}")
 
 
 @law("scheduler.deterministic", effort=0.4)

@@ -16,9 +16,12 @@ from djinn_conformance.assertions import expect
 from djinn_conformance.laws import active_profile, law
 from djinn_conformance.lines import table
 from djinn_conformance.machine import FLUSHES, Machine, Statistics
+from djinn_conformance.reuse import ReusingMachine
 from djinn_conformance.subjects import Subject
 
 _LINES = 25
+_REUSED = 0.2
+"""How often, in each program, repeating a line must have used a result again, for the law to mean anything."""
 _AT_ONCE = 100
 """Hypothesis leads programs that begin alike to the same point again, and gives up if other choices are offered there.
 They may be: what threads and garbage have left differs. Then others are drawn, as long as none was different."""
@@ -29,8 +32,26 @@ _ENOUGH = 1000
 @law("session.programs_equal")
 def test_programs_equal(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
     """Draw programs, and see that there were enough of every kind."""
-    profile = active_profile()
     wanted = table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"]
+    statistics = _run(session, Machine, wanted)
+    record_property("djinn_said", f"{statistics}")
+    _expect_variety(statistics, wanted, str(subject))
+
+
+@law("session.reuse_invisible")
+def test_reuse_invisible(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
+    """Draw programs that repeat themselves, let the session keep results, and see that it used some again."""
+    wanted = max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2)
+    statistics = _run(session, ReusingMachine, wanted)
+    record_property("djinn_said", f"{statistics}")
+    count = statistics.counts["reused"]
+    expect(count >= _REUSED * wanted, "repetitions that were reused", got=count,
+           wanted=f"at least {_REUSED} in each program", where=str(subject))
+
+
+def _run(session: Session, machine: type[Machine], wanted: int) -> Statistics:
+    """Run so many programs."""
+    profile = active_profile()
     statistics = Statistics()
     for number in itertools.count():
         left = wanted - statistics.programs
@@ -38,20 +59,19 @@ def test_programs_equal(subject: Subject, session: Session, record_property: Cal
             break
         try:
             run_state_machine_as_test(
-                _machines(session, statistics, number if profile.derandomize else None),
+                _machines(session, machine, statistics, number if profile.derandomize else None),
                 settings=settings(profile, max_examples=min(_AT_ONCE, left), stateful_step_count=_LINES))
         except FlakyStrategyDefinition:
             if statistics.different or number > wanted:
                 raise
-    record_property("djinn_said", f"{statistics}")
-    _expect_variety(statistics, wanted, str(subject))
+    return statistics
 
 
-def _machines(session: Session, statistics: Statistics, number: int | None) -> Any:
+def _machines(session: Session, machine: type[Machine], statistics: Statistics, number: int | None) -> Any:
     """Make what makes the machines; ``number`` is the seed of their programs, if they shall be the same every time."""
 
     def make() -> Machine:
-        return Machine(session, statistics)
+        return machine(session, statistics)
 
     return make if number is None else seed(number)(make)
 

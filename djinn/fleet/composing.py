@@ -10,6 +10,7 @@ from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
 from djinn.kinds import Connection, Scheduler
 from djinn.model.graph import Graph
+from djinn.results import cache_for
 from djinn.tape import Tape
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def compose_fleet(
         placement = AutomaticPlacement(scheduler, members, _with_meaning)
     fleet = Fleet(connections, tape, released, placement, session.pace,
                   is_debugging=session.config.debug)
+    fleet.keep_results(cache_for(session.config.result_cache_bytes, session.classifier))
     fleet.introduce()
     return fleet
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from djinn.errors import ConfigurationError, UnsupportedTensorError
+from djinn.errors import ConfigurationError
 from djinn.fleet.placement import Placement
-from djinn.fleet.views import is_view, view_chain
+from djinn.fleet.views import changes_metadata, is_view, view_chain
 from djinn.fleet.whereabouts import Held, Whereabouts
 from djinn.kinds import Connection
 from djinn.link import Link
@@ -20,6 +20,7 @@ from djinn.model.value import Slot
 from djinn.pacing import Pace
 from djinn.programs import Layout
 from djinn.protocol.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
+from djinn.results import ResultCache
 from djinn.tape import Node, Tape, without_dead
 
 
@@ -58,7 +59,7 @@ class Fleet:
         self.transferred_bytes = 0
         self._tape = tape
         self._released = released
-        self._placement = placement
+        self.placement = placement
         self._pace = pace
         self._dead: set[int] = set()
         self._parcels = itertools.count(1)
@@ -77,6 +78,20 @@ class Fleet:
     def live_handles(self) -> int:
         """How many values the executors hold, copies included."""
         return sum(link.live_handles for link in self.links)
+
+    def use(self, placement: Placement) -> None:
+        """Let another placement decide from now on."""
+        self.placement = placement
+
+    def keep_results(self, results: ResultCache | None) -> None:
+        """Refuse: what several executors have computed is not kept to be used again.
+
+        Raises:
+            ConfigurationError: Something was to be kept.
+        """
+        if results is not None:
+            raise ConfigurationError("Results are kept by sessions with one executor only.",
+                                     hint="Leave result_cache_bytes out, or connect to one server.")
 
     def introduce(self) -> None:
         """Let the servers reach each other.
@@ -107,6 +122,9 @@ class Fleet:
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and bring home the metadata of values."""
+        if not slots:
+            # An operation may have no results, and fail nevertheless.
+            self.synchronize()
         self._take(None)
         return self._asked(slots, lambda link, mine: link.describe(mine))
 
@@ -123,7 +141,7 @@ class Fleet:
         if number == GENERATOR_HANDLE:
             self.links[self._generator(device)].upload(number, dense)
             return
-        executor = self._placement.house(size_bytes, device, self.where)
+        executor = self.placement.house(size_bytes, device, self.where)
         spec = TensorSpec(dense.size(), dense.stride(), 0, dense.dtype, dense.device)
         self.where.add(Slot(number, number), executor, spec)
         self.links[executor].upload(number, dense)
@@ -132,7 +150,7 @@ class Fleet:
         """Seed the random numbers after everything pending."""
         self._take(None)
         for executor, link in enumerate(self.links):
-            if not self._placement.shares_generator or executor == self._drawn_at:
+            if not self.placement.shares_generator or executor == self._drawn_at:
                 link.seed(seed)
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
@@ -168,11 +186,11 @@ class Fleet:
     def _home_of(self, slot: Slot) -> int:
         if slot.number == GENERATOR_HANDLE:
             # A generator's slot carries the device's index where a value's carries its storage.
-            return self._drawn_at if self._placement.shares_generator else slot.storage
+            return self._drawn_at if self.placement.shares_generator else slot.storage
         return self.where.home_of(slot.number) or 0
 
     def _generator(self, device: torch.device | None) -> int:
-        if self._placement.shares_generator:
+        if self.placement.shares_generator:
             return self._drawn_at
         return 0 if device is None else device.index or 0
 
@@ -200,7 +218,7 @@ class Fleet:
             nodes: What to run.
             gone: Values that nobody names once it has run.
         """
-        placed = self._placement.place(nodes, gone, self.where)
+        placed = self.placement.place(nodes, gone, self.where)
         self._leaving = _last_uses(placed, gone)
         for self._position, (node, executor) in enumerate(placed):
             self._put(node, self._allowed(node, executor))
@@ -235,28 +253,28 @@ class Fleet:
             return None
         if held.storage != slot.storage and slot.storage in self.where.homes:
             before, home = self.where.homes[held.storage], self.where.homes[slot.storage]
-            if before != home and home not in held.copies:
-                self._move(slot.number, before, home)
+            if before != home:
+                if home not in held.copies:
+                    self._move(slot.number, before, home)
+                self.links[before].released.append(slot.number)
             self.where.rehouse(slot)
         return self.where.homes[held.storage]
 
     def _put(self, node: Node, executor: int) -> None:
         signature = node.signature
-        if signature.is_random and self._placement.shares_generator and executor != self._drawn_at:
+        if signature.is_random and self.placement.shares_generator and executor != self._drawn_at:
             self._move(GENERATOR_HANDLE, self._drawn_at, executor)
             self._drawn_at = executor
-        for slot in node.inputs:
-            self._bring(slot, executor)
         written = [node.inputs[index] for index in signature.writes]
         for slot in written:
-            foreign = self.where.home_of(slot.number) != executor
-            if foreign and sum(other.storage == slot.storage for other in node.inputs) > 1:
-                raise UnsupportedTensorError(
-                    f"{signature.template.operator} writes tensors on several servers that share memory.",
-                    hint="Call it for the tensors of one server at a time.")
+            self._rehome(slot, executor)
+        for slot in node.inputs:
+            self._bring(slot, executor)
         self.links[executor].tape.nodes.append(node)
         for slot in written:
-            self._written(slot, executor)
+            self._forget_copies(slot)
+            if changes_metadata(signature.template.operator):
+                self.where.forget_views(slot.number)
         view = node if is_view(signature) else None
         for slot, spec in zip(node.outputs, signature.results or (None,) * len(node.outputs), strict=True):
             self.where.add(slot, executor, spec, view)
@@ -293,38 +311,44 @@ class Fleet:
             else:
                 link.released.append(slot.number)
 
-    def _written(self, slot: Slot, executor: int) -> None:
-        """See to it that a storage's home has what was written, and nobody an older copy."""
-        home = self.where.home_of(slot.number)
-        if home is None:
+    def _rehome(self, slot: Slot, executor: int) -> None:
+        """Give the storage of a value another home. Its values share memory there as they did."""
+        home = self._house(slot)
+        if home is None or home == executor:
             return
-        if home != executor:
-            self._move(slot.number, executor, home, into=True)
-        for number, held in list(self.where.members_of(slot.storage)):
-            for other in sorted(held.copies):
-                if not (number == slot.number and other == executor):
-                    self.where.drop_copy(number, other)
-                    self.links[other].released.append(number)
+        family = tuple(number for number, _ in self.where.members_of(slot.storage))
+        self._send(Send(slot.number, executor, next(self._parcels), family), home, executor)
+        self.links[home].released.extend(family)
+        self.links[executor].live_handles += self.where.rehome(slot.storage, executor)
 
-    def _move(self, number: int, source: int, target: int, *, into: bool = False) -> None:
-        """Send a value from one server to another, behind everything that these have to do so far."""
-        # A transfer cuts programs. What they have used for the last time by then is freed with them.
+    def _forget_copies(self, slot: Slot) -> None:
+        """Drop what other executors have of a storage that has been written."""
+        for number, held in list(self.where.members_of(slot.storage)):
+            for executor in sorted(held.copies):
+                self.where.drop_copy(number, executor)
+                self.links[executor].released.append(number)
+
+    def _move(self, number: int, source: int, target: int) -> None:
+        """Send a copy of a value from one server to another."""
+        self._send(Send(number, target, next(self._parcels)), source, target)
+        if number != GENERATOR_HANDLE:
+            self.transferred_bytes += self._size_of(number)
+            self.where.copied(number, target)
+            self.links[target].live_handles += 1
+
+    def _send(self, send: Send, source: int, target: int) -> None:
+        """Let a parcel go from one server to another, behind everything that these have to do so far."""
+        # This cuts programs. What they have used for the last time by then is freed with them.
         self._let_go()
         self.links[source].settle()
         self.links[target].settle()
-        parcel = next(self._parcels)
-        self.links[source].command(Send(number, target, parcel))
+        self.links[source].command(send)
         # Whatever waits for a parcel waits for what is on its way already: so nobody waits for ever, also where handing
         # over itself has to wait. And the sooner it begins, the more happens at once.
         self.links[source].submit()
-        self.links[target].command(Receive(number, parcel, self.links[source].welcome.session, into))
+        sender = self.links[source].welcome.session
+        self.links[target].command(Receive(send.handle, send.parcel, sender, send.family))
         self.transfers += 1
-        if number == GENERATOR_HANDLE:
-            return
-        self.transferred_bytes += self._size_of(number)
-        if not into:
-            self.where.copied(number, target)
-            self.links[target].live_handles += 1
 
     def _introduce(self, source: int, target: int) -> None:
         welcome = self.links[target].welcome

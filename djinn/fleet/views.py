@@ -21,6 +21,12 @@ def is_view_anywhere(operator: str) -> bool:
     return "storage_offset" not in facts_of(operator_named(operator)).argument_names
 
 
+@lru_cache(maxsize=4096)
+def changes_metadata(operator: str) -> bool:
+    """Whether an operator may give its operand another size or other strides."""
+    return facts_of(operator_named(operator)).changes_metadata
+
+
 def view_chain(number: int, executor: int, where: Whereabouts) -> tuple[list[Node], int]:
     """List the operations that make a value, as a view of a view of ..., of one that an executor has.
 

@@ -80,11 +80,41 @@ class Whereabouts:
         self._members.setdefault(storage, set()).add(slot.number)
 
     def rehouse(self, slot: Slot) -> None:
-        """Learn that a value has been given another storage, that of a value known here."""
+        """Learn that a value has been given another storage, that of a value known here, and is at its home."""
         held = self._values[slot.number]
+        if self.homes[slot.storage] in held.copies:
+            self.drop_copy(slot.number, self.homes[slot.storage])
         self._leave(slot.number, held)
         held.storage, held.view = slot.storage, None
         self._members.setdefault(slot.storage, set()).add(slot.number)
+
+    def rehome(self, storage: int, executor: int) -> int:
+        """Learn that a storage with all its values has moved.
+
+        Returns:
+            How many of them the executor had no copy of.
+        """
+        home = self.homes[storage]
+        self.held_bytes[home] -= self._sizes[storage]
+        self.held_bytes[executor] += self._sizes[storage]
+        self.homes[storage] = executor
+        made = 0
+        for number, held in list(self.members_of(storage)):
+            if executor in held.copies:
+                self.drop_copy(number, executor)
+            else:
+                made += 1
+        return made
+
+    def forget_views(self, number: int) -> None:
+        """Learn that a value has another size or other strides: it is no longer what its operation makes.
+
+        Nor are other values views of what it is now; how they were made no longer says what they are.
+        """
+        storage = self._values[number].storage
+        for other, held in self.members_of(storage):
+            if other == number or (held.view is not None and held.view.inputs[0].number == number):
+                held.view = None
 
     def copied(self, number: int, executor: int) -> None:
         """Learn that an executor has a copy of a value."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -53,3 +53,14 @@ class Classifier(Protocol):
         Laws:
             classifier.whole_is_new
         """
+
+
+@runtime_checkable
+class CandidClassifier(Classifier, Protocol):
+    """What a classifier may have beside the methods of `Classifier`: with them, results can be used again."""
+
+    def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether it may write what its schema does not say, or depend on more than its arguments and random numbers."""
+
+    def shares_silently(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether results may share memory with its first tensor though its schema does not say so."""

@@ -22,6 +22,7 @@ class Scheduler(Protocol):
             A schedule that `djinn.planning.check.check_schedule` accepts.
 
         Laws:
-            scheduler.complete, scheduler.order_valid, scheduler.devices_known, scheduler.deterministic,
-            scheduler.graph_unchanged, scheduler.empty_graph, scheduler.deep_graph
+            scheduler.complete, scheduler.order_valid, scheduler.devices_known, scheduler.homes_kept,
+            scheduler.transfers_minimal, scheduler.memory_kept, scheduler.deterministic, scheduler.graph_unchanged,
+            scheduler.empty_graph, scheduler.deep_graph
         """

@@ -87,7 +87,7 @@ class ValueInfo:
     name: str = ""
     """Name in the captured model, for example ``transformer.wte.weight``."""
     kind: str = ""
-    """``parameter``, ``buffer``, ``optimizer_state``, ``gradient`` or ``input``; empty if unknown."""
+    """``parameter``, ``buffer``, ``optimizer_state``, ``cache``, ``gradient`` or ``input``; empty if unknown."""
     spec: TensorSpec | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -22,6 +23,58 @@ class Rate:
 
 
 @attrs.frozen
+class Sample:
+    """One measured call of an operation."""
+
+    flops: float
+    size_bytes: float
+    """Bytes that are read and written."""
+    seconds: float
+    """What it took beyond its launch."""
+
+
+@attrs.frozen
+class OperationProfile:
+    """What one operation was measured to take, at several sizes."""
+
+    launch_s: float
+    """What it takes however small it is."""
+    samples: tuple[Sample, ...] = ()
+
+    def seconds(self, flops: float, size_bytes: float) -> float:
+        """Predict a call from those that were measured: each is scaled to the work asked for, near ones count more.
+
+        Source:
+            Shepard, "A two-dimensional interpolation function for irregularly-spaced data", ACM 1968; in logarithms.
+        """
+        total = weights = 0.0
+        for sample in self.samples:
+            scale, apart = _ratio(size_bytes, sample.size_bytes)
+            if flops and sample.flops:
+                # What computes takes time by that. Calls of one intensity are bound by the same, whatever their size.
+                more_bytes = scale
+                scale, apart = _ratio(flops, sample.flops)
+                apart += _INTENSITY * _ratio(scale, more_bytes)[1]
+            weight = 1 / (apart + _NEAR) ** 2
+            total += weight * scale * sample.seconds
+            weights += weight
+        return self.launch_s + (total / weights if weights else 0.0)
+
+
+_INTENSITY = 4.0
+"""How much more a difference in FLOP per byte sets two calls apart than one in size."""
+_NEAR = 1e-3
+"""Squared distance below which samples count alike; it keeps an exact hit from dividing by zero."""
+
+
+def _ratio(asked: float, measured: float) -> tuple[float, float]:
+    """Return the ratio of two amounts, and the square of its logarithm; of none, 0 for both."""
+    if asked <= 0 or measured <= 0:
+        return 0.0, 0.0
+    return asked / measured, math.log(asked / measured) ** 2
+
+
+@attrs.frozen
 class DeviceProfile:
     """How fast a device is."""
 
@@ -30,15 +83,34 @@ class DeviceProfile:
     rate: Rate = Rate(5e10, 1e10)
     launch_s: float = 5e-6
     """What an operation takes however small it is."""
+    view_s: float = 2e-6
+    """What an operation takes that moves nothing."""
+    run_s: float = 1e-4
+    """What handing over and beginning a piece of work takes, however short it is."""
+    operations: Mapping[str, OperationProfile] = attrs.field(factory=dict)
+    """By qualified overload: those that were measured by themselves."""
     is_measured: bool = False
     """Whether `djinn.calibrate` has measured it; otherwise these are defaults for one core of a CPU."""
 
-    def seconds(self, flops: float, size_bytes: float, pattern: MemoryPattern = MemoryPattern.SEQUENTIAL) -> float:
+    def seconds(
+        self, flops: float, size_bytes: float, pattern: MemoryPattern = MemoryPattern.SEQUENTIAL, operation: str = ""
+    ) -> float:
         """Predict what an operation takes: its launch, then what binds it, arithmetic or memory.
+
+        Args:
+            flops: Floating-point operations.
+            size_bytes: Bytes that are read and written.
+            pattern: How it goes through memory.
+            operation: Its qualified overload. If it was measured, that counts more than what is usual.
 
         Source:
             Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
         """
+        known = self.operations.get(operation)
+        if known is not None and (known.samples or not size_bytes):
+            return known.seconds(flops, size_bytes)
+        if pattern is MemoryPattern.NONE:
+            return self.view_s
         rate = self.rates.get(pattern, self.rate)
         return self.launch_s + max(flops / rate.flops_per_s, size_bytes / rate.bytes_per_s)
 
@@ -162,3 +234,5 @@ class ExecutionSchedule:
     ``recomputes``, ``phase:<phase>``, ``defaults`` (a profile was not measured)."""
     graph: Graph | None = attrs.field(default=None, eq=False, repr=False)
     """What it is a schedule of, if that is kept; `djinn.execute` needs it."""
+    device_infos: tuple[DeviceInfo, ...] = attrs.field(default=(), eq=False, repr=False)
+    """What was known of the devices when it was made, if that is kept; `djinn.explain` says more with it."""

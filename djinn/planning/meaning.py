@@ -1,26 +1,45 @@
-"""Graphs whose nodes carry what they mean."""
+"""What a graph means, put where schedulers look for it."""
 
 from __future__ import annotations
 
 import attrs
 
 from djinn.model.annotated import AnnotatedGraph
-from djinn.model.graph import GraphNode, RecordedGraph
-from djinn.model.metadata import SemanticMetadata
+from djinn.model.graph import GraphNode, RecordedGraph, ValueInfo
+from djinn.model.metadata import DataResidency, SemanticMetadata
 
-MEANING = "meaning"
-"""Where `djinn.model.graph.GraphNode.metadata` keeps the node's `SemanticMetadata`."""
+_KINDS = {
+    DataResidency.PERSISTENT_WEIGHT: "parameter",
+    DataResidency.STATEFUL_KV_CACHE: "cache",
+    DataResidency.GRADIENT: "gradient",
+    DataResidency.OPTIMIZER_STATE: "optimizer_state",
+    DataResidency.INPUT: "input",
+}
+STAYING = frozenset(("parameter", "buffer", "optimizer_state", "cache"))
+"""Kinds of values from outside that had better stay where they are."""
 
 
 def with_meaning(annotated: AnnotatedGraph) -> RecordedGraph:
-    """Return the graph with each node's meaning among its metadata."""
+    """Put what is known of nodes and values into the graph itself.
+
+    Returns:
+        The graph; each node has its `SemanticMetadata` as ``metadata["meaning"]``, and values from outside of which
+        nobody knew what they are have a `ValueInfo.kind` by their residency.
+    """
     graph = annotated.graph
-    nodes = tuple(attrs.evolve(node, metadata={**node.metadata, MEANING: annotated.nodes[node.id]})
+    nodes = tuple(attrs.evolve(node, metadata={**node.metadata, "meaning": annotated.nodes[node.id]})
                   for node in graph.nodes())
-    return RecordedGraph(nodes, graph.storages, graph.backend_type, graph.values, graph.fallback_reason)
+    made = {value for node in nodes for value in node.outputs}
+    values = dict(graph.values)
+    for value in dict.fromkeys(value for node in nodes for value in node.inputs):
+        info = values.get(value, ValueInfo())
+        kind = _KINDS.get(annotated.values.get(value, DataResidency.UNKNOWN), "")
+        if value not in made and kind and not info.kind:
+            values[value] = attrs.evolve(info, kind=kind)
+    return RecordedGraph(nodes, graph.storages, graph.backend_type, values, graph.fallback_reason)
 
 
 def meaning_of(node: GraphNode) -> SemanticMetadata | None:
-    """Return what a node means, if that is known."""
-    found = node.metadata.get(MEANING)
-    return found if isinstance(found, SemanticMetadata) else None
+    """Return what is known of a node, if its graph was annotated."""
+    meaning = node.metadata.get("meaning")
+    return meaning if isinstance(meaning, SemanticMetadata) else None

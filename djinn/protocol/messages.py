@@ -169,6 +169,19 @@ class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
     released: dict[Size, Handle] = {}
 
 
+class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
+    """Give values again, under other handles, that nothing has written since they were computed.
+
+    Each is a copy with the same size, strides and offset. Those of one command whose sources share a storage share one.
+
+    Attributes:
+        handles: For each value: what to copy; the handle of the copy; and 0, or the handle of the value whose storage
+            it is a view of: then nothing is copied, and only the metadata is taken over.
+    """
+
+    handles: tuple[tuple[Handle, Handle, Handle], ...]
+
+
 class Seed(msgspec.Struct, frozen=True, array_like=True, tag="seed"):
     """Seed the session's random generator."""
 
@@ -204,11 +217,13 @@ class Send(msgspec.Struct, frozen=True, array_like=True, tag="send"):
         handle: The value, or `GENERATOR_HANDLE`.
         peer: Number of a `Peer`.
         parcel: Number of the client's choice; no two values that one session sends to another have the same.
+        family: If there are any: values that share memory, the value itself among them. Then that memory travels whole.
     """
 
     handle: Handle
     peer: Handle
     parcel: Handle
+    family: tuple[Handle, ...] = ()
 
 
 class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
@@ -218,16 +233,16 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
         handle: The handle, or `GENERATOR_HANDLE`.
         parcel: Number in the `Send` of the other session.
         sender: `Welcome.session` of the other session.
-        into: Copy it into the value that the handle has already, whose memory and views stay.
+        family: As in the `Send`; the values share memory here as they did there.
     """
 
     handle: Handle
     parcel: Handle
     sender: Text
-    into: bool = False
+    family: tuple[Handle, ...] = ()
 
 
-Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Seed | Free | Peer | Send | Receive
+Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Copy | Seed | Free | Peer | Send | Receive
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
@@ -347,6 +362,25 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     is_packed: bool = False
 
 
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """One of several values that share memory which travels whole.
+
+    Attributes:
+        dtype, size, stride: Of the value.
+        storage_offset: Where it begins in that memory, in its elements.
+        is_conjugated, is_negated: What PyTorch is to do to its elements when it reads them.
+        failure: Why there is no value; then the rest means nothing.
+    """
+
+    dtype: Text = ""
+    size: Annotated[tuple[Size, ...], Meta(max_length=64)] = ()
+    stride: Annotated[tuple[Size, ...], Meta(max_length=64)] = ()
+    storage_offset: Size = 0
+    is_conjugated: bool = False
+    is_negated: bool = False
+    failure: Failure | None = None
+
+
 class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
     """A value on its way from session to session; a tensor's bytes are the frame's body.
 
@@ -355,12 +389,16 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
         item: The value; ``None`` if there is a failure instead.
         layout: How the tensor lies in memory, if not as it travels.
         failure: Why there is no value; its source is set.
+        members: What lies in the memory that ``item`` is the bytes of, in the order of `Send.family`.
+        told: What else has failed where it comes from and its client has not heard of; their sources are set.
     """
 
     parcel: Handle
     item: TensorHeader | Plain | None = None
     layout: Layout | None = None
     failure: Failure | None = None
+    members: tuple[Member, ...] = ()
+    told: tuple[Failure, ...] = ()
 
 
 Message: TypeAlias = Hello | Welcome | Refusal | Courier | Batch | Result | Parcel

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import torch
 
-from djinn.errors import ProtocolError, UnknownHandleError
+from djinn.errors import PeerError, ProtocolError, UnknownHandleError
 from djinn.kinds.executor import CompiledProgram, Executor
-from djinn.protocol import failures, messages
+from djinn.protocol import messages, parcels
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
+from djinn.protocol.holdings import Holdings
 from djinn.protocol.lookahead import Lookahead
 from djinn.protocol.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
     MARKS_HANDLE,
     Batch,
+    Command,
+    Copy,
     Define,
     Failure,
     Forget,
     Free,
     Item,
+    Parcel,
+    Peer,
     Plain,
     Poisoned,
     Recall,
+    Receive,
     Rerun,
     Result,
     Run,
     Seed,
+    Send,
     Upload,
 )
-from djinn.protocol.tensors import describe, header_of
+from djinn.protocol.post import Post
+from djinn.protocol.reports import Failures, Timings
+from djinn.protocol.tensors import copy_of, describe, header_of, placed_in
 
-MAX_FAILURES = 1000
-"""Failures remembered between two answers; later ones are counted with the last."""
+MAX_TOLD = 16
+"""Failures that travel with a parcel."""
 
 
 @runtime_checkable
@@ -81,26 +93,35 @@ class SessionService:
         travels: Tensors come from and go to another process: nobody else holds those given to `handle`, and those that
             it returns are only read, before the next batch.
         contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
+        post: Reaches other sessions, and is reached by them.
 
     Concurrency:
-        One batch at a time.
+        One batch at a time; `held_bytes` may be read by any thread.
     """
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
-                 contents: Contents | None = None) -> None:
+                 contents: Contents | None = None, post: Post | None = None) -> None:
         self._executor = executor
         self._contents = contents
+        self._post = post
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
         # What is kept is nobody's to write to: then the value is a copy.
         self._put = executor.put if shared is None or contents is not None else shared.adopt
+        self._adopt = executor.put if shared is None else shared.adopt
         self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
-        self._values: dict[int, Any] = {}
+        self._values = Holdings()
         self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
         self._forecast = Forecast()
         self._lookahead = Lookahead(self._forecast)
-        self._failures: list[Failure] = []
-        self._last_failure = 0
+        self._failures = Failures()
+        self._fail = self._failures.add
+        self._timings: Timings | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the storages that its values lie in."""
+        return self._values.held_bytes
 
     @property
     def live_handles(self) -> int:
@@ -131,28 +152,51 @@ class SessionService:
             The answer (to be sent only if the batch wants one) and its tensors.
         """
         uploads = iter(tensors)
-        for command in batch.commands:
-            if isinstance(command, (Run, Rerun)):
-                self._run(command)
-            elif isinstance(command, Free):
-                self._lookahead.freed(command.handles)
-                self._free(command.handles)
-            else:
-                self._lookahead.drop()
-                self._change(command, uploads)
+        if batch.timed and self._timings is None:
+            self._timings = Timings()
+        if self._timings is None:
+            for command in batch.commands:
+                self._carry_out(command, uploads)
+        else:
+            for command in batch.commands:
+                begin_ns = time.monotonic_ns()
+                self._carry_out(command, uploads)
+                self._timings.add(command, begin_ns)
         if not batch.wants_reply:
             return Result(), []
         data: list[torch.Tensor] = []
         items = [self._fetch(handle, data) for handle in batch.fetch]
         items += [self._describe(handle) for handle in batch.describe]
-        pending, self._failures = self._failures, []
-        return Result(tuple(items), tuple(pending)), data
+        if self._timings is None:
+            return Result(tuple(items), self._failures.take()), data
+        return Result(tuple(items), self._failures.take(), self._timings.take(), time.monotonic_ns()), data
 
-    def _change(self, command: Upload | Recall | Define | Seed | Forget, uploads: Iterator[torch.Tensor]) -> None:
+    def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:
+        if isinstance(command, (Run, Rerun)):
+            self._run(command)
+        elif isinstance(command, Free):
+            self._lookahead.freed(command.handles)
+            self._free(command.handles)
+        elif isinstance(command, Copy):
+            self._lookahead.freed(target for _, target, _ in command.handles)
+            self._copy(command)
+        elif isinstance(command, Send):
+            self._send(command)
+        elif isinstance(command, Peer):
+            self._attempt(lambda: self._posted().connect(command.peer, command.address, command.mailbox))
+        else:
+            self._lookahead.drop()
+            self._change(command, uploads)
+
+    def _change(
+        self, command: Upload | Recall | Receive | Define | Seed | Forget, uploads: Iterator[torch.Tensor]
+    ) -> None:
         if isinstance(command, Upload):
             self._upload(command, next(uploads))
         elif isinstance(command, Recall):
             self._recall(command)
+        elif isinstance(command, Receive):
+            self._receive(command)
         elif isinstance(command, Define):
             self._define(command)
         elif isinstance(command, Seed):
@@ -162,13 +206,6 @@ class SessionService:
             for program in command.programs:
                 self._lookahead.forget(program)
                 self._programs.pop(program, None)
-
-    def _fail(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
-        self._last_failure += 1
-        if len(self._failures) < MAX_FAILURES:
-            self._failures.append(Failure(self._last_failure, failures.name_of(error), failures.text_of(error),
-                                          operator, run, step))
-        return Poisoned(self._failures[-1].identity)
 
     def _attempt(self, action: Any) -> Any:
         try:
@@ -190,7 +227,7 @@ class SessionService:
         if command.handle == GENERATOR_HANDLE:
             self._attempt(lambda: self._random.set(tensor))
         else:
-            self._values[command.handle] = self._attempt(lambda: self._put(tensor))
+            self._values.put(command.handle, self._attempt(lambda: self._put(tensor)))
             if self._contents is not None:
                 self._contents.keep(command.handle, tensor)
 
@@ -199,15 +236,96 @@ class SessionService:
         if handle == GENERATOR_HANDLE:
             self._fail(ProtocolError("Handle 0 is reserved."))
         elif contents is None:
-            self._values[handle] = self._fail(ProtocolError("Nothing is kept for this session."))
+            self._values.put(handle, self._fail(ProtocolError("Nothing is kept for this session.")))
         else:
-            self._values[handle] = self._attempt(lambda: self._executor.put(contents.recall(handle, command.digest)))
+            self._values.put(handle, self._attempt(
+                lambda: self._executor.put(contents.recall(handle, command.digest))))
+
+    def _posted(self) -> Post:
+        if self._post is None:
+            raise PeerError("This session exchanges no values with others.", hint="Bring the value home instead.")
+        return self._post
+
+    def _send(self, command: Send) -> None:
+        def post_it() -> None:
+            post = self._posted()
+            packed = self._attempt(lambda: self._packed(command, post.session))
+            if isinstance(packed, Poisoned):
+                packed = Parcel(command.parcel, failure=self._failures.told_to_others(packed, post.session)), ()
+            parcel, tensors = packed
+            # Whoever uses the value hears of all that failed before it was sent.
+            pending = self._failures.pending[:MAX_TOLD]
+            told = tuple(self._failures.of_others(failure, post.session) for failure in pending)
+            post.send(command.peer, msgspec.structs.replace(parcel, told=told) if told else parcel, tensors)
+
+        self._attempt(post_it)
+
+    def _packed(self, command: Send, session: str) -> tuple[Parcel, Sequence[torch.Tensor]] | Poisoned:
+        if command.handle == GENERATOR_HANDLE:
+            return parcels.pack(command.parcel, self._random.get(), lambda state: state)
+        value = self._value(command.handle)
+        if not command.family or not isinstance(value, torch.Tensor):
+            return value if isinstance(value, Poisoned) else parcels.pack(command.parcel, value, self._get)
+        family = [self._value(handle) for handle in command.family]
+        return parcels.pack_family(command.parcel, [
+            self._failures.told_to_others(member, session) if isinstance(member, Poisoned) else member
+            for member in family], self._get)
+
+    def _receive(self, command: Receive) -> None:
+        values = self._attempt(lambda: self._received(command))
+        handles = command.family or (command.handle,)
+        if isinstance(values, Poisoned) or len(values) != len(handles):
+            poison = values if isinstance(values, Poisoned) else self._fail(
+                ProtocolError(f"A parcel of {len(values)} values where {len(handles)} were expected."))
+            values = [poison] * len(handles)
+        if command.handle == GENERATOR_HANDLE:
+            if not isinstance(values[0], Poisoned):
+                self._attempt(lambda: self._random.set(values[0]))
+            return
+        for handle, value in zip(handles, values, strict=True):
+            self._values.put(handle, value)
+
+    def _received(self, command: Receive) -> list[Any] | Poisoned:
+        parcel, tensors = self._posted().receive(command.sender, command.parcel)
+        for failure in parcel.told:
+            self._failures.adopt(failure)
+        if parcel.failure is not None:
+            return self._failures.adopt(parcel.failure)
+        if isinstance(parcel.item, Plain):
+            return [messages.from_wire(parcel.item.value)]
+        if command.handle == GENERATOR_HANDLE:
+            return [tensors[0]]
+        if parcel.members:
+            return [self._failures.adopt(made) if isinstance(made, Failure) else made
+                    for made in parcels.unpack_family(parcel, tensors[0], self._adopt)]
+        return [parcels.unpack(parcel, tensors[0], self._adopt)]
 
     def _free(self, handles: Sequence[int]) -> None:
-        for handle in handles:
-            self._values.pop(handle, None)
+        self._values.drop(handles)
         if self._contents is not None:
             self._contents.release(handles)
+
+    def _copy(self, command: Copy) -> None:
+        copied: dict[int, torch.UntypedStorage] = {}
+
+        def made(source: int, base: int) -> Any:
+            value, owner = self._value(source), self._value(base) if base else None
+            if isinstance(owner, Poisoned) or not isinstance(value, torch.Tensor):
+                return owner if isinstance(owner, Poisoned) else value
+            storage = value.untyped_storage()
+            if owner is None:
+                if storage._cdata not in copied:
+                    copied[storage._cdata] = copy_of(storage)
+                return placed_in(copied[storage._cdata], value)
+            if not isinstance(owner, torch.Tensor) or owner.untyped_storage().nbytes() != storage.nbytes():
+                raise ProtocolError(f"Value {source} is no view of anything like value {base}.")
+            return placed_in(owner.untyped_storage(), value)
+
+        for source, target, base in command.handles:
+            if target == GENERATOR_HANDLE:
+                self._fail(ProtocolError("Handle 0 is reserved."))
+            else:
+                self._values.put(target, self._attempt(partial(made, source, base)))
 
     def _run(self, command: Run | Rerun) -> None:
         ahead = self._lookahead.asked(command)
@@ -219,7 +337,8 @@ class SessionService:
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
-        self._values.update(zip(run.outputs, outputs, strict=True))
+        for handle, value in zip(run.outputs, outputs, strict=True):
+            self._values.put(handle, value)
         if run.released:
             self._free(run.released)
 
@@ -287,10 +406,8 @@ class SessionService:
 
     def _poison_storage(self, tensor: torch.Tensor, poison: Poisoned) -> None:
         """Poison every value that shares a storage which should have been written and was not."""
-        storage = tensor.untyped_storage()._cdata
-        for handle, value in self._values.items():
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
-                self._values[handle] = poison
+        for handle in self._values.sharing(tensor):
+            self._values.put(handle, poison)
 
     def _value(self, handle: int) -> Any:
         try:
@@ -298,14 +415,15 @@ class SessionService:
         except KeyError:
             return self._fail(_unknown(handle))
 
+    def _held(self, handle: int) -> Any:
+        return self._attempt(self._random.get) if handle == GENERATOR_HANDLE else self._value(handle)
+
     def _fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
-        if handle == GENERATOR_HANDLE:
-            value = self._attempt(self._random.get)
-        elif self._contents is not None and handle in (MARKS_HANDLE, DIGESTS_HANDLE):
+        if self._contents is not None and handle in (MARKS_HANDLE, DIGESTS_HANDLE):
             value = self._attempt(self._contents.marks if handle == MARKS_HANDLE else self._contents.digests)
         else:
-            value = self._value(handle)
-            if isinstance(value, torch.Tensor):
+            value = self._held(handle)
+            if isinstance(value, torch.Tensor) and handle != GENERATOR_HANDLE:
                 value = self._attempt(lambda: self._get(value))
         if isinstance(value, Poisoned):
             return value

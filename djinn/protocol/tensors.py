@@ -110,6 +110,20 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()
 
 
+def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Copy a storage, on its device."""
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return whole.clone().untyped_storage()
+
+
+def placed_in(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """Make the tensor that is to ``storage`` what ``like`` is to its own; both storages are as long."""
+    made = torch.empty(0, dtype=like.dtype, device=storage.device)
+    made = made.set_(storage, like.storage_offset(), like.size(), like.stride())
+    made = made.conj() if like.is_conj() else made
+    return made._neg_view() if like.is_neg() else made
+
+
 def buffer_of(tensor: torch.Tensor) -> memoryview:
     """See a dense CPU tensor's memory as bytes.
 

@@ -48,3 +48,17 @@ class CoreClassifier:
     def keep_whole(self, operator: torch._ops.OpOverload) -> bool:
         """Whether the composite is recorded as it is."""
         return facts_of(operator).name in _WHOLE
+
+    def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether it may do more than its schema says.
+
+        Schemas of norms over batches do not say that they write their statistics. What others than PyTorch define may
+        do anything.
+        """
+        facts = facts_of(operator)
+        return operator.namespace != "aten" or any(
+            name.startswith("running_") and name not in facts.written for name in facts.argument_names)
+
+    def shares_silently(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether results may share memory with its first tensor though its schema does not say so."""
+        return facts_of(operator).name.partition("::")[2].lstrip("_").startswith("unsafe_")

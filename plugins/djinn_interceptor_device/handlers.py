@@ -112,9 +112,12 @@ def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Let a tensor take over another's storage: from here on the two are ordered as one."""
-    made = record(session, operator, args, kwargs)
-    if isinstance(args[1], LazyTensor):
-        args[0]._value.slot.storage = args[1]._value.slot.storage
+    with session.lock:
+        # What was recorded before means the storage of before.
+        session.flush()
+        made = record(session, operator, args, kwargs)
+        if isinstance(args[1], LazyTensor):
+            args[0]._value.slot.storage = args[1]._value.slot.storage
     return made
 
 

@@ -7,20 +7,28 @@ from collections.abc import Sequence
 from djinn.errors import ScheduleError
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+from djinn.planning.completion import complete
+from djinn.planning.problem import Problem
 
 
 class SingleScheduler:
-    """Runs everything on the first device in program order."""
+    """Runs everything on the first device in program order, but for what cannot run there."""
 
     name = "single"
 
     def schedule(self, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
         """Schedule ``graph`` on ``devices[0]``.
 
+        What other devices hold and the graph writes, or makes views of, stays there, and so do the nodes that do.
+
         Raises:
-            ScheduleError: There is no device.
+            ScheduleError: There is no device, or a node concerns storages that several devices hold.
         """
         if not devices:
             raise ScheduleError("There is no device to schedule on.", hint="Connect an executor first.")
+        if any(device.holds for device in devices[1:]):
+            problem = Problem(graph, devices)
+            count = len(problem.nodes)
+            return complete(problem, [0] * count, range(count), scheduler=self.name)
         order = tuple(node.id for node in graph.topological_sort())
         return ExecutionSchedule(order, dict.fromkeys(order, devices[0].id), scheduler=self.name)

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from djinn.errors import ConfigurationError
+from djinn_server.couriers import PeerRules
 from djinn_server.memory import default_keep_bytes
 from djinn_server.server import Server
 
@@ -47,6 +48,13 @@ def serve(
              "0 keeps none. An eighth of the memory, and 4096 at most, if not given.")] = None,
     look_ahead: Annotated[bool, typer.Option(
         help="Run what a session will most likely ask for next while it asks for nothing.")] = True,
+    memory_mib: Annotated[int, typer.Option(
+        min=0, show_default=False,
+        help="MiB that all sessions together should hold at most, which clients are told; 0 if nobody says.")] = 0,
+    peers: Annotated[str, typer.Option(
+        show_default=False, metavar="HOST[,HOST|CIDR...]",
+        help="Servers that sessions here may send values to. This machine alone if not given, and not even that "
+             "if other machines can reach this server.")] = "",
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
@@ -59,7 +67,7 @@ def serve(
     or through a tunnel.
     """
     try:
-        server = _open(host, port, unix, device, token, threads, keep_mib, look_ahead)
+        server = _open(host, port, unix, device, token, threads, keep_mib, look_ahead, memory_mib, peers)
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
@@ -68,7 +76,7 @@ def serve(
 
 def _open(
     host: str, port: int, unix: str, device: str, token: str, threads: int | None, keep_mib: int | None,
-    look_ahead: bool,
+    look_ahead: bool, memory_mib: int, peers: str,
 ) -> Server:
     from djinn.config import Config
     from djinn.kinds.transport import ListenOptions
@@ -81,7 +89,9 @@ def _open(
     configure(config)
     if unix and (host != LOOPBACK or port):
         raise ConfigurationError("--unix cannot be used with --host or --port: a server listens on one address.")
-    if not unix and not _is_loopback(host):
+    is_private = bool(unix) or _is_loopback(host)
+    rules = PeerRules.parse(peers, is_private=is_private, listens_on_path=bool(unix))
+    if not is_private:
         if not config.token:
             raise ConfigurationError(f"Other machines could reach {host}, and no token keeps them out.",
                                      hint="Set DJINN_TOKEN to a secret, or listen on 127.0.0.1.")
@@ -98,7 +108,8 @@ def _open(
         address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     transport = plugins.transport_for(address.partition("://")[0])
     return Server(transport.listen(address, ListenOptions()), executor, token=config.token,
-                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead)
+                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
+                  memory_bytes=memory_mib * 2**20, peers=rules, transport_for=plugins.transport_for)
 
 
 def _is_loopback(host: str) -> bool:

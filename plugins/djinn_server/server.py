@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
+from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
-from djinn.kinds.transport import Channel, Listener
+from djinn.kinds.transport import Carrier, Channel, Listener, Transport
 from djinn.protocol.contents import ContentStore
-from djinn.protocol.messages import Batch, Refusal
+from djinn.protocol.mailbox import MailRoom
+from djinn.protocol.messages import Batch, Courier, Hello, Refusal
+from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
-from djinn_server.greeting import greet
+from djinn_server.couriers import Couriers, PeerRules
+from djinn_server.greeting import Load, answer_client, courier_welcome, receive_greeting
 from djinn_server.memory import return_memory
 
 __all__ = ("Server",)
@@ -30,6 +34,23 @@ class _Pollable(Protocol):
         """Whether `receive` would not wait."""
 
 
+@runtime_checkable
+class _Watched(Protocol):
+    """What a channel may have beside the methods of `Channel`."""
+
+    def is_gone(self) -> bool:
+        """Whether the client has left."""
+
+
+def no_transport(scheme: str) -> Transport:
+    """Refuse to lead anywhere.
+
+    Raises:
+        ConfigurationError: Always.
+    """
+    raise ConfigurationError(f"This server reaches no other by {scheme}://.")
+
+
 class Server:
     """Serves an executor to every connection that a listener accepts.
 
@@ -41,6 +62,9 @@ class Server:
         token: What clients have to know; empty to let in everyone who can connect.
         keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
         looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
+        memory_bytes: What all sessions together should hold at most, as clients are told; 0 if nobody says.
+        peers: Which servers may be sent values.
+        transport_for: Gives the transport of a scheme, for values that are sent to other servers.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
@@ -48,13 +72,18 @@ class Server:
 
     def __init__(
         self, listener: Listener, executor: Executor, *, token: str = "", keep_bytes: int = 0,
-        looks_ahead: bool = True,
+        looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
+        transport_for: Callable[[str], Transport] = no_transport,
     ) -> None:
         self._listener = listener
         self._executor = executor
         self._token = token
         self._store = ContentStore(keep_bytes)
         self._looks_ahead = looks_ahead
+        self._memory_bytes = memory_bytes
+        self._room = MailRoom()
+        self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
+        self._sessions: dict[str, tuple[SessionService, MailPost]] = {}
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
@@ -94,7 +123,11 @@ class Server:
         with self._lock:
             self._stopping = True
             serving = dict(self._connections)
+            posts = [post for _, post in self._sessions.values()]
         self._listener.close()
+        self._room.close()
+        for post in posts:
+            post.close()
         for channel in serving.values():
             channel.close()
         threads = [thread for thread in (self._acceptor, *serving) if thread.ident is not None]
@@ -161,23 +194,59 @@ class Server:
             _log.info("%s: left before it could be told: %s", channel.peer, error)
 
     def _converse(self, channel: Channel) -> None:
-        greeted = greet(channel, self._executor, self._token, self._store)
+        greeted = receive_greeting(channel)
         if greeted is None:
             return
-        session, contents = greeted
-        _log.info("%s: session %s begins", channel.peer, session)
-        service = SessionService(self._executor, travels=True, contents=contents)
-        polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
+        sequence, greeting = greeted
+        if isinstance(greeting, Hello):
+            self._hold_session(channel, sequence, greeting)
+            return
+        _log.info("%s: a courier of session %s begins", channel.peer, _printable(greeting.session))
+        deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
+
+    def _hold_session(self, channel: Channel, sequence: int, hello: Hello) -> None:
+        mailbox = self._room.open()
         try:
-            while _answer_next(channel, service):
-                while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
-                    pass
+            session, contents = answer_client(channel, sequence, hello, self._executor.device, self._token, self._store,
+                                              mailbox.key, self._load())
+            _log.info("%s: session %s begins", channel.peer, session)
+            is_gone = channel.is_gone if isinstance(channel, _Watched) else _never
+
+            def carry(address: str, courier: Courier) -> Carrier:
+                return self._couriers.open(address, courier, is_gone)
+
+            post = MailPost(session, mailbox, carry, is_gone)
+            service = SessionService(self._executor, travels=True, contents=contents, post=post)
+            with self._lock:
+                self._sessions[session] = service, post
+            try:
+                self._answer_all(channel, service)
+            finally:
+                with self._lock:
+                    del self._sessions[session]
+                post.close(0.0 if self._stopping else DRAIN_S)
+                held = service.live_handles
+                service.close()
+                del service, contents
+                return_memory()
+                _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
         finally:
-            held = service.live_handles
-            service.close()
-            del service, contents, greeted
-            return_memory()
-            _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
+            self._room.remove(mailbox)
+
+    def _load(self) -> Load:
+        with self._lock:
+            services = [service for service, _ in self._sessions.values()]
+        return Load(self._memory_bytes, sum(service.held_bytes for service in services), len(services))
+
+    def _answer_all(self, channel: Channel, service: SessionService) -> None:
+        polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
+        while _answer_next(channel, service):
+            while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
+                pass
+
+
+def _never() -> bool:
+    return False
 
 
 def _answer_next(channel: Channel, service: SessionService) -> bool:
@@ -194,6 +263,6 @@ def _answer_next(channel: Channel, service: SessionService) -> bool:
     return True
 
 
-def _printable(error: DjinnError) -> str:
-    """Text of an error, which may repeat what a client sent: no control characters get into the log."""
-    return "".join(character if character.isprintable() else "?" for character in str(error))
+def _printable(text: object) -> str:
+    """Text of an error, or other text, which may repeat what a client sent: no control characters get into the log."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))

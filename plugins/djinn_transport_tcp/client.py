@@ -21,14 +21,14 @@ from djinn.errors import (
     TransportError,
 )
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Failure, Hello, Message, Refusal, Result, Welcome
-from djinn.protocol.reuse import introduce
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Message, Refusal, Result, Welcome
+from djinn.protocol.reuse import after, introduce
 from djinn_transport_tcp.address import parse_address, parse_path
 from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.sockets import ByteStream, configure
 from djinn_transport_tcp.stream import FrameStream, views_of
 
-__all__ = ("SocketConnection", "connect", "connect_unix")
+__all__ = ("SocketConnection", "connect", "connect_unix", "open_tcp", "open_unix")
 
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
@@ -38,12 +38,41 @@ _AGAIN = "What it held is lost. See the server's log for the reason, then call d
 
 def connect(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server over TCP and greet it; see `djinn.kinds.transport.Transport.connect`."""
-    host, port = parse_address(address)
-    return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
+    return _connect(address, open_tcp, options)
 
 
 def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server on this machine and greet it; see `djinn.kinds.transport.Transport.connect`."""
+    return _connect(address, open_unix, options)
+
+
+def _connect(
+    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions
+) -> SocketConnection:
+    deadline = time.monotonic() + options.connect_timeout_s
+    connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
+    connection.greet(options.token, deadline, options.owner)
+    return connection
+
+
+def open_tcp(address: str, options: ConnectOptions) -> FrameStream:
+    """Connect over TCP, without a greeting.
+
+    Raises:
+        TransportError: Nobody answers there.
+        ConfigurationError: The address makes no sense.
+    """
+    host, port = parse_address(address)
+    return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
+
+
+def open_unix(address: str, options: ConnectOptions) -> FrameStream:
+    """Connect to a Unix-domain socket, without a greeting.
+
+    Raises:
+        TransportError: Nobody answers there.
+        ConfigurationError: The address makes no sense.
+    """
     path = parse_path(address)
 
     def open_socket() -> socket.socket:
@@ -59,8 +88,7 @@ def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
     return _open(address, open_socket, options)
 
 
-def _open(address: str, open_socket: Callable[[], socket.socket], options: ConnectOptions) -> SocketConnection:
-    deadline = time.monotonic() + options.connect_timeout_s
+def _open(address: str, open_socket: Callable[[], socket.socket], options: ConnectOptions) -> FrameStream:
     try:
         sock = open_socket()
     except (TimeoutError, BlockingIOError):
@@ -73,12 +101,10 @@ def _open(address: str, open_socket: Callable[[], socket.socket], options: Conne
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
     try:
         configure(sock)
-        connection = SocketConnection(address, FrameStream(ByteStream(sock)), options.request_timeout_s)
+        return FrameStream(ByteStream(sock))
     except BaseException:
         sock.close()
         raise
-    connection.greet(options.token, deadline, options.owner)
-    return connection
 
 
 FLUSH_EVERY = 8
@@ -109,7 +135,7 @@ class SocketConnection:
         self._request_timeout_s = request_timeout_s
         self._sequence = 0
         self._owed = False
-        self._failures: tuple[Failure, ...] = ()
+        self._settled = Result()
         self._lost = ""
 
     @property
@@ -134,18 +160,21 @@ class SocketConnection:
             RefusedError, ProtocolVersionError: The server says no.
             TransportError: What answers is no server, or nothing does.
         """
+        self.introduce(Hello(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
+                             *introduce(owner, token)), deadline)
+
+    def introduce(self, greeting: Hello | Courier, deadline: float) -> None:
+        """Send a greeting and learn who answers; see `greet`."""
         self._frames.stream.deadline = deadline
         try:
-            self.welcome = self._welcomed(token, owner)
+            self.welcome = self._welcomed(greeting)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
             raise self._ended(error) from None
         self._frames.stream.deadline = None
         self._frames.stream.stall_timeout_s = self._request_timeout_s
 
-    def _welcomed(self, token: str, owner: str) -> Welcome:
-        hello = Hello(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
-                      *introduce(owner, token))
-        self._write(hello, (), waits=True)
+    def _welcomed(self, greeting: Hello | Courier) -> Welcome:
+        self._write(greeting, (), waits=True)
         answer, _ = self._read()
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
@@ -185,10 +214,8 @@ class SocketConnection:
             result, data = self._answer()
         except BaseException as error:  # noqa: BLE001  # as in `greet`
             raise self._ended(error, is_between_frames) from None
-        if not self._failures:
-            return result, data
-        failures, self._failures = self._failures, ()
-        return Result(result.items, failures + result.failures), data
+        settled, self._settled = self._settled, Result()
+        return after(settled, result), data
 
     def close(self) -> None:
         """End the session. Never raises, may be called twice."""
@@ -198,7 +225,7 @@ class SocketConnection:
     def _settle(self) -> None:
         """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
         result, _ = self._answer()
-        self._failures += result.failures
+        self._settled = after(self._settled, result)
 
     def _answer(self) -> tuple[Result, list[torch.Tensor]]:
         message, data = self._read()

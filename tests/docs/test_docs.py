@@ -143,6 +143,11 @@ def test_what_the_page_of_patterns_prints_is_so(tmp_path: Path) -> None:
     run(DOCS / "patterns.md", tmp_path)
 
 
+def test_what_the_page_of_plans_prints_is_so(tmp_path: Path) -> None:
+    run(DOCS / "planning.md", tmp_path)
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
 def test_what_the_page_of_the_compiler_prints_is_so(tmp_path: Path) -> None:
     run(DOCS / "dynamo.md", tmp_path)
 

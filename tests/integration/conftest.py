@@ -94,6 +94,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     assert running.stop() == 0, running.log.read_text()
 
 
+@pytest.fixture(scope="session")
+def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Another server that tests share, for those of values that go from server to server."""
+    running = _start(tmp_path_factory.mktemp("second-server") / "log", (), {})
+    yield running
+    assert running.stop() == 0, running.log.read_text()
+
+
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers of a test's own: ``start_server("--port", "7070", DJINN_TOKEN="secret")``."""

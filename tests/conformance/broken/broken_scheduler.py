@@ -11,19 +11,25 @@ import attrs
 from djinn.hookspecs import hookimpl
 from djinn.model.graph import Edge, Graph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule, Transfer
+from djinn.planning.completion import complete
+from djinn.planning.problem import Problem
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "forgets-last": ("scheduler.complete", {"scheduler.deep_graph"}),
     "twice": ("scheduler.complete", {"scheduler.deep_graph"}),
     "data-only": ("scheduler.order_valid", set()),
-    "unlisted-transfers": ("scheduler.order_valid", set()),
-    "dreams-of-devices": ("scheduler.devices_known", {"scheduler.order_valid"}),
+    "unlisted-transfers": ("scheduler.order_valid", {"scheduler.homes_kept"}),
+    "dreams-of-devices": ("scheduler.devices_known", set()),
     "counts": ("scheduler.deterministic", set()),
     "scribbles": ("scheduler.graph_unchanged", set()),
-    "moves-nothing": ("scheduler.empty_graph", set()),
+    "moves-nothing": ("scheduler.empty_graph", {"scheduler.order_valid", "scheduler.homes_kept"}),
     "recursive": ("scheduler.deep_graph", set()),
+    "drops-homes": ("scheduler.homes_kept", {"scheduler.order_valid"}),
+    "restless": ("scheduler.transfers_minimal", set()),
+    "overfills": ("scheduler.memory_kept", set()),
 }
 """Name of each broken scheduler, the law that it breaks, and others that it may break as a consequence."""
+_LARGE = 1000
 
 
 class _Scheduler:
@@ -32,22 +38,38 @@ class _Scheduler:
         self._count = itertools.count()
 
     def schedule(self, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
-        order = [node.id for node in graph.nodes()]
-        edges = list(graph.edges())
-        if self._flaw == "data-only":
-            order = _latest_first(order, [edge for edge in edges if edge.kind == "data"])
         if self._flaw == "recursive":
-            _reach(order, edges)
-        place = {node: devices[index % len(devices)].id for index, node in enumerate(order)}
-        if self._flaw == "dreams-of-devices" and order:
-            place[order[-1]] = "quantum:0"
-        crossing = {(edge.value, place[edge.source], place[edge.target]) for edge in edges
-                    if edge.kind == "data" and place[edge.source] != place[edge.target]}
-        transfers = tuple(Transfer(*entry) for entry in sorted(crossing))
-        made = ExecutionSchedule(tuple(order), place, transfers, self.name)
-        return self._spoilt(made, graph, devices)
+            _reach([node.id for node in graph.nodes()], list(graph.edges()))
+        return self._spoilt(self._healthy(graph, devices), graph, devices)
+
+    def _healthy(self, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
+        problem = Problem(graph, devices)
+        count = len(problem.nodes)
+        if count > _LARGE:
+            order = tuple(node.id for node in graph.nodes())
+            return ExecutionSchedule(order, dict.fromkeys(order, devices[0].id), scheduler=self.name)
+        is_bounded = any(device.memory_bytes is not None for device in devices) and self._flaw != "overfills"
+        place = [0 if is_bounded else node % len(devices) for node in range(count)]
+        made = complete(problem, place, range(count), scheduler=self.name)
+        return attrs.evolve(made, budgets={})
 
     def _spoilt(self, made: ExecutionSchedule, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
+        if self._flaw == "data-only":
+            edges = [edge for edge in graph.edges() if edge.kind == "data"]
+            return attrs.evolve(made, order=tuple(_latest_first(list(made.order), edges)))
+        if self._flaw == "dreams-of-devices" and made.order:
+            return attrs.evolve(made, devices={**made.devices, made.order[-1]: "quantum:0"})
+        if self._flaw == "drops-homes":
+            views = [node.id for node in graph.nodes() if any(value in graph.storages for value in node.outputs)]
+            elsewhere = {view: device.id for view in views for device in devices if device.id != made.devices[view]}
+            return attrs.evolve(made, devices={**made.devices, **elsewhere}, replicas={
+                node: places for node, places in made.replicas.items() if node not in elsewhere})
+        if self._flaw == "restless" and len(devices) > 1:
+            there = {transfer.value for transfer in made.transfers}
+            home = {value: device.id for device in devices for value in device.holds} | dict(made.placements)
+            extra = next((Transfer(value, place, device.id) for value, place in home.items() for device in devices
+                          if value not in there and device.id != place), None)
+            return made if extra is None else attrs.evolve(made, transfers=(*made.transfers, extra))
         if self._flaw == "forgets-last":
             return attrs.evolve(made, order=made.order[:-1])
         if self._flaw == "twice":

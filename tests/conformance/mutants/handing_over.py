@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.planting import mutant
 
 _WRITES = "add_.Tensor mul_.Scalar copy_ zero_ add.Tensor view select.int transpose.int"
+_AGAIN = "create:* view:* write:* compute:*"
 _DRAWS = "rand randn randperm normal_ uniform_"
 
 MUTANTS = (
@@ -82,6 +83,22 @@ MUTANTS = (
            "or any(storage_of(inputs[index]) in reads for index in signature.writes)", "", within=_WRITES),
     mutant("checkpoint-of-older-contents-counts", "session.recovery_exact", "djinn.recovery.journal:_is_needed",
            "values -= entry.made", "pass", "return is_needed", "return False", within="add.Tensor neg mul.Scalar"),
+    # Results that are used again.
+    mutant("write-not-forgotten", "session.reuse_invisible", "djinn.results:ResultCache.written",
+           "self._forget(known)", "pass", within=_AGAIN),
+    mutant("write-through-a-view-not-forgotten", "session.reuse_invisible", "djinn.purity:Natures.written",
+           "found.add(slot.storage)", "pass", within=_AGAIN),
+    mutant("numbers-not-looked-at", "session.reuse_invisible", "djinn.results:ResultCache.find",
+           "_encode(layout.numbers)", "b''", within="create:* compute:{x}?[*-]?{*} compute:{x}.clamp* read:*"),
+    mutant("copy-of-the-same-memory", "session.reuse_invisible", "djinn.protocol.service:SessionService._copy",
+           "copy_of(storage)", "storage", within=_AGAIN),
+    mutant("draws-used-again", "session.reuse_invisible", "djinn.purity:Natures._examined",
+           "or (is_random and not may_drop)", "", within="create:* random:*rand*"),
+    mutant("failure-kept", "session.reuse_invisible", "djinn.results:ResultCache.answered",
+           "piece.is_confirmed = not failed", "piece.is_confirmed = True", "if failed:", "if False:",
+           within="create:* late:*"),
+    mutant("kept-result-freed", "session.reuse_invisible", "djinn.results:ResultCache.release",
+           "if piece is None:", "if True:", within="create:* compute:* drop:*"),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn.protocol.failures:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),

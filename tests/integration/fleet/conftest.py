@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from djinn_conformance.scattered import scatter
 
 import djinn
 from djinn.session import Session
-from fleet_support import scatter
 
 
 @pytest.fixture
@@ -22,6 +22,6 @@ def explicit() -> Iterator[Session]:
 def scattered() -> Iterator[Session]:
     """Three executors in this process that are one device, with operations all over the place."""
     session = djinn.init(servers=["local://"] * 3, placement="automatic")
-    scatter(session)
+    scatter(session, 0)
     yield session
     djinn.shutdown()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fleet_support import fleet_of
 
 import djinn
 from djinn.session import Session
-from fleet_support import fleet_of
 
 ZERO, ONE = "remote_accelerator:0", "remote_accelerator:1"
 

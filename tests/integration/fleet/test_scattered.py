@@ -6,10 +6,11 @@ import copy
 
 import pytest
 import torch
+from djinn_conformance.scattered import scatter
+from fleet_support import fleet_of
 
 import djinn
 from djinn.session import Session
-from fleet_support import fleet_of, scatter
 
 DEVICE = "remote_accelerator:0"
 

@@ -1,0 +1,55 @@
+"""Sessions with several executors whose operations run anywhere: no reason is needed for results to be right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from zlib import crc32
+
+import torch
+
+from djinn.fleet.fleet import Fleet
+from djinn.fleet.placement import Placed
+from djinn.fleet.whereabouts import Whereabouts
+from djinn.session import Session
+from djinn.tape import Node
+
+__all__ = ("Scattered", "scatter")
+
+
+class Scattered:
+    """A placement that draws lots, the same for the same piece of tape.
+
+    Args:
+        executors: How many there are.
+        seed: Of the lots.
+    """
+
+    shares_generator = True
+
+    def __init__(self, executors: int, seed: int) -> None:
+        self._executors = executors
+        self._seed = seed
+
+    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+        """Put an upload anywhere."""
+        return self._lot(f"{size_bytes}")
+
+    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+        """Run everything anywhere, in program order."""
+        return [(node, self._lot(f"{index} {node.signature.template.operator}")) for index, node in enumerate(nodes)]
+
+    def _lot(self, what: str) -> int:
+        return crc32(f"{self._seed} {what}".encode()) % self._executors
+
+
+def scatter(session: Session, seed: int) -> Fleet:
+    """Let operations of a session with several executors run anywhere from now on.
+
+    Raises:
+        TypeError: The session has one executor.
+    """
+    fleet = session.link
+    if not isinstance(fleet, Fleet):
+        raise TypeError("One executor leaves no choice.")
+    fleet.use(Scattered(len(fleet.links), seed))
+    return fleet

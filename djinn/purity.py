@@ -1,0 +1,211 @@
+"""What a piece of tape can be trusted to be: a function of what it reads, or something that may do more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn.kinds.classifier import CandidClassifier
+from djinn.model.program import Argument, ListArgument, NumberArgument, Template
+from djinn.model.schema import facts_of, operator_named
+from djinn.model.spec import TensorSpec
+from djinn.model.value import Slot
+from djinn.tape import Node
+
+SMALL_BYTES = 64 * 1024
+"""Results that are not larger, all together, are copied as fast as nothing is."""
+
+
+@attrs.frozen
+class _Nature:
+    """What one template does beside giving results.
+
+    Attributes:
+        hides: Whether it may write what its schema does not say, or depend on more than its arguments.
+        joins: Whether its results may share their storage with its first operand though its schema does not say so.
+        repeats: Whether the same arguments give the same results, if its probabilities of dropping are zero.
+        probabilities: Which of its numbers those are.
+    """
+
+    hides: bool
+    joins: bool
+    repeats: bool
+    probabilities: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class Share:
+    """One kept result of a piece.
+
+    Attributes:
+        number: Its handle.
+        storage: Number of the value that first owned its storage.
+        base: Position of the input of the piece whose storage it shares; -1 if the storage was made inside.
+        root: Which of the storages that were made inside it is part of; 0 for none.
+    """
+
+    number: int
+    storage: int
+    base: int
+    root: int
+
+
+@attrs.frozen
+class Function:
+    """A piece of tape that is a function: it changes nothing outside, and its results follow from its inputs.
+
+    Attributes:
+        inputs: What it reads from outside, in the order of first use.
+        kept: Its kept results, in program order.
+        sizes_bytes: Bytes of each storage that is made inside and kept.
+        is_worth_it: Whether computing moves more bytes than copying the results does, or copying costs next to nothing.
+    """
+
+    inputs: tuple[Slot, ...]
+    kept: tuple[Share, ...]
+    sizes_bytes: Mapping[int, int]
+    is_worth_it: bool
+
+
+class Natures:
+    """Judges pieces of tape.
+
+    Args:
+        classifier: The session's; it says which operators do more than their schemas say.
+    """
+
+    def __init__(self, classifier: CandidClassifier) -> None:
+        self._classifier = classifier
+        self._known: dict[int, _Nature] = {}
+
+    def written(self, nodes: Sequence[Node]) -> set[int]:
+        """Name everything that nodes may write into: values, and the storages of values.
+
+        That includes what shares a storage with a result from now on under another number.
+        """
+        found: set[int] = set()
+        made = {slot.number for node in nodes for slot in node.outputs}
+        for node in nodes:
+            nature, writes = self._nature(node), list(node.signature.writes)
+            if nature.hides:
+                writes = list(range(len(node.inputs)))
+            elif nature.joins and node.inputs[0].storage not in made:
+                writes.append(0)
+            for index in writes:
+                slot = node.inputs[index]
+                found.add(slot.number)
+                found.add(slot.storage)
+        return found
+
+    def function(self, nodes: Sequence[Node], kept: Sequence[int]) -> Function | None:
+        """See a piece as a function, if it is one.
+
+        Args:
+            nodes: The piece.
+            kept: The numbers of its results that somebody wants, in program order.
+        """
+        if not all(map(self._repeats, nodes)):
+            return None
+        inputs: dict[Slot, int] = {}
+        specs: dict[Slot, TensorSpec | None] = {}
+        roots: dict[Slot, Slot] = {}
+        for node in nodes:
+            signature, joins = node.signature, self._nature(node).joins
+            for slot in node.inputs:
+                if slot not in specs:
+                    inputs.setdefault(slot, len(inputs))
+            if not all(_is_inside(node.inputs[index], roots, specs) for index in signature.writes):
+                return None
+            if joins and not _is_inside(node.inputs[0], roots, specs):
+                return None
+            for slot, spec, alias in zip(node.outputs, signature.results, signature.aliases, strict=True):
+                specs[slot] = spec
+                if alias >= 0 or joins:
+                    roots[slot] = _root(node.inputs[max(alias, 0)], roots)
+        wanted = set(kept)
+        return _function(nodes, inputs, {slot: _root(slot, roots) for slot in specs if slot.number in wanted}, specs)
+
+    def _repeats(self, node: Node) -> bool:
+        nature = self._nature(node)
+        return nature.repeats and all(node.numbers[index] == 0 for index in nature.probabilities)
+
+    def _nature(self, node: Node) -> _Nature:
+        signature = node.signature
+        found = self._known.get(signature.template_number)
+        if found is None:
+            found = self._known[signature.template_number] = self._examined(
+                signature.template, signature.is_random, bool(signature.writes or signature.results))
+        return found
+
+    def _examined(self, template: Template, is_random: bool, shows: bool) -> _Nature:
+        operator = operator_named(template.operator)
+        facts = facts_of(operator)
+        hides = not shows or self._classifier.hides_effects(operator)
+        may_drop = any(name.startswith("dropout") for name in facts.argument_names)
+        repeats = not (hides or facts.changes_metadata or (is_random and not may_drop))
+        return _Nature(hides, self._classifier.shares_silently(operator), repeats,
+                       _probabilities(template, facts.argument_names))
+
+
+def _root(slot: Slot, roots: Mapping[Slot, Slot]) -> Slot:
+    return roots.get(slot, slot)
+
+
+def _is_inside(slot: Slot, roots: Mapping[Slot, Slot], made: Mapping[Slot, Any]) -> bool:
+    """Whether what is written with a value stays inside: not if its storage has been exchanged meanwhile."""
+    root = _root(slot, roots)
+    return root in made and slot.storage in (root.number, slot.number)
+
+
+def _probabilities(template: Template, names: Sequence[str]) -> tuple[int, ...]:
+    """Say which numbers of a call are probabilities of dropping: where they are zero, nothing is drawn."""
+    found: list[int] = []
+    position = 0
+    for name, argument in (*zip(names, template.arguments, strict=False), *template.keywords):
+        width = _count_numbers(argument)
+        found += range(position, position + width) if name.startswith("dropout") else ()
+        position += width
+    return tuple(found)
+
+
+def _count_numbers(argument: Argument) -> int:
+    if isinstance(argument, ListArgument):
+        return sum(map(_count_numbers, argument.items))
+    return int(isinstance(argument, NumberArgument))
+
+
+def _function(
+    nodes: Sequence[Node], inputs: Mapping[Slot, int], roots: Mapping[Slot, Slot], specs: Mapping[Slot, Any]
+) -> Function | None:
+    shares: list[Share] = []
+    sizes: dict[int, int] = {}
+    for slot, root in roots.items():
+        base = inputs.get(root, -1)
+        if specs[slot] is None or (base < 0 and specs[root] is None):
+            # Not a tensor, or one of whose size nobody here knows yet.
+            return None
+        shares.append(Share(slot.number, slot.storage, base, root.number if base < 0 else 0))
+        if base < 0:
+            sizes[root.number] = max(sizes.get(root.number, 0), _reach_bytes(specs[root]), _reach_bytes(specs[slot]))
+    work = sum(_moved_bytes(node) for node in nodes)
+    size = sum(sizes.values())
+    return Function(tuple(inputs), tuple(shares), sizes, bool(shares) and (work > 2 * size or size <= SMALL_BYTES))
+
+
+def _reach_bytes(spec: TensorSpec) -> int:
+    """Bytes of a storage up to a tensor's last element."""
+    if not spec.numel:
+        return 0
+    last = spec.storage_offset + sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
+    return (last + 1) * spec.dtype.itemsize
+
+
+def _moved_bytes(node: Node) -> int:
+    """Bytes that a node reads and writes; none for views."""
+    signature = node.signature
+    if signature.results and min(signature.aliases) >= 0:
+        return 0
+    read = sum(spec.size_bytes for spec in signature.operands)
+    return read + sum(spec.size_bytes for spec in signature.results if spec is not None)

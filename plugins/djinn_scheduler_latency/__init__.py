@@ -1,0 +1,16 @@
+"""The schedule that is done soonest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Scheduler
+
+
+@hookimpl
+def djinn_register_schedulers(register: Callable[[Scheduler], None]) -> None:
+    """Register the plugin's one scheduler."""
+    from djinn_scheduler_latency.scheduler import LatencyScheduler
+
+    register(LatencyScheduler())

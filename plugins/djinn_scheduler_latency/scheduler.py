@@ -1,0 +1,100 @@
+"""The scheduler ``latency``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+
+
+from djinn.model.graph import Graph
+from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+from djinn.planning.completion import complete, settled
+from djinn.planning.homes import Homes, find_homes
+from djinn.planning.problem import Problem
+from djinn.planning.room import Room, is_over
+from djinn_scheduler_latency.listing import ListPass, average_ranks, outlook
+from djinn_scheduler_latency.searching import Plan, Search, improved, planned
+
+_SEARCHED_GROUPS = 12
+_SEARCHED_NODES = 40
+_SEARCH_STEPS = 2_000
+_IMPROVED_NODES = 300
+_IMPROVING = 6_000
+_COMPARED_NODES = 5_000
+
+
+class LatencyScheduler:
+    """Runs a graph so that it is done as soon as possible.
+
+    Several ways are tried and the quickest by prediction is taken: everything on one device; list scheduling by upward
+    ranks, with gaps filled; the same with a look ahead; then small changes to the best of them, and for small graphs
+    a search. How much is tried depends on the graph's size only, so the same graph gets the same schedule.
+
+    Weights and caches stay where they are. Where they are placed by the schedule, they are placed where there is
+    memory, and what reads them follows.
+    """
+
+    name = "latency"
+
+    def schedule(self, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
+        """Schedule ``graph`` on ``devices``.
+
+        Raises:
+            ScheduleError: There is no device, or a node concerns storages that several devices hold.
+        """
+        problem = Problem(graph, devices)
+        homes = find_homes(problem)
+        if len(problem.devices) == 1 or not problem.nodes:
+            return complete(problem, [0] * len(problem.nodes), scheduler=self.name, homes=homes)
+        made = self._made(problem, homes, is_strict=False)
+        if is_over(problem, made.budgets):
+            strict = self._made(problem, homes, is_strict=True)
+            if not is_over(problem, strict.budgets):
+                return strict
+        return made
+
+    def _made(self, problem: Problem, homes: Homes, *, is_strict: bool) -> ExecutionSchedule:
+        best = min(_plans(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds)
+        if len(problem.nodes) <= _IMPROVED_NODES and not any(left != float("inf") for left in problem.room()):
+            best = _searched(problem, homes, best)
+        return complete(problem, best.place, best.order, scheduler=self.name, homes=homes)
+
+
+def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]:
+    count, width = len(problem.nodes), len(problem.devices)
+    ranks = average_ranks(problem, homes)
+    passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict))
+    order = passed.follow(ranks)
+    if count > _COMPARED_NODES:
+        yield Plan(0.0, passed.place, order)
+        return
+    yield planned(problem, homes, passed.place, order)
+    if count <= _IMPROVED_NODES:
+        ahead = outlook(problem, homes)
+        passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict), ahead)
+        order = passed.follow(ranks)
+        yield planned(problem, homes, passed.place, order)
+    kinds = problem.kinds_of_devices()
+    for device in range(width):
+        if kinds[device] == device or device in problem.held.values():
+            room = Room(problem, homes, is_strict=is_strict)
+            place = settled(homes, [device] * count)
+            if _takes(room, homes, place):
+                yield planned(problem, homes, place, range(count))
+
+
+def _takes(room: Room, homes: Homes, place: Sequence[int]) -> bool:
+    """Say whether devices have room for groups that are placed."""
+    for group in dict.fromkeys(homes.group):
+        if not room.fits(group, place[group]):
+            return False
+        room.take(group, place[group])
+    return True
+
+
+def _searched(problem: Problem, homes: Homes, best: Plan) -> Plan:
+    count = len(problem.nodes)
+    best = improved(problem, homes, best, _IMPROVING)
+    if count <= _SEARCHED_NODES and len(set(homes.group)) <= _SEARCHED_GROUPS:
+        best = Search(problem, homes).run(best, _SEARCH_STEPS)
+    return best

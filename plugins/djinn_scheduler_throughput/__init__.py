@@ -1,0 +1,16 @@
+"""The schedule that lets most graphs through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import Scheduler
+
+
+@hookimpl
+def djinn_register_schedulers(register: Callable[[Scheduler], None]) -> None:
+    """Register the plugin's one scheduler."""
+    from djinn_scheduler_throughput.scheduler import ThroughputScheduler
+
+    register(ThroughputScheduler())

@@ -1,0 +1,33 @@
+"""What `djinn.calibrate` runs, and the command ``djinn calibrate``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import typer
+
+    from djinn.planning.workloads import Workload
+
+__all__ = ("djinn_register_commands", "djinn_register_workloads")
+
+
+@hookimpl
+def djinn_register_workloads(register: Callable[[Workload], None]) -> None:
+    """Register products, convolutions, attention, and what goes through memory once."""
+    from djinn_workloads_core import passes, products
+
+    for workload in (*products.workloads(), *passes.workloads()):
+        register(workload)
+
+
+@hookimpl
+def djinn_register_commands(app: typer.Typer) -> None:
+    """Add ``djinn calibrate``."""
+    from djinn_workloads_core.command import calibrate
+
+    app.command("calibrate")(calibrate)

@@ -1,0 +1,203 @@
+"""What `djinn.calibrate` finds predicts real programs, here and on a server, and later sessions know it.
+
+The bar here is a factor of two, for machines that have other work; `nox -s bench` holds it to a quarter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import predicting
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import djinn
+from djinn import calibration, runtime
+from djinn.errors import PluginError, PluginValidationError
+from djinn.model.metadata import MemoryPattern
+from djinn.planning import profiles
+from djinn.planning.workloads import Workload
+
+DEVICE = "remote_accelerator:0"
+TRIES = 3
+"""Something else may compute while one of them runs."""
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("caches")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield folder
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", params=["local", "tcp"])
+def address(request: pytest.FixtureRequest, caches: Path) -> str:
+    """Address of an executor that has been calibrated by an earlier session."""
+    found: str | None = request.getfixturevalue("server").address if request.param == "tcp" else None
+    djinn.init(found)
+    made = djinn.calibrate(seconds=0)
+    assert not made.skipped
+    djinn.shutdown()
+    return found or ""
+
+
+@pytest.fixture(autouse=True)
+def no_session() -> Iterator[None]:
+    yield
+    djinn.shutdown()
+
+
+def gpt2_forward() -> Callable[[], Any]:
+    return predicting.gpt2_work()[0]
+
+
+def gpt2_decode() -> Callable[[], Any]:
+    return predicting.gpt2_work()[1]
+
+
+@pytest.mark.parametrize("make", [gpt2_forward, gpt2_decode, predicting.resnet_work, predicting.training_work],
+                         ids=["gpt2", "decode", "resnet", "training"])
+def test_programs_take_what_is_predicted(address: str, make: Callable[[], Callable[[], Any]]) -> None:
+    djinn.init(address or None)
+    work = make()
+    found = []
+    while len(found) < TRIES and (not found or found[-1].error > 2):
+        if found:
+            djinn.calibrate(seconds=0)
+        found.append(predicting.predict(work, runs=3, warm_runs=2))
+    assert found[-1].error <= 2, "\n".join(map(str, found))
+
+
+def test_later_sessions_know_what_was_measured(address: str) -> None:
+    djinn.init(address or None)
+    (known,) = djinn.profiles().values()
+    assert known.is_measured
+    assert known.home_link.is_measured
+    assert known.profile.rates.keys() >= {MemoryPattern.SEQUENTIAL, MemoryPattern.REUSED, MemoryPattern.STREAMING,
+                                          MemoryPattern.RANDOM}
+    reused, streaming = (known.profile.rates[name] for name in (MemoryPattern.REUSED, MemoryPattern.STREAMING))
+    assert reused.flops_per_s > streaming.bytes_per_s
+    assert 0 < known.profile.view_s < 1e-3
+    assert all(operation.launch_s < 1e-2 for operation in known.profile.operations.values())
+    # Where it listens does not matter, and the next server may listen elsewhere.
+    assert known.of.host == (address.partition("//")[2].partition(":")[0] or known.of.host)
+
+
+def test_an_executor_that_nobody_measured_has_defaults_that_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    djinn.init(device="cpu")
+    (known,) = djinn.profiles().values()
+    assert not known.is_measured
+    assert "defaults" in str(known)
+    assert not list(tmp_path.iterdir())
+
+
+def few(monkeypatch: pytest.MonkeyPatch, *workloads: Any) -> None:
+    """Let the session's plugins register these only."""
+    hook = type("Hook", (), {"djinn_register_workloads": staticmethod(lambda register: [*map(register, workloads)])})
+    monkeypatch.setattr(type(runtime.current().plugins), "hook", property(lambda self: hook))
+
+
+def adding(name: str = "adding") -> Workload:
+    def prepare(device: torch.device) -> Callable[[], Any]:
+        value = torch.ones(1000, device=device)
+
+        def run() -> Any:
+            made = value
+            for _ in range(50):
+                made = made + 1
+            return made
+
+        return run
+
+    return Workload(name, prepare)
+
+
+def failing(device: torch.device) -> Callable[[], Any]:
+    raise NotImplementedError("not on this device")
+
+
+def test_the_session_goes_on_as_before(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = djinn.init(device="cpu")
+    few(monkeypatch, adding())
+    torch.manual_seed(3)
+    expected = torch.rand(4, device="cpu")
+    torch.manual_seed(3)
+    waiting, every, handles = torch.ones(3, device=DEVICE) + 1, session.flush_every, djinn.stats()["live_handles"]
+    found = djinn.calibrate(seconds=0, save=False)
+    assert torch.rand(4, device=DEVICE).cpu().equal(expected)
+    assert waiting.tolist() == [2.0] * 3
+    assert session.flush_every == every
+    djinn.flush()
+    assert djinn.stats()["live_handles"] <= handles + 1
+    assert torch.is_grad_enabled()
+    assert djinn.profiles() == {"local://": found}
+    assert found.profile.operations.keys() == {"aten::add.Tensor"}
+
+
+def test_without_saving_only_this_session_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    djinn.init(device="cpu")
+    few(monkeypatch, adding())
+    djinn.calibrate(seconds=0, save=False)
+    assert not list(tmp_path.iterdir())
+    djinn.calibrate(seconds=0)
+    (kept,) = profiles.folder().iterdir()
+    assert kept.suffix == ".json"
+
+
+def test_what_an_executor_cannot_do_is_left_out_and_told(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    djinn.init(device="cpu")
+    few(monkeypatch, adding(), Workload("new", failing))
+    found = djinn.calibrate(seconds=0, save=False)
+    assert found.skipped == ("new: NotImplementedError: not on this device",)
+    assert found.is_measured
+
+
+def test_what_a_plugin_registers_is_checked(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    djinn.init(device="cpu")
+    few(monkeypatch, "work")
+    with pytest.raises(PluginValidationError, match="A str was registered"):
+        djinn.calibrate(seconds=0, save=False)
+    few(monkeypatch, adding(), adding())
+    with pytest.raises(PluginValidationError, match="'adding'"):
+        djinn.calibrate(seconds=0, save=False)
+    few(monkeypatch)
+    with pytest.raises(PluginError, match="no workloads"):
+        djinn.calibrate(seconds=0, save=False)
+
+
+def test_nothing_is_shown_where_nobody_looks(
+    caches: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    djinn.init(device="cpu")
+    few(monkeypatch, adding())
+    djinn.calibrate(seconds=0, save=False)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    djinn.calibrate(seconds=0, save=False)
+    assert "adding" in capfd.readouterr().err
+
+
+def test_the_command_measures_keeps_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from djinn.cli import build
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibration, "_registered", lambda session: [adding()])
+    app, problems = build({})
+    assert not problems
+    done = CliRunner().invoke(app, ["calibrate", "--device", "cpu", "--threads", "1", "--seconds", "0"])
+    assert done.exit_code == 0, done.output
+    assert "cpu of" in done.output
+    assert "measured" in done.output
+    (kept,) = profiles.folder().iterdir()
+    assert str(kept) in done.output
