@@ -107,7 +107,7 @@ def test_recovery_exact(
         let_die(session)
         compare_all(session, _tolerant_pairs(got, wanted, where, group.tolerance), where=where)
         got.clear()
-        gc.collect()
+        gc.collect(0)
         session.flush()
 
 

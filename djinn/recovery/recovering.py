@@ -24,6 +24,7 @@ from djinn.recovery.losses import Losses
 from djinn.recovery.reconnecting import Reconnector
 from djinn.recovery.repeating import repeated
 from djinn.recovery.replaying import Hands, Replay
+from djinn.results import ResultCache
 from djinn.tape import Node, Tape, without_dead
 
 log = logging.getLogger("djinn.recovery")
@@ -40,7 +41,7 @@ CHECKPOINT_SHARE = 0.05
 """Part of the time that fetching may take."""
 BYTES_PER_S = 200e6
 """How fast values come home, until that has been measured."""
-_LEVELS = frozenset({"live_handles", "programs_known"})
+_LEVELS = frozenset({"live_handles", "programs_known", "results_kept", "results_kept_bytes"})
 _T = TypeVar("_T")
 
 
@@ -163,6 +164,11 @@ class Recovering:
         else:
             self._handed_over(lambda hands: hands.link.run(nodes, released, layout))
 
+    def keep_results(self, results: ResultCache | None) -> None:
+        """Let go of results that are kept, and keep others from now on; a new server begins with those of the settings."""
+        if self._is_alive:
+            self._hands.link.keep_results(results)
+
     def close(self) -> None:
         """Close the connections."""
         self._ended = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")
@@ -232,23 +238,27 @@ class Recovering:
                 self._recover()
             if self._losses:
                 self._losses.check(slots)
+            asked = [link.round_trips for link in self.links]
             try:
                 answer = ask(self._hands)
             except DjinnError as error:
                 if not self._hands.is_broken:
-                    self._answered(began)
+                    self._answered(began, asked)
                     raise
                 self._died(error)
             except Exception:
-                self._answered(began)
+                self._answered(began, asked)
                 raise
             else:
-                self._answered(began)
+                self._answered(began, asked)
                 self._maintain()
                 return answer
 
-    def _answered(self, began: float) -> None:
+    def _answered(self, began: float, asked: Sequence[int]) -> None:
+        """Learn that something was answered; what all servers have answered for is settled."""
         self._tries = 0
+        if any(link.round_trips == before for link, before in zip(self.links, asked, strict=True)):
+            return
         self._sent_at = None
         self.journal.settled = len(self.journal.entries)
         took_s = time.monotonic() - began
@@ -314,6 +324,9 @@ class Recovering:
     def _maintain(self) -> None:
         """Fetch what would take long to compute again, if that is worth the wait."""
         operations = len(self.journal.entries)
+        if self.journal.settled < operations:
+            # A failure that nobody has heard of would be taken for one of the checkpoint.
+            return
         if operations < max(MIN_REPLAY_ENTRIES, 1.25 * self._considered_at):
             return
         seconds_per_node = self._busy_s / max(1, self.nodes_taken)

@@ -152,7 +152,7 @@ def test_random_programs_survive_deaths_at_random_places(data: st.DataObject) ->
         let_die(session)
         pair.check()
         pair.made.clear()
-        gc.collect()
+        gc.collect(0)
         session.synchronize()
         assert session.stats()["live_handles"] == 0
         session.link.checkpoint()
