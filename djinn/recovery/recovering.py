@@ -94,6 +94,8 @@ class Recovering:
         self._busy_s = self._busy_since_checkpoint_s = 0.0
         self._bytes_per_s = BYTES_PER_S
         self._considered_at = 0
+        self._is_quiet = False
+        """Whether everything has been answered, and nothing was handed over since."""
 
     @property
     def address(self) -> str:
@@ -140,6 +142,7 @@ class Recovering:
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor, and keep it."""
+        self._maintain()
         is_whole = len(self._devices) == 1
         self.journal.add_upload(number, dense, device, is_whole=is_whole)
         if number == GENERATOR_HANDLE and is_whole:
@@ -192,16 +195,14 @@ class Recovering:
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
         """Write the tape, or the slice that ``wanted`` needs, into the journal, and give it on; see `Link._take`."""
+        self._maintain()
         if not (self._tape.nodes or self._released or self._dead):
             return
         while self._released:
             self._dead.add(self._released.popleft())
         nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)
         self.nodes_taken += len(nodes)
-        gone = self._dead
-        if self._tape.nodes:
-            gone = gone - {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
-        self._dead = self._dead - gone
+        gone = self._gone()
         alive = without_dead(nodes, gone)
         if len(alive) < len(nodes):
             kept = set(map(id, alive))
@@ -215,6 +216,14 @@ class Recovering:
             self._hands.released.extend(leaving)
         if self.journal.is_due:
             self.journal.compact()
+
+    def _gone(self) -> set[int]:
+        """Take those of the dead values that nothing on the tape uses."""
+        gone = self._dead
+        if self._tape.nodes:
+            gone = gone - {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
+        self._dead = self._dead - gone
+        return gone
 
     def _handed_over(self, act: Callable[[Hands], None]) -> None:
         """Do what needs no answer. What the journal has is not done twice."""
@@ -251,7 +260,7 @@ class Recovering:
                 raise
             else:
                 self._answered(began, asked)
-                self._maintain()
+                self._is_quiet = True
                 return answer
 
     def _answered(self, began: float, asked: Sequence[int]) -> None:
@@ -322,9 +331,13 @@ class Recovering:
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
 
     def _maintain(self) -> None:
-        """Fetch what would take long to compute again, if that is worth the wait."""
+        """Fetch what would take long to compute again, if that is worth the wait.
+
+        It happens before the next piece is handed over, when what the answer was for has been let go of.
+        """
         operations = len(self.journal.entries)
-        if self.journal.settled < operations:
+        is_quiet, self._is_quiet = self._is_quiet, False
+        if not is_quiet or not self._is_alive or self.journal.settled < operations:
             # A failure that nobody has heard of would be taken for one of the checkpoint.
             return
         if operations < max(MIN_REPLAY_ENTRIES, 1.25 * self._considered_at):
@@ -332,6 +345,9 @@ class Recovering:
         seconds_per_node = self._busy_s / max(1, self.nodes_taken)
         if operations * seconds_per_node < MIN_REPLAY_S and operations < MAX_REPLAY_NODES:
             return
+        while self._released:
+            self._dead.add(self._released.popleft())
+        self._hands.released.extend(self._losses.present(self.journal.add_nodes((), self._gone())))
         self.checkpoint(seconds_per_node, is_forced=False)
         self._considered_at = len(self.journal.entries)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,19 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import djinn
-from djinn.errors import StateLostError, TransportError
-from djinn.recovery import journal as journal_module
 from djinn.session import Session
 
 DEVICE = "remote_accelerator:0"
 EXAMPLES = int(os.environ.get("DJINN_RECOVERY_EXAMPLES", "25"))
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    torch.manual_seed(0)
-    yield djinn.init(recovery="replay", device="cpu", recovery_timeout_s=0.2, log_level="ERROR")
-    djinn.shutdown()
 
 
 class Pair:
