@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from djinn import runtime
-
 from djinn.errors import TransportError
 from djinn.protocol.messages import Batch, Result
 from djinn.recovery.composing import compose_recovering

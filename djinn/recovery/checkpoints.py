@@ -128,8 +128,8 @@ def plan(journal: Journal, seconds_per_node: float, bytes_per_s: float) -> Plan:
         if (without - after) * seconds_per_node < candidate.spec.size_bytes / bytes_per_s:
             chosen, after = others, without
     size_bytes = sum(candidate.spec.size_bytes for candidate in chosen)
-    left_bytes = sum(kept_bytes(entry) for entry, is_needed in zip(journal.entries, _after(journal, chosen), strict=True)
-                     if is_needed)
+    needed = _after(journal, chosen)
+    left_bytes = sum(kept_bytes(entry) for entry, is_kept in zip(journal.entries, needed, strict=True) if is_kept)
     return Plan(chosen, before - after, size_bytes, left_bytes + size_bytes)
 
 

@@ -168,7 +168,7 @@ class Recovering:
             self._handed_over(lambda hands: hands.link.run(nodes, released, layout))
 
     def keep_results(self, results: ResultCache | None) -> None:
-        """Let go of results that are kept, and keep others from now on; a new server begins with those of the settings."""
+        """Let go of results that are kept, and keep others from now on; after a recovery, as the settings say."""
         if self._is_alive:
             self._hands.link.keep_results(results)
 
@@ -326,8 +326,8 @@ class Recovering:
             raise
         self._hands, self._losses, self._is_alive = hands, replay.losses, True
         self._counts.update(recoveries=1, nodes_replayed=replay.nodes, bytes_replayed=replay.size_bytes)
-        log.warning("recovered at %s: connected after %.2f s, %d operations and %s bytes again in %.2f s%s", self.address,
-                    connected_s, replay.nodes, f"{replay.size_bytes:,}", time.monotonic() - began - connected_s,
+        log.warning("recovered at %s: connected after %.2f s, %d operations and %s bytes again in %.2f s%s",
+                    self.address, connected_s, replay.nodes, f"{replay.size_bytes:,}", time.monotonic() - began - connected_s,
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
 
     def _maintain(self) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -91,10 +91,8 @@ class Supervised:
         """Kill the server and whoever would start it again."""
         self._parent.kill()
         self._parent.wait()
-        try:
+        with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._reader.join(10)
         assert self._parent.stdout is not None
         self._parent.stdout.close()

@@ -6,7 +6,6 @@ import gc
 import os
 from typing import Any
 
-import pytest
 import torch
 from djinn_conformance.deaths import let_die
 from hypothesis import given, settings
@@ -68,7 +67,8 @@ class Pair:
         self.both(views[kind], source)
 
     def write(self) -> None:
-        kind, target, other = self.draw("add_", "mul_", "fill_", "bernoulli_", "add_other", "t_"), self.one(), self.one()
+        kind = self.draw("add_", "mul_", "fill_", "bernoulli_", "add_other", "t_")
+        target, other = self.one(), self.one()
 
         def add_other(_: str, x: torch.Tensor, y: torch.Tensor) -> None:
             x.add_(y.sum())
