@@ -14,7 +14,7 @@ from djinn.recovery.journal import Journal, kept_bytes, needed_entries
 from djinn.recovery.keeping import Kept
 from djinn.tape import Node
 
-MAX_WEIGHED = 8
+MAX_WEIGHED = 3
 """So many of the largest storages are looked at one by one, whether they are cheaper to fetch or to compute again."""
 
 
@@ -38,12 +38,14 @@ class Plan:
 
     Attributes:
         candidates: It.
-        saves: How many operations need not be carried out again once it is known.
+        operations: How many operations the journal has.
+        saves: How many of them need not be carried out again once it is known.
         size_bytes: Its bytes.
         left_bytes: Bytes that are kept then, these included.
     """
 
     candidates: Sequence[Candidate]
+    operations: int
     saves: int
     size_bytes: int
     left_bytes: int
@@ -130,7 +132,7 @@ def plan(journal: Journal, seconds_per_node: float, bytes_per_s: float) -> Plan:
     size_bytes = sum(candidate.spec.size_bytes for candidate in chosen)
     needed = _after(journal, chosen)
     left_bytes = sum(kept_bytes(entry) for entry, is_kept in zip(journal.entries, needed, strict=True) if is_kept)
-    return Plan(chosen, before - after, size_bytes, left_bytes + size_bytes)
+    return Plan(chosen, before, before - after, size_bytes, left_bytes + size_bytes)
 
 
 def _after(journal: Journal, candidates: Sequence[Candidate]) -> list[bool]:

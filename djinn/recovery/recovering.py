@@ -87,6 +87,8 @@ class Recovering:
         self._is_alive = True
         self._ended: DjinnError | None = None
         self._tries = 0
+        self._taken_before = 0
+        """Operations taken when a server died last; if there are more when the next dies, it is not the same work."""
         self._last_words = ""
         self._past: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -277,6 +279,8 @@ class Recovering:
     def _died(self, error: DjinnError) -> None:
         self._last_words = error.summary
         self._is_alive = False
+        if self.nodes_taken > self._taken_before:
+            self._tries, self._taken_before = 0, self.nodes_taken
         for name, count in self._hands.link.stats().items():
             if name not in _LEVELS:
                 self._past[name] += count
@@ -326,8 +330,9 @@ class Recovering:
             raise
         self._hands, self._losses, self._is_alive = hands, replay.losses, True
         self._counts.update(recoveries=1, nodes_replayed=replay.nodes, bytes_replayed=replay.size_bytes)
+        replayed_s = time.monotonic() - began - connected_s
         log.warning("recovered at %s: connected after %.2f s, %d operations and %s bytes again in %.2f s%s",
-                    self.address, connected_s, replay.nodes, f"{replay.size_bytes:,}", time.monotonic() - began - connected_s,
+                    self.address, connected_s, replay.nodes, f"{replay.size_bytes:,}", replayed_s,
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
 
     def _maintain(self) -> None:
@@ -340,7 +345,7 @@ class Recovering:
         if not is_quiet or not self._is_alive or self.journal.settled < operations:
             # A failure that nobody has heard of would be taken for one of the checkpoint.
             return
-        if operations < max(MIN_REPLAY_ENTRIES, 1.25 * self._considered_at):
+        if operations < max(MIN_REPLAY_ENTRIES, 2 * self._considered_at):
             return
         seconds_per_node = self._busy_s / max(1, self.nodes_taken)
         if operations * seconds_per_node < MIN_REPLAY_S and operations < MAX_REPLAY_NODES:
@@ -362,10 +367,10 @@ class Recovering:
         found = plan(self.journal, seconds_per_node, self._bytes_per_s)
         if not is_forced:
             takes_s = found.size_bytes / self._bytes_per_s
-            is_urgent = self.journal.node_count > MAX_REPLAY_NODES
+            is_urgent = found.operations > MAX_REPLAY_NODES
             if takes_s > CHECKPOINT_SHARE * self._busy_since_checkpoint_s and not is_urgent:
                 return
-            if found.saves < self.journal.node_count // 2:
+            if found.saves < found.operations // 2:
                 return
         if found.left_bytes > self.journal.limit_bytes:
             return
