@@ -121,6 +121,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Kill servers again and again, and expect that nobody notices: half an hour."""
+    _install(session, "-e", ".[test]")
+    session.run("pytest", "tests/chaos", "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *session.posargs,
+                env=PROFILE)
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """Install the project as its users do, and run the demo."""
     _install(session, ".[demo]")

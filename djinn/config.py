@@ -25,11 +25,14 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_LOG_LEVEL": "log_level",
     "DJINN_LOG_COMPONENT": "log_component",
     "DJINN_DEBUG": "debug",
+    "DJINN_RECOVERY": "recovery",
+    "DJINN_LOCAL_FALLBACK": "local_fallback",
     "DJINN_RESULT_CACHE_BYTES": "result_cache_bytes",
 })
 """Environment variables, and the setting that each of them sets."""
 
 PLACEMENTS = ("explicit", "automatic")
+RECOVERIES = ("none", "replay")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -71,6 +74,14 @@ class Config:
     """How long a connection may take to come about."""
     request_timeout_s: float | None = None
     """How long an answer may take; ``None``: as long as the server lives."""
+    recovery: Literal["none", "replay"] = "none"
+    """What happens when a server dies: its values are lost; or they are made again, and the program goes on."""
+    recovery_bytes: int = 2**30
+    """How many bytes of tensors may be kept here for that."""
+    recovery_timeout_s: float = 30.0
+    """How long servers may take to come back."""
+    local_fallback: bool = False
+    """Whether operations run in this process if no server comes back."""
 
     @classmethod
     def resolve(cls, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
@@ -162,6 +173,10 @@ def _count(value: Any) -> int | Literal["auto"] | None:
     return value
 
 
+def _recovery(value: Any) -> str:
+    return _text(value) if value in RECOVERIES else _refuse()
+
+
 def _bytes(value: Any) -> int:
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
@@ -196,6 +211,10 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "log_component": _Rule(_text, "names of components separated by commas"),
     "connect_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
     "request_timeout_s": _Rule(_optional_seconds, "a number of seconds above 0, or None"),
+    "recovery": _Rule(_recovery, f"one of {', '.join(RECOVERIES)}"),
+    "recovery_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
+    "recovery_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
+    "local_fallback": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
 })
 
 

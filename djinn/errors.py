@@ -28,6 +28,7 @@ __all__ = (
     "ScheduleError",
     "SchemaMismatchError",
     "SessionClosedError",
+    "StateLostError",
     "TransportError",
     "UnknownHandleError",
     "UnknownOperatorError",
@@ -187,3 +188,9 @@ class OutOfMemoryError(DjinnError, RuntimeError):
     """No executor has room for what is to be put there; names the sizes."""
 
     code = "DJ310"
+
+
+class StateLostError(DjinnError, RuntimeError):
+    """A value went with the server that held it, and could not be made again."""
+
+    code = "DJ311"

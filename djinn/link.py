@@ -98,6 +98,11 @@ class Link:
               links: Mapping[int, LinkProfile]) -> None:
         """Learn how fast the executor is, which with one makes no difference."""
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can be sent or received any more."""
+        return self._broken is not None
+
     def flush(self) -> None:
         """Send everything pending."""
         self._take(None)
