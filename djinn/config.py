@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
@@ -19,6 +21,9 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_SERVER": "server",
     "DJINN_TOKEN": "token",
     "DJINN_OWNER": "owner",
+    "DJINN_TLS_CA": "tls_ca",
+    "DJINN_TLS_CERT": "tls_cert",
+    "DJINN_TLS_KEY": "tls_key",
     "DJINN_PLUGINS": "plugins",
     "DJINN_LOG_LEVEL": "log_level",
     "DJINN_LOG_COMPONENT": "log_component",
@@ -34,12 +39,19 @@ class Config:
     """Everything that can be said about a session before it begins."""
 
     server: str = ""
-    """Address of the executor, ``tcp://host:port`` or ``unix:///path``; empty for an executor in this process."""
+    """Address of the executor, ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; empty for an executor in
+    this process."""
     token: str = attrs.field(default="", repr=False)
     """What the server asks for before it lets anybody in."""
     owner: str = attrs.field(default="auto", repr=False)
     """A secret of the user's: what sessions with the same one upload is kept by the server, and not sent again.
     ``auto``: this process alone, and only where the server is another machine. Empty: the server keeps nothing."""
+    tls_ca: str = ""
+    """File with the certificates of the authorities that may vouch for a ``tls://`` server; empty for the system's."""
+    tls_cert: str = ""
+    """File with a certificate of this client's, for servers that ask for one."""
+    tls_key: str = ""
+    """File with its key; empty if the certificate's file has it."""
     device: str = ""
     """Device of an executor in this process, for example ``cuda:0``; empty for the best there is."""
     selection: PluginSelection = attrs.field(factory=PluginSelection)
@@ -106,6 +118,10 @@ def _address(value: Any) -> str:
     return text if not text or re.fullmatch(r"[a-z][a-z0-9+.-]*://\S*", text) else _refuse()
 
 
+def _path(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, Path) else _text(value)
+
+
 def _level(value: Any) -> str:
     level = _text(value).upper()
     return level if level in LOG_LEVELS else _refuse()
@@ -144,6 +160,9 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "server": _Rule(_address, "an address such as tcp://host:port, or nothing for an executor in this process"),
     "token": _Rule(_text, "text"),
     "owner": _Rule(_text, "text"),
+    "tls_ca": _Rule(_path, "the path of a file"),
+    "tls_cert": _Rule(_path, "the path of a file"),
+    "tls_key": _Rule(_path, "the path of a file"),
     "device": _Rule(_text, "a device of PyTorch's such as cpu or cuda:0"),
     "flush_every": _Rule(_count, "a whole number from 1, or None, or 'auto'"),
     "strict": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),

@@ -15,6 +15,7 @@ __all__ = (
     "DeviceNameTakenError",
     "DjinnError",
     "DocumentError",
+    "LimitError",
     "PeerError",
     "PluginError",
     "PluginLoadError",
@@ -173,3 +174,9 @@ class PeerError(TransportError):
     """A server could not reach another one, may not, or lost it while a value was on its way between them."""
 
     code = "DJ309"
+
+
+class LimitError(DjinnError, RuntimeError):
+    """A session asked for more than the server grants it."""
+
+    code = "DJ310"

@@ -7,8 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from djinn.errors import ProtocolError, UnknownHandleError
+from djinn.errors import LimitError, ProtocolError, UnknownHandleError
 from djinn.kinds.executor import CompiledProgram, Executor
+from djinn.model.program import Program
 from djinn.protocol import failures, messages
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
@@ -69,6 +70,24 @@ class EarlyProgram(CompiledProgram, Protocol):
         """
 
 
+class Allowance(Protocol):
+    """How much a session may ask for."""
+
+    def admit_program(self, program: Program) -> None:
+        """Let a program in before it is compiled.
+
+        Raises:
+            LimitError: It is too large.
+        """
+
+    def admit_values(self, held: int, more: int) -> None:
+        """Let a session that holds so many values hold more.
+
+        Raises:
+            LimitError: These are too many. Then they do not come about, and whoever asks for them is told so.
+        """
+
+
 class SessionService:
     """One session on the executor's side.
 
@@ -81,14 +100,17 @@ class SessionService:
         travels: Tensors come from and go to another process: nobody else holds those given to `handle`, and those that
             it returns are only read, before the next batch.
         contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
+        allowance: What the session may ask for; ``None`` for anything.
 
     Concurrency:
         One batch at a time.
     """
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
-                 contents: Contents | None = None) -> None:
+                 contents: Contents | None = None, allowance: Allowance | None = None) -> None:
         self._executor = executor
+        self._allowance = allowance
+        self._not_admitted: Poisoned | None = None
         self._contents = contents
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
         # What is kept is nobody's to write to: then the value is a copy.
@@ -177,8 +199,21 @@ class SessionService:
             # Whatever an executor raises must reach the client as a failure, not end the session of an innocent value.
             return self._fail(error)
 
+    def _admits(self, handles: Sequence[int]) -> bool:
+        """Whether values may be added. Those that may not are not even kept as poisoned: that would take memory."""
+        if self._allowance is not None:
+            try:
+                self._allowance.admit_values(len(self._values), len(handles))
+            except LimitError as error:
+                self._not_admitted = self._fail(error)
+                self._free(handles)
+                return False
+        return True
+
     def _define(self, command: Define) -> None:
         def compile_checked() -> CompiledProgram:
+            if self._allowance is not None:
+                self._allowance.admit_program(command.body)
             command.body.check()
             return self._executor.compile(command.body)
 
@@ -189,7 +224,7 @@ class SessionService:
     def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
         if command.handle == GENERATOR_HANDLE:
             self._attempt(lambda: self._random.set(tensor))
-        else:
+        elif self._admits((command.handle,)):
             self._values[command.handle] = self._attempt(lambda: self._put(tensor))
             if self._contents is not None:
                 self._contents.keep(command.handle, tensor)
@@ -198,6 +233,8 @@ class SessionService:
         contents, handle = self._contents, command.handle
         if handle == GENERATOR_HANDLE:
             self._fail(ProtocolError("Handle 0 is reserved."))
+        elif not self._admits((handle,)):
+            return
         elif contents is None:
             self._values[handle] = self._fail(ProtocolError("Nothing is kept for this session."))
         else:
@@ -219,7 +256,8 @@ class SessionService:
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
-        self._values.update(zip(run.outputs, outputs, strict=True))
+        if self._admits(run.outputs):
+            self._values.update(zip(run.outputs, outputs, strict=True))
         if run.released:
             self._free(run.released)
 
@@ -296,7 +334,7 @@ class SessionService:
         try:
             return self._values[handle]
         except KeyError:
-            return self._fail(_unknown(handle))
+            return self._not_admitted or self._fail(_unknown(handle))
 
     def _fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
         if handle == GENERATOR_HANDLE:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 import platform
 import secrets
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -16,18 +16,18 @@ from djinn.protocol.contents import Contents, ContentStore
 from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
 from djinn.protocol.reuse import this_machine
 
-__all__ = ("greet",)
+__all__ = ("check_versions", "greet")
 
 
 def greet(
-    channel: Channel, executor: Executor, token: str, store: ContentStore
+    channel: Channel, executor: Executor, admit: Callable[[Channel, Hello], None], store: ContentStore
 ) -> tuple[str, Contents | None] | None:
     """Receive a client's greeting and answer it.
 
     Args:
         channel: A new connection.
         executor: What the client is going to use.
-        token: What the client has to know; empty for nothing.
+        admit: Raises if the client may not come in.
         store: Keeps what clients upload that ask for it.
 
     Returns:
@@ -45,7 +45,8 @@ def greet(
     sequence, hello, _ = received
     if not isinstance(hello, Hello):
         raise ProtocolError(f"A {type(hello).__name__} where a greeting was expected.")
-    _check(hello, token)
+    check_versions(hello)
+    admit(channel, hello)
     session = secrets.token_hex(16)
     # From one process to another on the same machine, bytes travel as fast as they can be digested.
     keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
@@ -55,7 +56,12 @@ def greet(
     return session, Contents(store, hello.owner) if keeps else None
 
 
-def _check(hello: Hello, token: str) -> None:
+def check_versions(hello: Hello) -> None:
+    """Make sure that both sides understand each other.
+
+    Raises:
+        ProtocolVersionError, RefusedError: They do not.
+    """
     if hello.protocol != PROTOCOL_VERSION:
         raise ProtocolVersionError(f"The client speaks protocol {hello.protocol}, this server {PROTOCOL_VERSION}.",
                                    hint="Install the same djinn release on both.")
@@ -63,10 +69,3 @@ def _check(hello: Hello, token: str) -> None:
         raise RefusedError(f"The client is a {hello.byte_order[:20]!r} endian machine, this server a "
                            f"{sys.byteorder!r} endian one, and tensors travel as they lie in memory.",
                            hint="Use a client and a server of the same byte order.")
-    if token and not hmac.compare_digest(_bytes(hello.token), _bytes(token)):
-        raise RefusedError("The token is missing." if not hello.token else "The token is wrong.",
-                           hint="Set DJINN_TOKEN, or djinn.init(token=...), to the token the server was started with.")
-
-
-def _bytes(token: str) -> bytes:
-    return token.encode("utf-8", "surrogateescape")

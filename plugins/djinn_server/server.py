@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
-from djinn.kinds.transport import Channel, Listener
-from djinn.protocol.contents import ContentStore
-from djinn.protocol.messages import Batch, Refusal
+from djinn.kinds.transport import BoundedChannel, Channel, Listener
+from djinn.protocol.contents import Contents, ContentStore
+from djinn.protocol.messages import Batch, Hello, Refusal
 from djinn.protocol.service import SessionService
 from djinn_server.greeting import greet
+from djinn_server.limits import Allowances, Limits, SessionAllowance
 from djinn_server.memory import return_memory
 
-__all__ = ("Server",)
+__all__ = ("Server", "refuse")
 
 _log = logging.getLogger("djinn.server")
 
@@ -38,7 +40,8 @@ class Server:
     Args:
         listener: Where clients connect; closed by `stop`.
         executor: Runs the programs of all sessions; closed by `stop`.
-        token: What clients have to know; empty to let in everyone who can connect.
+        admit: Raises if a client may not come in.
+        allowances: What the sessions may use; without, anything.
         keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
         looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
 
@@ -47,12 +50,13 @@ class Server:
     """
 
     def __init__(
-        self, listener: Listener, executor: Executor, *, token: str = "", keep_bytes: int = 0,
-        looks_ahead: bool = True,
+        self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
+        allowances: Allowances | None = None, keep_bytes: int = 0, looks_ahead: bool = True,
     ) -> None:
         self._listener = listener
         self._executor = executor
-        self._token = token
+        self._admit = admit
+        self._allowances = allowances or Allowances(Limits())
         self._store = ContentStore(keep_bytes)
         self._looks_ahead = looks_ahead
         self._lock = threading.Lock()
@@ -65,6 +69,11 @@ class Server:
     def address(self) -> str:
         """Address that clients connect to."""
         return self._listener.address
+
+    @property
+    def device(self) -> str:
+        """Device of the executor."""
+        return self._executor.device
 
     @property
     def connections(self) -> int:
@@ -141,46 +150,67 @@ class Server:
         try:
             self._converse(channel)
         except DjinnError as error:
-            if isinstance(error, TransportError) and not isinstance(error, RefusedError):
-                _log.info("%s: %s", channel.peer, _printable(error))
-            else:
-                _log.warning("%s: refused: %s", channel.peer, _printable(error))
-                self._refuse(channel, Refusal(error.code, error.summary[:4000], error.hint[:4000]))
-        except Exception:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
+            refuse(channel, error)
+        except Exception as error:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
-            self._refuse(channel, Refusal(DjinnError.code, "The session failed inside the server.",
-                                          "See the server's log; report it if it happens again."))
+            refuse(channel, error)
         finally:
             channel.close()
             self._forget(threading.current_thread())
 
-    def _refuse(self, channel: Channel, refusal: Refusal) -> None:
-        try:
-            channel.send(0, refusal)
-        except TransportError as error:
-            _log.info("%s: left before it could be told: %s", channel.peer, error)
-
     def _converse(self, channel: Channel) -> None:
-        greeted = greet(channel, self._executor, self._token, self._store)
-        if greeted is None:
-            return
-        session, contents = greeted
+        entered: list[SessionAllowance] = []
+
+        def admit(entering: Channel, hello: Hello) -> None:
+            self._admit(entering, hello)
+            entered.append(self._allowances.open())
+
+        try:
+            greeted = greet(channel, self._executor, admit, self._store)
+            if greeted is not None:
+                self._carry_out(channel, *greeted, entered[0])
+        finally:
+            for allowance in entered:
+                allowance.close()
+
+    def _carry_out(
+        self, channel: Channel, session: str, contents: Contents | None, allowance: SessionAllowance
+    ) -> None:
+        if isinstance(channel, BoundedChannel):
+            channel.admit_body = allowance.admit_body
         _log.info("%s: session %s begins", channel.peer, session)
-        service = SessionService(self._executor, travels=True, contents=contents)
+        service = SessionService(self._executor, travels=True, contents=contents, allowance=allowance)
         polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
         try:
-            while _answer_next(channel, service):
+            while _answer_next(channel, service, allowance):
                 while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
                     pass
         finally:
             held = service.live_handles
             service.close()
-            del service, contents, greeted
+            del service, contents
             return_memory()
             _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
 
 
-def _answer_next(channel: Channel, service: SessionService) -> bool:
+def refuse(channel: Channel, error: Exception) -> None:
+    """Log why a connection ends, and tell the other side if it can still be told."""
+    if isinstance(error, TransportError) and not isinstance(error, RefusedError):
+        _log.info("%s: %s", channel.peer, _printable(error))
+        return
+    if isinstance(error, DjinnError):
+        _log.warning("%s: refused: %s", channel.peer, _printable(error))
+        refusal = Refusal(error.code, error.summary[:4000], error.hint[:4000])
+    else:
+        refusal = Refusal(DjinnError.code, "The session failed inside the server.",
+                          "See the server's log; report it if it happens again.")
+    try:
+        channel.send(0, refusal)
+    except TransportError as left:
+        _log.info("%s: left before it could be told: %s", channel.peer, left)
+
+
+def _answer_next(channel: Channel, service: SessionService, allowance: SessionAllowance) -> bool:
     """Carry out one batch. Its tensors live in this call only, not while the next one is awaited."""
     received = channel.receive()
     if received is None:
@@ -189,6 +219,7 @@ def _answer_next(channel: Channel, service: SessionService) -> bool:
     if not isinstance(message, Batch):
         raise ProtocolError(f"A {type(message).__name__} where a Batch was expected.")
     result, data = service.handle(message, tensors)
+    allowance.settle(service.live_handles)
     if message.wants_reply:
         channel.send(sequence, result, data)
     return True

@@ -21,14 +21,25 @@ from djinn.errors import (
     TransportError,
 )
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Failure, Hello, Message, Refusal, Result, Welcome
+from djinn.protocol.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Failure,
+    Hello,
+    Message,
+    Redirect,
+    Refusal,
+    Result,
+    Welcome,
+)
 from djinn.protocol.reuse import introduce
-from djinn_transport_tcp.address import parse_address, parse_path
+from djinn_transport_tcp.address import parse_address, parse_path, redirected
 from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.sockets import ByteStream, configure
+from djinn_transport_tcp.sockets import ByteStream, StreamSocket, configure
 from djinn_transport_tcp.stream import FrameStream, views_of
+from djinn_transport_tcp.tls import TlsError, TlsSocket, client_context
 
-__all__ = ("SocketConnection", "connect", "connect_unix")
+__all__ = ("SocketConnection", "connect", "connect_tls", "connect_unix")
 
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
@@ -38,19 +49,35 @@ _AGAIN = "What it held is lost. See the server's log for the reason, then call d
 
 def connect(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server over TCP and greet it; see `djinn.kinds.transport.Transport.connect`."""
-    host, port = parse_address(address)
-    return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
+    return _open(address, lambda target: _open_tcp(parse_address(target), options), options)
+
+
+def connect_tls(address: str, options: ConnectOptions) -> SocketConnection:
+    """Connect to a server over TLS and greet it; see `djinn.kinds.transport.Transport.connect`."""
+    parse_address(address, scheme="tls")
+    context = client_context(options)
+
+    def open_socket(target: str) -> StreamSocket:
+        host, port = parse_address(target, scheme="tls")
+        sock = _open_tcp((host, port), options)
+        try:
+            return TlsSocket(sock, context, host)
+        except BaseException:
+            sock.close()
+            raise
+
+    return _open(address, open_socket, options)
 
 
 def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server on this machine and greet it; see `djinn.kinds.transport.Transport.connect`."""
-    path = parse_path(address)
-
-    def open_socket() -> socket.socket:
+    def open_socket(target: str) -> socket.socket:
+        path = parse_path(target)
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(options.connect_timeout_s)
             sock.connect(path)
+            configure(sock)
         except BaseException:
             sock.close()
             raise
@@ -59,26 +86,57 @@ def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
     return _open(address, open_socket, options)
 
 
-def _open(address: str, open_socket: Callable[[], socket.socket], options: ConnectOptions) -> SocketConnection:
-    deadline = time.monotonic() + options.connect_timeout_s
-    try:
-        sock = open_socket()
-    except (TimeoutError, BlockingIOError):
-        # The latter is how Linux says that the queue of a Unix-domain socket is full.
-        raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
-                                 hint=_START) from None
-    except OSError as error:
-        raise TransportError(f"Nobody answers at {address}: {_reason(error)}.", hint=_START) from None
-    except (ValueError, OverflowError) as error:
-        raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
+def _open_tcp(target: tuple[str, int], options: ConnectOptions) -> socket.socket:
+    sock = socket.create_connection(target, timeout=options.connect_timeout_s)
     try:
         configure(sock)
-        connection = SocketConnection(address, FrameStream(ByteStream(sock)), options.request_timeout_s)
     except BaseException:
         sock.close()
         raise
-    connection.greet(options.token, deadline, options.owner)
+    return sock
+
+
+def _open(address: str, open_socket: Callable[[str], StreamSocket], options: ConnectOptions) -> SocketConnection:
+    deadline = time.monotonic() + options.connect_timeout_s
+    connection = _connect(address, address, open_socket, options)
+    redirect = connection.greet(options.token, deadline, options.owner)
+    if redirect is None:
+        return connection
+    connection.close()
+    try:
+        target = redirected(address, redirect.address)
+    except ConfigurationError as error:
+        raise TransportError(f"{address} leads to {redirect.address[:100]!r}, where nobody should go: {error.summary}",
+                             hint="See how the server was started.") from None
+    connection = _connect(address, target, open_socket, options)
+    if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket) is not None:
+        connection.close()
+        raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",
+                             hint="See how the server was started.")
     return connection
+
+
+def _connect(
+    address: str, target: str, open_socket: Callable[[str], StreamSocket], options: ConnectOptions
+) -> SocketConnection:
+    """Connect to where an address leads."""
+    try:
+        sock = open_socket(target)
+    except (TimeoutError, BlockingIOError):
+        # The latter is how Linux says that the queue of a Unix-domain socket is full.
+        raise RemoteTimeoutError(f"Nobody answered at {target} within {options.connect_timeout_s:g} s.",
+                                 hint=_START) from None
+    except OSError as error:
+        raise TransportError(f"Nobody answers at {target}: {_reason(error)}.", hint=_START) from None
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
+    try:
+        return SocketConnection(address, FrameStream(ByteStream(sock)), options.request_timeout_s)
+    except BaseException:
+        sock.close()
+        raise
 
 
 FLUSH_EVERY = 8
@@ -122,13 +180,20 @@ class SocketConnection:
         """Bytes received so far, greeting included."""
         return self._frames.stream.bytes_received
 
-    def greet(self, token: str, deadline: float, owner: str = "") -> None:
+    def greet(
+        self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = ""
+    ) -> Redirect | None:
         """Say who this is and learn who answers.
 
         Args:
             token: The server's token, if it wants one.
             deadline: Time on the monotonic clock until which to wait.
             owner: Whose uploads these are; see `djinn.kinds.transport.ConnectOptions`.
+            secret: The token, if it is not to be said again.
+            ticket: What to say instead.
+
+        Returns:
+            Where to go instead, if this is not the place.
 
         Raises:
             RefusedError, ProtocolVersionError: The server says no.
@@ -136,17 +201,23 @@ class SocketConnection:
         """
         self._frames.stream.deadline = deadline
         try:
-            self.welcome = self._welcomed(token, owner)
+            answer = self._answered(Hello(
+                PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
+                *introduce(owner, token or secret), ticket))
         except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
             raise self._ended(error) from None
         self._frames.stream.deadline = None
         self._frames.stream.stall_timeout_s = self._request_timeout_s
+        if isinstance(answer, Redirect):
+            return answer
+        self.welcome = answer
+        return None
 
-    def _welcomed(self, token: str, owner: str) -> Welcome:
-        hello = Hello(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
-                      *introduce(owner, token))
+    def _answered(self, hello: Hello) -> Welcome | Redirect:
         self._write(hello, (), waits=True)
         answer, _ = self._read()
+        if isinstance(answer, Redirect):
+            return answer
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
         if answer.protocol != PROTOCOL_VERSION or answer.byte_order != sys.byteorder:
@@ -255,6 +326,8 @@ class SocketConnection:
         if isinstance(error, ProtocolError):
             return TransportError(f"The exchange with {self.address} failed: {error.summary}",
                                   hint=error.hint or _AGAIN)
+        if isinstance(error, TlsError):
+            return TransportError(f"{self.address} cannot be used: {error}.", hint=error.hint or _AGAIN)
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(f"The connection to {self.address} is dead: {_reason(error)}.", hint=_AGAIN)
         if isinstance(error, OSError):

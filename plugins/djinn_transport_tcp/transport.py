@@ -9,9 +9,9 @@ from pathlib import Path
 
 import attrs
 
-from djinn.kinds.transport import Connection, ConnectOptions, Listener, ListenOptions
+from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions
 
-__all__ = ("TcpTransport", "UnixTransport")
+__all__ = ("TcpTransport", "TlsTransport", "UnixTransport")
 
 
 class TcpTransport:
@@ -32,6 +32,32 @@ class TcpTransport:
         from djinn_transport_tcp.listener import listen
 
         return listen(address, options)
+
+    def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
+        """Go on with a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        from djinn_transport_tcp.listener import adopt
+
+        return adopt(descriptor, received, peer, options)
+
+
+class TlsTransport:
+    """Sessions over TCP with TLS 1.3; see `djinn.kinds.transport.Transport`."""
+
+    name = "tls"
+    scheme = "tls"
+
+    def connect(self, address: str, options: ConnectOptions) -> Connection:
+        """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
+        from djinn.protocol.reuse import reusing
+        from djinn_transport_tcp.client import connect_tls
+
+        return reusing(connect_tls(address, options))
+
+    def listen(self, address: str, options: ListenOptions) -> Listener:
+        """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
+        from djinn_transport_tcp.listener import listen_tls
+
+        return listen_tls(address, options)
 
 
 class UnixTransport:
@@ -57,3 +83,9 @@ class UnixTransport:
         from djinn_transport_tcp.listener import listen_unix
 
         return listen_unix(address, options)
+
+    def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
+        """Go on with a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        from djinn_transport_tcp.listener import adopt
+
+        return adopt(descriptor, received, peer, options)
