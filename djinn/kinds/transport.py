@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.kinds.executor import Executor
-from djinn.protocol.messages import Batch, Message, Result, Welcome
+from djinn.protocol.messages import Batch, Courier, Message, Parcel, Result, Welcome
 
 
 @attrs.frozen
@@ -31,6 +31,8 @@ class ConnectOptions:
     """File with its key; empty if the certificate's file has it."""
     open_executor: Callable[[], Executor] | None = None
     """Opens an executor in this process, for transports that have no other side."""
+    is_gone: Callable[[], bool] | None = None
+    """Whether nobody wants a `Carrier` any more; asked while a transfer stands still."""
 
 
 @attrs.frozen
@@ -206,4 +208,46 @@ class Transport(Protocol):
         Raises:
             TransportError: The address cannot be had.
             ConfigurationError: The address makes no sense, or this transport has no listening side.
+        """
+
+
+class Carrier(Protocol):
+    """The sending end of a courier's connection, on which values go from session to session.
+
+    Concurrency:
+        One thread at a time; `close` may be called by any.
+    """
+
+    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a parcel with its tensor, if it has one.
+
+        Raises:
+            TransportError: The connection is gone.
+
+        Ownership:
+            The tensors may change once this returns.
+        """
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """End the connection. Never raises, may be called twice.
+
+        Args:
+            drain_s: How long what is still to be sent may take.
+        """
+
+
+@runtime_checkable
+class CarryingTransport(Transport, Protocol):
+    """What a transport may have beside the methods of `Transport`: values go from server to server on it."""
+
+    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+        """Connect to another server and greet it as a courier.
+
+        Raises:
+            TransportError: Nobody answers there.
+            RefusedError, ProtocolVersionError: Somebody does, and says no.
+            ConfigurationError: The address makes no sense.
+
+        Laws:
+            transport.parcels
         """

@@ -23,7 +23,6 @@ from djinn.protocol.messages import (
     MARKS_HANDLE,
     Batch,
     Command,
-    Failure,
     Plain,
     Recall,
     Result,
@@ -43,6 +42,13 @@ MAX_MARKS = 2**16
 _process_owner = secrets.token_hex(32)
 _Mark = Annotated[bytes, Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
 _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
+def after(earlier: Result, result: Result) -> Result:
+    """Return an answer together with what an earlier one reported, which nobody has looked at."""
+    if not (earlier.failures or earlier.timings):
+        return result
+    return Result(result.items, earlier.failures + result.failures, earlier.timings + result.timings, result.now_ns)
 
 
 def introduce(owner: str, token: str) -> tuple[str, str]:
@@ -96,7 +102,7 @@ class ReusingConnection:
         self._own_marks: set[bytes] = set()
         self._uploaded_bytes = 0
         self._patience_bytes = ASK_AGAIN_BYTES
-        self._failures: tuple[Failure, ...] = ()
+        self._settled = Result()
 
     @property
     def bytes_sent(self) -> int:
@@ -115,8 +121,8 @@ class ReusingConnection:
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer."""
         result, data = self._connection.request(*self._without_known(batch, tensors))
-        failures, self._failures = self._failures, ()
-        return (Result(result.items, failures + result.failures) if failures else result), data
+        settled, self._settled = self._settled, Result()
+        return after(settled, result), data
 
     def close(self) -> None:
         """End the session. Never raises, may be called twice."""
@@ -176,7 +182,7 @@ class ReusingConnection:
     def _fetch(self, handle: int, kind: type[list[bytes]]) -> list[bytes]:
         self.round_trips += 1
         result, _ = self._connection.request(Batch(fetch=(handle,)), ())
-        self._failures += result.failures
+        self._settled = after(self._settled, result)
         item = result.items[0] if result.items else None
         try:
             return msgspec.convert(item.value if isinstance(item, Plain) else None, kind)

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from djinn.errors import LimitError, ProtocolError, UnknownHandleError
+from djinn.errors import LimitError, PeerError, ProtocolError, UnknownHandleError
 from djinn.kinds.executor import CompiledProgram, Executor
 from djinn.model.program import Program
-from djinn.protocol import failures, messages
+from djinn.protocol import messages, parcels
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
+from djinn.protocol.holdings import Holdings
 from djinn.protocol.lookahead import Lookahead
 from djinn.protocol.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
     MARKS_HANDLE,
     Batch,
+    Command,
     Define,
-    Failure,
     Forget,
     Free,
     Item,
+    Parcel,
+    Peer,
     Plain,
     Poisoned,
     Recall,
+    Receive,
     Rerun,
     Result,
     Run,
     Seed,
+    Send,
     Upload,
 )
+from djinn.protocol.post import Post
+from djinn.protocol.reports import Failures, Timings
 from djinn.protocol.tensors import describe, header_of
-
-MAX_FAILURES = 1000
-"""Failures remembered between two answers; later ones are counted with the last."""
 
 
 @runtime_checkable
@@ -101,28 +106,38 @@ class SessionService:
             it returns are only read, before the next batch.
         contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
         allowance: What the session may ask for; ``None`` for anything.
+        post: Reaches other sessions, and is reached by them.
 
     Concurrency:
-        One batch at a time.
+        One batch at a time; `held_bytes` may be read by any thread.
     """
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
-                 contents: Contents | None = None, allowance: Allowance | None = None) -> None:
+                 contents: Contents | None = None, post: Post | None = None,
+                 allowance: Allowance | None = None) -> None:
         self._executor = executor
         self._allowance = allowance
         self._not_admitted: Poisoned | None = None
         self._contents = contents
+        self._post = post
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
         # What is kept is nobody's to write to: then the value is a copy.
         self._put = executor.put if shared is None or contents is not None else shared.adopt
+        self._adopt = executor.put if shared is None else shared.adopt
         self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
-        self._values: dict[int, Any] = {}
+        self._values = Holdings()
         self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
         self._forecast = Forecast()
         self._lookahead = Lookahead(self._forecast)
-        self._failures: list[Failure] = []
-        self._last_failure = 0
+        self._failures = Failures()
+        self._fail = self._failures.add
+        self._timings: Timings | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the storages that its values lie in."""
+        return self._values.held_bytes
 
     @property
     def live_handles(self) -> int:
@@ -153,28 +168,48 @@ class SessionService:
             The answer (to be sent only if the batch wants one) and its tensors.
         """
         uploads = iter(tensors)
-        for command in batch.commands:
-            if isinstance(command, (Run, Rerun)):
-                self._run(command)
-            elif isinstance(command, Free):
-                self._lookahead.freed(command.handles)
-                self._free(command.handles)
-            else:
-                self._lookahead.drop()
-                self._change(command, uploads)
+        if batch.timed and self._timings is None:
+            self._timings = Timings()
+        if self._timings is None:
+            for command in batch.commands:
+                self._carry_out(command, uploads)
+        else:
+            for command in batch.commands:
+                begin_ns = time.monotonic_ns()
+                self._carry_out(command, uploads)
+                self._timings.add(command, begin_ns)
         if not batch.wants_reply:
             return Result(), []
         data: list[torch.Tensor] = []
         items = [self._fetch(handle, data) for handle in batch.fetch]
         items += [self._describe(handle) for handle in batch.describe]
-        pending, self._failures = self._failures, []
-        return Result(tuple(items), tuple(pending)), data
+        if self._timings is None:
+            return Result(tuple(items), self._failures.take()), data
+        return Result(tuple(items), self._failures.take(), self._timings.take(), time.monotonic_ns()), data
 
-    def _change(self, command: Upload | Recall | Define | Seed | Forget, uploads: Iterator[torch.Tensor]) -> None:
+    def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:
+        if isinstance(command, (Run, Rerun)):
+            self._run(command)
+        elif isinstance(command, Free):
+            self._lookahead.freed(command.handles)
+            self._free(command.handles)
+        elif isinstance(command, Send):
+            self._send(command)
+        elif isinstance(command, Peer):
+            self._attempt(lambda: self._posted().connect(command.peer, command.address, command.mailbox))
+        else:
+            self._lookahead.drop()
+            self._change(command, uploads)
+
+    def _change(
+        self, command: Upload | Recall | Receive | Define | Seed | Forget, uploads: Iterator[torch.Tensor]
+    ) -> None:
         if isinstance(command, Upload):
             self._upload(command, next(uploads))
         elif isinstance(command, Recall):
             self._recall(command)
+        elif isinstance(command, Receive):
+            self._receive(command)
         elif isinstance(command, Define):
             self._define(command)
         elif isinstance(command, Seed):
@@ -184,13 +219,6 @@ class SessionService:
             for program in command.programs:
                 self._lookahead.forget(program)
                 self._programs.pop(program, None)
-
-    def _fail(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
-        self._last_failure += 1
-        if len(self._failures) < MAX_FAILURES:
-            self._failures.append(Failure(self._last_failure, failures.name_of(error), failures.text_of(error),
-                                          operator, run, step))
-        return Poisoned(self._failures[-1].identity)
 
     def _attempt(self, action: Any) -> Any:
         try:
@@ -225,7 +253,7 @@ class SessionService:
         if command.handle == GENERATOR_HANDLE:
             self._attempt(lambda: self._random.set(tensor))
         elif self._admits((command.handle,)):
-            self._values[command.handle] = self._attempt(lambda: self._put(tensor))
+            self._values.put(command.handle, self._attempt(lambda: self._put(tensor)))
             if self._contents is not None:
                 self._contents.keep(command.handle, tensor)
 
@@ -236,13 +264,71 @@ class SessionService:
         elif not self._admits((handle,)):
             return
         elif contents is None:
-            self._values[handle] = self._fail(ProtocolError("Nothing is kept for this session."))
+            self._values.put(handle, self._fail(ProtocolError("Nothing is kept for this session.")))
         else:
-            self._values[handle] = self._attempt(lambda: self._executor.put(contents.recall(handle, command.digest)))
+            self._values.put(handle, self._attempt(
+                lambda: self._executor.put(contents.recall(handle, command.digest))))
+
+    def _posted(self) -> Post:
+        if self._post is None:
+            raise PeerError("This session exchanges no values with others.", hint="Bring the value home instead.")
+        return self._post
+
+    def _send(self, command: Send) -> None:
+        def post_it() -> None:
+            post = self._posted()
+            value = self._held(command.handle)
+            get = (lambda state: state) if command.handle == GENERATOR_HANDLE else self._get
+            packed = value if isinstance(value, Poisoned) else self._attempt(
+                lambda: parcels.pack(command.parcel, value, get))
+            if isinstance(packed, Poisoned):
+                packed = Parcel(command.parcel, failure=self._failures.told_to_others(packed, post.session)), ()
+            post.send(command.peer, *packed)
+
+        self._attempt(post_it)
+
+    def _receive(self, command: Receive) -> None:
+        value = self._attempt(lambda: self._received(command))
+        if command.handle == GENERATOR_HANDLE:
+            if not isinstance(value, Poisoned):
+                self._attempt(lambda: self._random.set(value))
+        elif command.into:
+            self._write_into(command.handle, value)
+        elif self._admits((command.handle,)):
+            self._values.put(command.handle, value)
+
+    def _received(self, command: Receive) -> Any:
+        parcel, tensors = self._posted().receive(command.sender, command.parcel)
+        if parcel.failure is not None:
+            return self._failures.adopt(parcel.failure)
+        if isinstance(parcel.item, Plain):
+            return messages.from_wire(parcel.item.value)
+        put = (lambda state: state) if command.handle == GENERATOR_HANDLE else self._adopt
+        return parcels.unpack(parcel, tensors[0], put)
+
+    def _write_into(self, handle: int, value: Any) -> None:
+        """Copy into the memory of a value. If that fails, whatever lies there is not what it should be."""
+        def write() -> None:
+            if not (isinstance(target, torch.Tensor) and isinstance(value, torch.Tensor)):
+                raise ProtocolError(f"Only a tensor goes into a tensor; value {handle} or its parcel is none.")
+            if target.size() != value.size() or target.dtype != value.dtype:
+                raise ProtocolError(f"A parcel of {tuple(value.size())} and {value.dtype} does not go into "
+                                    f"{tuple(target.size())} and {target.dtype}.")
+            with torch.inference_mode():
+                target.copy_(value)
+
+        target = self._value(handle)
+        if isinstance(target, Poisoned):
+            return
+        failed = value if isinstance(value, Poisoned) else self._attempt(write)
+        if not isinstance(failed, Poisoned):
+            return
+        if isinstance(target, torch.Tensor):
+            self._poison_storage(target, failed)
+        self._values.put(handle, failed)
 
     def _free(self, handles: Sequence[int]) -> None:
-        for handle in handles:
-            self._values.pop(handle, None)
+        self._values.drop(handles)
         if self._contents is not None:
             self._contents.release(handles)
 
@@ -257,7 +343,8 @@ class SessionService:
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
         if self._admits(run.outputs):
-            self._values.update(zip(run.outputs, outputs, strict=True))
+            for handle, value in zip(run.outputs, outputs, strict=True):
+                self._values.put(handle, value)
         if run.released:
             self._free(run.released)
 
@@ -325,10 +412,8 @@ class SessionService:
 
     def _poison_storage(self, tensor: torch.Tensor, poison: Poisoned) -> None:
         """Poison every value that shares a storage which should have been written and was not."""
-        storage = tensor.untyped_storage()._cdata
-        for handle, value in self._values.items():
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
-                self._values[handle] = poison
+        for handle in self._values.sharing(tensor):
+            self._values.put(handle, poison)
 
     def _value(self, handle: int) -> Any:
         try:
@@ -336,14 +421,15 @@ class SessionService:
         except KeyError:
             return self._not_admitted or self._fail(_unknown(handle))
 
+    def _held(self, handle: int) -> Any:
+        return self._attempt(self._random.get) if handle == GENERATOR_HANDLE else self._value(handle)
+
     def _fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
-        if handle == GENERATOR_HANDLE:
-            value = self._attempt(self._random.get)
-        elif self._contents is not None and handle in (MARKS_HANDLE, DIGESTS_HANDLE):
+        if self._contents is not None and handle in (MARKS_HANDLE, DIGESTS_HANDLE):
             value = self._attempt(self._contents.marks if handle == MARKS_HANDLE else self._contents.digests)
         else:
-            value = self._value(handle)
-            if isinstance(value, torch.Tensor):
+            value = self._held(handle)
+            if isinstance(value, torch.Tensor) and handle != GENERATOR_HANDLE:
                 value = self._attempt(lambda: self._get(value))
         if isinstance(value, Poisoned):
             return value

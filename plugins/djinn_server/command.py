@@ -18,6 +18,7 @@ import typer
 
 from djinn.errors import ConfigurationError
 from djinn_server.control import Setup
+from djinn_server.couriers import PeerRules
 from djinn_server.gateway import Gateway
 from djinn_server.limits import Limits
 from djinn_server.memory import default_keep_bytes
@@ -74,6 +75,13 @@ def serve(
         min=0, help="Values that sessions hold; 0 for any number.")] = 0,
     max_nodes: Annotated[int, typer.Option(
         min=0, help="Operations in one program; 0 for as many as the protocol allows.")] = 0,
+    memory_mib: Annotated[int, typer.Option(
+        min=0, show_default=False,
+        help="MiB that all sessions together should hold at most, which clients are told; 0 if nobody says.")] = 0,
+    peers: Annotated[str, typer.Option(
+        show_default=False, metavar="HOST[,HOST|CIDR...]",
+        help="Servers that sessions here may send values to. This machine alone if not given, and not even that "
+             "if other machines can reach this server.")] = "",
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
@@ -88,7 +96,8 @@ def serve(
         host=host, port=port, unix=unix, device=device, token=token, tokens=tokens, tls_cert=_full(tls_cert),
         tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
         keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
-        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes))
+        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes),
+        memory_bytes=memory_mib * 2**20, peers=peers)
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
@@ -119,6 +128,8 @@ class Offer:
     keep_bytes: int
     looks_ahead: bool
     limits: Limits
+    memory_bytes: int
+    peers: str
 
     @property
     def address(self) -> str:
@@ -145,7 +156,7 @@ def _open(offer: Offer) -> Gateway:
     config = Config.resolve({"token": offer.token, **quiet}, os.environ)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     configure(config)
-    _check(offer, bool(config.token))
+    is_private = _check(offer, bool(config.token))
     plugins = Plugins.load(config.selection)
     plugins.choose("executor", "torch")
     scheme = offer.address.partition("://")[0]
@@ -157,7 +168,7 @@ def _open(offer: Offer) -> Gateway:
     def setup_for(tenant: Tenant) -> Setup:
         return Setup(tenant.name, offer.device, scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
-                     offer.tls_client_ca)
+                     offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private)
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}
@@ -167,8 +178,8 @@ def _open(offer: Offer) -> Gateway:
                    first=tenants.tenant if isinstance(tenants, OneTenant) else None)
 
 
-def _check(offer: Offer, has_token: bool) -> None:
-    """Refuse what contradicts itself, and what would let anybody in."""
+def _check(offer: Offer, has_token: bool) -> bool:
+    """Refuse what contradicts itself, and what would let anybody in; whether only this machine can come here."""
     if not hasattr(socket, "send_fds"):
         raise ConfigurationError("djinn serve needs Linux or another Unix: it gives connections to other processes.",
                                  hint="Clients run anywhere.")
@@ -184,8 +195,10 @@ def _check(offer: Offer, has_token: bool) -> None:
     if not offer.tls_cert and (offer.tls_key or offer.tls_client_ca):
         raise ConfigurationError("--tls-key and --tls-client-ca say nothing without --tls-cert.",
                                  hint="Give a certificate.")
-    if offer.unix or _is_loopback(offer.host):
-        return
+    is_private = bool(offer.unix) or _is_loopback(offer.host)
+    PeerRules.parse(offer.peers, is_private=is_private)
+    if is_private:
+        return True
     lacking = [remedy for remedy, has in (
         ("encryption: give a certificate with --tls-cert and --tls-key", bool(offer.tls_cert)),
         ("a token: set DJINN_TOKEN to a secret, or make tokens with `djinn token create NAME` and give --tokens",
@@ -193,6 +206,7 @@ def _check(offer: Offer, has_token: bool) -> None:
     if lacking:
         raise ConfigurationError(f"Other machines could reach {offer.host}, and it has no {'; nor '.join(lacking)}.",
                                  hint="Or listen on 127.0.0.1, and reach it through a tunnel.")
+    return False
 
 
 def _is_loopback(host: str) -> bool:

@@ -34,6 +34,10 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         address: Where to listen for clients that were sent here; empty for nowhere.
         ticket_key: What tickets are made with.
         tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
+        memory_bytes: What all sessions together should hold at most; 0 if nobody says.
+        peers: See `djinn_server.couriers.PeerRules.parse`.
+        is_private: Whether only this machine can reach the server.
+        mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
     """
 
     tenant: str
@@ -48,6 +52,10 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
+    memory_bytes: int = 0
+    peers: str = ""
+    is_private: bool = True
+    mailbox_prefix: bytes = b""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

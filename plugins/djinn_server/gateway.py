@@ -7,10 +7,10 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from djinn.errors import DjinnError, ProtocolError
+from djinn.errors import DjinnError
 from djinn.kinds.transport import Channel, Listener
-from djinn.protocol.messages import Hello
-from djinn_server.greeting import check_versions
+from djinn.protocol.messages import Courier
+from djinn_server.greeting import check_versions, receive_greeting
 from djinn_server.server import refuse
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import Tenant, Tenants
@@ -123,17 +123,18 @@ class Gateway:
             channel.close()
 
     def _let_in(self, channel: Channel) -> None:
-        received = channel.receive()
+        received = receive_greeting(channel)
         if received is None:
             return
-        sequence, hello, _ = received
-        if not isinstance(hello, Hello):
-            raise ProtocolError(f"A {type(hello).__name__} where a greeting was expected.")
-        check_versions(hello)
-        tenant = self._tenants.admit(hello.token)
+        sequence, greeting = received
+        if isinstance(greeting, Courier):
+            self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
+            return
+        check_versions(greeting)
+        tenant = self._tenants.admit(greeting.token)
         self._room.leave(channel)
         channel.greeted()
-        self._supervisor.worker_of(tenant).take(channel, sequence, hello)
+        self._supervisor.worker_of(tenant).take(channel, sequence, greeting)
 
     def _watch(self) -> None:
         """End the sessions of those who are no tenants any more, and tell workers of other limits."""

@@ -5,55 +5,87 @@ from __future__ import annotations
 import platform
 import secrets
 import sys
-from collections.abc import Callable
 
+import attrs
+import msgspec
 import torch
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError
-from djinn.kinds.executor import Executor
 from djinn.kinds.transport import Channel
 from djinn.protocol.contents import Contents, ContentStore
-from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Welcome
+from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Hello, Welcome
 from djinn.protocol.reuse import this_machine
 
-__all__ = ("check_versions", "greet")
+__all__ = ("Load", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
 
 
-def greet(
-    channel: Channel, executor: Executor, admit: Callable[[Channel, Hello], None], store: ContentStore
-) -> tuple[str, Contents | None] | None:
-    """Receive a client's greeting and answer it.
+@attrs.frozen
+class Load:
+    """How much a server has to do.
 
-    Args:
-        channel: A new connection.
-        executor: What the client is going to use.
-        admit: Raises if the client may not come in.
-        store: Keeps what clients upload that ask for it.
+    Attributes:
+        memory_bytes: What all sessions together should hold at most; 0 if nobody said.
+        held_bytes: What they hold.
+        sessions: How many there are.
+    """
+
+    memory_bytes: int
+    held_bytes: int
+    sessions: int
+
+
+def receive_greeting(channel: Channel) -> tuple[int, Hello | Courier] | None:
+    """Receive the first message of a new connection.
 
     Returns:
-        The identifier of the session that begins, and what is kept for its owner, if anything is; ``None`` if the
-        client left without a word.
+        The number of its frame, and the greeting; ``None`` if the other side left without a word.
 
     Raises:
         ProtocolError: What it said is no greeting.
-        ProtocolVersionError, RefusedError: The client cannot or may not use this server.
         TransportError: The connection broke.
     """
     received = channel.receive()
     if received is None:
         return None
-    sequence, hello, _ = received
-    if not isinstance(hello, Hello):
-        raise ProtocolError(f"A {type(hello).__name__} where a greeting was expected.")
-    check_versions(hello)
-    admit(channel, hello)
+    sequence, greeting, _ = received
+    if not isinstance(greeting, (Hello, Courier)):
+        raise ProtocolError(f"A {type(greeting).__name__} where a greeting was expected.")
+    return sequence, greeting
+
+
+def answer_client(
+    channel: Channel, sequence: int, hello: Hello, device: str, store: ContentStore, mailbox: bytes, load: Load,
+) -> tuple[str, Contents | None]:
+    """Answer the greeting of a client that may come in.
+
+    Args:
+        channel: Its connection.
+        sequence: Number of the greeting's frame.
+        hello: The greeting.
+        device: What the client is going to use.
+        store: Keeps what clients upload that ask for it.
+        mailbox: Where others may deliver values for the session.
+        load: What the client is told of the server.
+
+    Returns:
+        The identifier of the session that begins, and what is kept for its owner, if anything is.
+
+    Raises:
+        TransportError: The connection broke.
+    """
     session = secrets.token_hex(16)
     # From one process to another on the same machine, bytes travel as fast as they can be digested.
     keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
-    channel.send(sequence, Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder,
-                                   executor.device, session, store.count(hello.owner) if keeps else -1))
+    channel.send(sequence, msgspec.structs.replace(
+        courier_welcome(device), session=session, kept=store.count(hello.owner) if keeps else -1, mailbox=mailbox,
+        memory_bytes=load.memory_bytes, held_bytes=load.held_bytes, sessions=load.sessions))
     channel.greeted()
     return session, Contents(store, hello.owner) if keeps else None
+
+
+def courier_welcome(device: str) -> Welcome:
+    """Say what this server is, to whoever begins no session."""
+    return Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, device, "")
 
 
 def check_versions(hello: Hello) -> None:

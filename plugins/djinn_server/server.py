@@ -9,13 +9,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
+from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
-from djinn.kinds.transport import BoundedChannel, Channel, Listener
-from djinn.protocol.contents import Contents, ContentStore
-from djinn.protocol.messages import Batch, Hello, Refusal
+from djinn.kinds.transport import BoundedChannel, Carrier, Channel, Listener, Transport
+from djinn.protocol.contents import ContentStore
+from djinn.protocol.mailbox import MailRoom
+from djinn.protocol.messages import Batch, Courier, Hello, Refusal
+from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
-from djinn_server.greeting import greet
+from djinn_server.couriers import Couriers, PeerRules
+from djinn_server.greeting import Load, answer_client, check_versions, courier_welcome, receive_greeting
 from djinn_server.limits import Allowances, Limits, SessionAllowance
 from djinn_server.memory import return_memory
 
@@ -32,6 +35,23 @@ class _Pollable(Protocol):
         """Whether `receive` would not wait."""
 
 
+@runtime_checkable
+class _Watched(Protocol):
+    """What a channel may have beside the methods of `Channel`."""
+
+    def is_gone(self) -> bool:
+        """Whether the client has left."""
+
+
+def no_transport(scheme: str) -> Transport:
+    """Refuse to lead anywhere.
+
+    Raises:
+        ConfigurationError: Always.
+    """
+    raise ConfigurationError(f"This server reaches no other by {scheme}://.")
+
+
 class Server:
     """Serves an executor to every connection that a listener accepts.
 
@@ -44,6 +64,10 @@ class Server:
         allowances: What the sessions may use; without, anything.
         keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
         looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
+        memory_bytes: What all sessions together should hold at most, as clients are told; 0 if nobody says.
+        peers: Which servers may be sent values.
+        transport_for: Gives the transport of a scheme, for values that are sent to other servers.
+        mailbox_prefix: How the keys of the sessions' mailboxes begin.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
@@ -51,7 +75,9 @@ class Server:
 
     def __init__(
         self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
-        allowances: Allowances | None = None, keep_bytes: int = 0, looks_ahead: bool = True,
+        allowances: Allowances | None = None, keep_bytes: int = 0,
+        looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
+        transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
     ) -> None:
         self._listener = listener
         self._executor = executor
@@ -59,6 +85,10 @@ class Server:
         self._allowances = allowances or Allowances(Limits())
         self._store = ContentStore(keep_bytes)
         self._looks_ahead = looks_ahead
+        self._memory_bytes = memory_bytes
+        self._room = MailRoom(mailbox_prefix)
+        self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
+        self._sessions: dict[str, tuple[SessionService, MailPost]] = {}
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
@@ -103,7 +133,11 @@ class Server:
         with self._lock:
             self._stopping = True
             serving = dict(self._connections)
+            posts = [post for _, post in self._sessions.values()]
         self._listener.close()
+        self._room.close()
+        for post in posts:
+            post.close()
         for channel in serving.values():
             channel.close()
         threads = [thread for thread in (self._acceptor, *serving) if thread.ident is not None]
@@ -159,38 +193,68 @@ class Server:
             self._forget(threading.current_thread())
 
     def _converse(self, channel: Channel) -> None:
-        entered: list[SessionAllowance] = []
-
-        def admit(entering: Channel, hello: Hello) -> None:
-            self._admit(entering, hello)
-            entered.append(self._allowances.open())
-
-        try:
-            greeted = greet(channel, self._executor, admit, self._store)
-            if greeted is not None:
-                self._carry_out(channel, *greeted, entered[0])
-        finally:
-            for allowance in entered:
+        greeted = receive_greeting(channel)
+        if greeted is None:
+            return
+        sequence, greeting = greeted
+        if isinstance(greeting, Hello):
+            check_versions(greeting)
+            self._admit(channel, greeting)
+            allowance = self._allowances.open()
+            try:
+                self._hold_session(channel, sequence, greeting, allowance)
+            finally:
                 allowance.close()
+            return
+        _log.info("%s: a courier of session %s begins", channel.peer, _printable(greeting.session))
+        deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
 
-    def _carry_out(
-        self, channel: Channel, session: str, contents: Contents | None, allowance: SessionAllowance
-    ) -> None:
-        if isinstance(channel, BoundedChannel):
-            channel.admit_body = allowance.admit_body
-        _log.info("%s: session %s begins", channel.peer, session)
-        service = SessionService(self._executor, travels=True, contents=contents, allowance=allowance)
-        polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
+    def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance) -> None:
+        mailbox = self._room.open()
         try:
-            while _answer_next(channel, service, allowance):
-                while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
-                    pass
+            session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
+                                              mailbox.key, self._load())
+            if isinstance(channel, BoundedChannel):
+                channel.admit_body = allowance.admit_body
+            _log.info("%s: session %s begins", channel.peer, session)
+            is_gone = channel.is_gone if isinstance(channel, _Watched) else _never
+
+            def carry(address: str, courier: Courier) -> Carrier:
+                return self._couriers.open(address, courier, is_gone)
+
+            post = MailPost(session, mailbox, carry, is_gone)
+            service = SessionService(self._executor, travels=True, contents=contents, post=post,
+                                     allowance=allowance)
+            with self._lock:
+                self._sessions[session] = service, post
+            try:
+                self._answer_all(channel, service, allowance)
+            finally:
+                with self._lock:
+                    del self._sessions[session]
+                post.close(0.0 if self._stopping else DRAIN_S)
+                held = service.live_handles
+                service.close()
+                del service, contents
+                return_memory()
+                _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
         finally:
-            held = service.live_handles
-            service.close()
-            del service, contents
-            return_memory()
-            _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
+            self._room.remove(mailbox)
+
+    def _load(self) -> Load:
+        with self._lock:
+            services = [service for service, _ in self._sessions.values()]
+        return Load(self._memory_bytes, sum(service.held_bytes for service in services), len(services))
+
+    def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance) -> None:
+        polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
+        while _answer_next(channel, service, allowance):
+            while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
+                pass
+
+
+def _never() -> bool:
+    return False
 
 
 def refuse(channel: Channel, error: Exception) -> None:
@@ -225,6 +289,6 @@ def _answer_next(channel: Channel, service: SessionService, allowance: SessionAl
     return True
 
 
-def _printable(error: DjinnError) -> str:
-    """Text of an error, which may repeat what a client sent: no control characters get into the log."""
-    return "".join(character if character.isprintable() else "?" for character in str(error))
+def _printable(text: object) -> str:
+    """Text of an error, or other text, which may repeat what a client sent: no control characters get into the log."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))

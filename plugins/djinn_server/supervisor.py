@@ -19,7 +19,7 @@ import msgspec
 from djinn import errors
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.transport import Channel, MovableChannel
-from djinn.protocol.messages import Hello, Redirect
+from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
@@ -30,6 +30,8 @@ START_TIMEOUT_S = 120.0
 """How long a worker may take to begin: a device may have to wake up."""
 PATIENCE_S = 30.0
 """How long a client waits for a worker."""
+PREFIX_BYTES = 3
+"""Of the 16 of a mailbox's key; what is left cannot be guessed either."""
 FIRST_DELAY_S = 0.2
 MAX_DELAY_S = 30.0
 """Before a worker that died is replaced; each time twice as long, until one has lived for as long as the longest."""
@@ -44,12 +46,16 @@ class Worker:
         setup: What it is for.
         environment: Its environment variables.
 
+    Attributes:
+        mailbox_prefix: How the keys of its mailboxes begin.
+
     Raises:
         OSError: It could not be started.
     """
 
     def __init__(self, setup: Setup, environment: dict[str, str]) -> None:
         self._key = setup.ticket_key
+        self.mailbox_prefix = setup.mailbox_prefix
         ours, theirs = socket.socketpair()
         with theirs:
             # Its standard output is not this process's, of which callers expect one line.
@@ -87,15 +93,17 @@ class Worker:
         while self._control.receive() is not None:
             pass
 
-    def take(self, channel: Channel, sequence: int, hello: Hello) -> None:
-        """Give a client that was let in to it: the connection itself if that can be, or else the client's next one.
+    def take(self, channel: Channel, sequence: int, greeting: Hello | Courier) -> None:
+        """Give it a client or courier that was let in: the connection itself if that can be, or else the next one.
 
         Raises:
             TransportError: It is gone.
         """
         try:
             if not self._port and isinstance(channel, MovableChannel):
-                descriptor, received = channel.detach(sequence, msgspec.structs.replace(hello, token=""))
+                if isinstance(greeting, Hello):
+                    greeting = msgspec.structs.replace(greeting, token="")
+                descriptor, received = channel.detach(sequence, greeting)
                 try:
                     self._control.send(Incoming(channel.peer, received), descriptor)
                 finally:
@@ -186,6 +194,25 @@ class Supervisor:
             raise RefusedError("The server has no worker for this session at the moment.",
                                hint="Try again in a few seconds; the server's log says why.")
 
+    def worker_with(self, mailbox: bytes) -> Worker:
+        """Return the worker that a mailbox must be at, if it is anywhere.
+
+        Raises:
+            RefusedError: It is nowhere.
+        """
+        with self._changed:
+            for post in self._posts.values():
+                if post.worker is not None and post.is_ready and mailbox.startswith(post.worker.mailbox_prefix):
+                    return post.worker
+        raise RefusedError("There is no such mailbox.")
+
+    def _new_prefix(self) -> bytes:
+        with self._changed:
+            used = {post.worker.mailbox_prefix for post in self._posts.values() if post.worker is not None}
+        while (made := secrets.token_bytes(PREFIX_BYTES)) in used:
+            pass
+        return made
+
     def tenants(self) -> list[Tenant]:
         """List those who have workers."""
         with self._changed:
@@ -265,7 +292,8 @@ class Supervisor:
             self._changed.notify_all()
 
     def _run_once(self, post: _Post) -> None:
-        setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES))
+        setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
+                                        mailbox_prefix=self._new_prefix())
         try:
             worker = Worker(setup, self._environment)
         except OSError as error:

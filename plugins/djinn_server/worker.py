@@ -20,6 +20,7 @@ from djinn.kinds.executor import Executor
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
 from djinn.protocol.messages import Hello
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
+from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.limits import Allowances, Limits
 from djinn_server.server import Server
 from djinn_server.tickets import TicketCheck
@@ -155,7 +156,10 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
     inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key))
     allowances = Allowances(setup.limits)
     server = Server(inlet, executor, admit=inlet.admit, allowances=allowances, keep_bytes=setup.keep_bytes,
-                    looks_ahead=setup.looks_ahead)
+                    looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
+                    peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
+                                          listens_on_path=setup.transport == UNIX),
+                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix)
     return server, inlet, allowances
 
 

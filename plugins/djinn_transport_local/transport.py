@@ -13,18 +13,23 @@ from typing import Any
 import torch
 
 from djinn import spans
-from djinn.errors import ConfigurationError, TransportError, UnknownOperatorError
+from djinn.errors import ConfigurationError, RefusedError, TransportError, UnknownOperatorError
 from djinn.kinds.executor import Executor
-from djinn.kinds.transport import ConnectOptions, Listener, ListenOptions
+from djinn.kinds.transport import Carrier, ConnectOptions, Listener, ListenOptions
 from djinn.model.program import Template
 from djinn.model.schema import facts_of, operator_named
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Define, Forget, Rerun, Result, Run, Welcome
+from djinn.protocol.mailbox import MailRoom
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
+from djinn.protocol.post import DRAIN_S, MailCarrier, MailPost
 from djinn.protocol.service import SessionService
 
 MAX_BATCHES = 64
 """Batches that may wait for the executor; recording goes on until then."""
 FLUSH_EVERY = 1024
 """Executor and recording share one interpreter, which runs one of them at a time: short batches only cost."""
+
+_room = MailRoom()
+"""The mailboxes of all sessions in this process."""
 
 
 class LocalTransport:
@@ -56,6 +61,21 @@ class LocalTransport:
         raise ConfigurationError(f"The local transport cannot listen on {address!r}.",
                                  hint="Serve over tcp:// instead.")
 
+    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+        """Reach another session of this process, at ``local://`` and its mailbox in hexadecimal.
+
+        Raises:
+            RefusedError: There is no such session.
+            ConfigurationError: The address is not this transport's.
+        """
+        if address != f"{self.scheme}://{courier.mailbox.hex()}":
+            raise ConfigurationError(f"{address!r} leads to no session of this process.",
+                                     hint="Bring the value home and upload it there.")
+        mailbox = _room.find(courier.mailbox)
+        if mailbox is None:
+            raise RefusedError(f"{address} is no session of this process, or has ended.")
+        return MailCarrier(mailbox, courier.session, options.is_gone or (lambda: False))
+
 
 class LocalConnection:
     """A session on an executor in this process.
@@ -69,13 +89,15 @@ class LocalConnection:
 
     def __init__(self, address: str, executor: Executor) -> None:
         self.address = address
+        self._mailbox = _room.open()
         self.welcome = Welcome(PROTOCOL_VERSION, torch.__version__, sys.version.split()[0], sys.byteorder,
-                               executor.device, secrets.token_hex(8))
+                               executor.device, secrets.token_hex(8), mailbox=self._mailbox.key)
         self.flush_every = FLUSH_EVERY
         self.bytes_sent = 0
         self.bytes_received = 0
         self._executor = executor
-        self._service = SessionService(executor)
+        self._post = MailPost(self.welcome.session, self._mailbox, self._carry, self._is_gone)
+        self._service = SessionService(executor, post=self._post)
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
         self._room = threading.Semaphore(MAX_BATCHES)
@@ -102,10 +124,19 @@ class LocalConnection:
             return
         self._closed = True
         self._work.put(None)
+        # Whatever waits there for another session must not keep the thread.
+        _room.remove(self._mailbox)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self._post.close(DRAIN_S)
         self._service.close()
         self._executor.close()
+
+    def _is_gone(self) -> bool:
+        return self._closed
+
+    def _carry(self, address: str, courier: Courier) -> Carrier:
+        return LocalTransport().carry(address, courier, ConnectOptions(is_gone=self._is_gone))
 
     def _carry_out(
         self, batch: Batch, tensors: Sequence[torch.Tensor]

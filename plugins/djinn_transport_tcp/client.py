@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from djinn.kinds.transport import ConnectOptions
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
-    Failure,
+    Courier,
     Hello,
     Message,
     Redirect,
@@ -32,14 +33,14 @@ from djinn.protocol.messages import (
     Result,
     Welcome,
 )
-from djinn.protocol.reuse import introduce
+from djinn.protocol.reuse import after, introduce
 from djinn_transport_tcp.address import parse_address, parse_path, redirected
 from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.sockets import ByteStream, StreamSocket, configure
 from djinn_transport_tcp.stream import FrameStream, views_of
 from djinn_transport_tcp.tls import TlsError, TlsSocket, client_context
 
-__all__ = ("SocketConnection", "connect", "connect_tls", "connect_unix")
+__all__ = ("SocketConnection", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix")
 
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
@@ -49,56 +50,26 @@ _AGAIN = "What it held is lost. See the server's log for the reason, then call d
 
 def connect(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server over TCP and greet it; see `djinn.kinds.transport.Transport.connect`."""
-    return _open(address, lambda target: _open_tcp(parse_address(target), options), options)
+    return _connect(address, open_tcp, options)
 
 
 def connect_tls(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server over TLS and greet it; see `djinn.kinds.transport.Transport.connect`."""
     parse_address(address, scheme="tls")
     context = client_context(options)
-
-    def open_socket(target: str) -> StreamSocket:
-        host, port = parse_address(target, scheme="tls")
-        sock = _open_tcp((host, port), options)
-        try:
-            return TlsSocket(sock, context, host)
-        except BaseException:
-            sock.close()
-            raise
-
-    return _open(address, open_socket, options)
+    return _connect(address, lambda target, _: _open_tls(target, context, options), options)
 
 
 def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server on this machine and greet it; see `djinn.kinds.transport.Transport.connect`."""
-    def open_socket(target: str) -> socket.socket:
-        path = parse_path(target)
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.settimeout(options.connect_timeout_s)
-            sock.connect(path)
-            configure(sock)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    return _open(address, open_socket, options)
+    return _connect(address, open_unix, options)
 
 
-def _open_tcp(target: tuple[str, int], options: ConnectOptions) -> socket.socket:
-    sock = socket.create_connection(target, timeout=options.connect_timeout_s)
-    try:
-        configure(sock)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _open(address: str, open_socket: Callable[[str], StreamSocket], options: ConnectOptions) -> SocketConnection:
+def _connect(
+    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions
+) -> SocketConnection:
     deadline = time.monotonic() + options.connect_timeout_s
-    connection = _connect(address, address, open_socket, options)
+    connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
     redirect = connection.greet(options.token, deadline, options.owner)
     if redirect is None:
         return connection
@@ -108,7 +79,7 @@ def _open(address: str, open_socket: Callable[[str], StreamSocket], options: Con
     except ConfigurationError as error:
         raise TransportError(f"{address} leads to {redirect.address[:100]!r}, where nobody should go: {error.summary}",
                              hint="See how the server was started.") from None
-    connection = _connect(address, target, open_socket, options)
+    connection = SocketConnection(address, opened(target, options), options.request_timeout_s)
     if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket) is not None:
         connection.close()
         raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",
@@ -116,24 +87,70 @@ def _open(address: str, open_socket: Callable[[str], StreamSocket], options: Con
     return connection
 
 
-def _connect(
-    address: str, target: str, open_socket: Callable[[str], StreamSocket], options: ConnectOptions
-) -> SocketConnection:
-    """Connect to where an address leads."""
+def open_tcp(address: str, options: ConnectOptions) -> FrameStream:
+    """Connect over TCP, without a greeting.
+
+    Raises:
+        TransportError: Nobody answers there.
+        ConfigurationError: The address makes no sense.
+    """
+    host, port = parse_address(address)
+    return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
+
+
+def _open_tls(address: str, context: ssl.SSLContext, options: ConnectOptions) -> FrameStream:
+    """Connect over TLS, without a greeting; the handshake comes with it. Raises as `open_tcp` does."""
+    host, port = parse_address(address, scheme="tls")
+
+    def open_socket() -> StreamSocket:
+        sock = socket.create_connection((host, port), timeout=options.connect_timeout_s)
+        try:
+            configure(sock)
+            return TlsSocket(sock, context, host)
+        except BaseException:
+            sock.close()
+            raise
+
+    return _open(address, open_socket, options)
+
+
+def open_unix(address: str, options: ConnectOptions) -> FrameStream:
+    """Connect to a Unix-domain socket, without a greeting.
+
+    Raises:
+        TransportError: Nobody answers there.
+        ConfigurationError: The address makes no sense.
+    """
+    path = parse_path(address)
+
+    def open_socket() -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.settimeout(options.connect_timeout_s)
+            sock.connect(path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    return _open(address, open_socket, options)
+
+
+def _open(address: str, open_socket: Callable[[], StreamSocket], options: ConnectOptions) -> FrameStream:
     try:
-        sock = open_socket(target)
+        sock = open_socket()
     except (TimeoutError, BlockingIOError):
         # The latter is how Linux says that the queue of a Unix-domain socket is full.
-        raise RemoteTimeoutError(f"Nobody answered at {target} within {options.connect_timeout_s:g} s.",
+        raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
                                  hint=_START) from None
     except OSError as error:
-        raise TransportError(f"Nobody answers at {target}: {_reason(error)}.", hint=_START) from None
+        raise TransportError(f"Nobody answers at {address}: {_reason(error)}.", hint=_START) from None
     except (ValueError, OverflowError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
     try:
-        return SocketConnection(address, FrameStream(ByteStream(sock)), options.request_timeout_s)
+        if isinstance(sock, socket.socket):
+            configure(sock)
+        return FrameStream(ByteStream(sock))
     except BaseException:
         sock.close()
         raise
@@ -167,7 +184,7 @@ class SocketConnection:
         self._request_timeout_s = request_timeout_s
         self._sequence = 0
         self._owed = False
-        self._failures: tuple[Failure, ...] = ()
+        self._settled = Result()
         self._lost = ""
 
     @property
@@ -199,11 +216,15 @@ class SocketConnection:
             RefusedError, ProtocolVersionError: The server says no.
             TransportError: What answers is no server, or nothing does.
         """
+        return self.introduce(Hello(
+            PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
+            *introduce(owner, token or secret), ticket), deadline)
+
+    def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
+        """Send a greeting and learn who answers; see `greet`."""
         self._frames.stream.deadline = deadline
         try:
-            answer = self._answered(Hello(
-                PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
-                *introduce(owner, token or secret), ticket))
+            answer = self._welcomed(greeting)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
             raise self._ended(error) from None
         self._frames.stream.deadline = None
@@ -213,10 +234,10 @@ class SocketConnection:
         self.welcome = answer
         return None
 
-    def _answered(self, hello: Hello) -> Welcome | Redirect:
-        self._write(hello, (), waits=True)
+    def _welcomed(self, greeting: Hello | Courier) -> Welcome | Redirect:
+        self._write(greeting, (), waits=True)
         answer, _ = self._read()
-        if isinstance(answer, Redirect):
+        if isinstance(answer, Redirect) and isinstance(greeting, Hello):
             return answer
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
@@ -256,10 +277,8 @@ class SocketConnection:
             result, data = self._answer()
         except BaseException as error:  # noqa: BLE001  # as in `greet`
             raise self._ended(error, is_between_frames) from None
-        if not self._failures:
-            return result, data
-        failures, self._failures = self._failures, ()
-        return Result(result.items, failures + result.failures), data
+        settled, self._settled = self._settled, Result()
+        return after(settled, result), data
 
     def close(self) -> None:
         """End the session. Never raises, may be called twice."""
@@ -269,7 +288,7 @@ class SocketConnection:
     def _settle(self) -> None:
         """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
         result, _ = self._answer()
-        self._failures += result.failures
+        self._settled = after(self._settled, result)
 
     def _answer(self) -> tuple[Result, list[torch.Tensor]]:
         message, data = self._read()

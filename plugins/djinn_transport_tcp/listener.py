@@ -246,6 +246,10 @@ class SocketChannel:
         """Whether `receive` would not wait for something to begin."""
         return self._frames.stream.is_ready()
 
+    def is_gone(self) -> bool:
+        """Whether the other side sends nothing more, whatever it has sent before."""
+        return self._frames.stream.is_gone()
+
     def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send a message with its tensors. A refusal is the last message: nothing that comes after it is looked at.
 

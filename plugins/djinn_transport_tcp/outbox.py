@@ -65,6 +65,13 @@ class Outbox:
         else:
             self._stream.send(rest)
 
+    def drain(self, patience_s: float) -> None:
+        """Wait until nothing is queued any more, or it is too late for that."""
+        if self._stream.is_ours:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self.error is not None or not self._queued_bytes,
+                                       patience_s)
+
     def close(self) -> None:
         """Send nothing more, and wake whoever waits for room."""
         if not self._stream.is_ours:

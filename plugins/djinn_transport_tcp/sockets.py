@@ -94,6 +94,17 @@ def _is_ready(sock: StreamSocket, *, to_write: bool, timeout_s: float = 0) -> bo
     return any(select.select([] if to_write else [sock], [sock] if to_write else [], [], timeout_s))
 
 
+def _is_half_closed(sock: StreamSocket) -> bool:
+    """Whether the other end has stopped to send. Where the system does not tell so, unread bytes hide it."""
+    if hasattr(select, "POLLRDHUP"):
+        poll = select.poll()
+        poll.register(sock, select.POLLRDHUP)
+        return bool(poll.poll(0))
+    if not _is_ready(sock, to_write=False):
+        return False
+    return not (sock.peek() if isinstance(sock, TlsSocket) else sock.recv(1, socket.MSG_PEEK))
+
+
 def is_silent(sock: StreamSocket, silence_s: float) -> bool:
     """Whether the other machine has stopped to acknowledge what was sent; ``False`` where the system cannot tell.
 
@@ -146,6 +157,7 @@ class ByteStream:
         stall_timeout_s: How long a transfer may stand still; ``None`` for as long as the connection lives.
         deadline: Time on the monotonic clock at which all transfers end, or ``None``.
         silence_s: How long sent bytes may stay unacknowledged.
+        is_unwanted: Whether nobody waits for the transfers any more; asked while one stands still.
         is_torn: Bytes were lost in an interrupted `wait`; the connection is of no more use.
 
     Concurrency:
@@ -170,6 +182,7 @@ class ByteStream:
         self.stall_timeout_s: float | None = None
         self.deadline: float | None = None
         self.silence_s = SILENCE_S
+        self.is_unwanted: Callable[[], bool] | None = None
         self.is_torn = False
 
     def wait(self) -> bool:
@@ -206,6 +219,16 @@ class ByteStream:
             return _is_ready(self._socket, to_write=False)
         except (OSError, ValueError):
             # What is wrong shows when it is read.
+            return True
+
+    def is_gone(self) -> bool:
+        """Whether the other side sends nothing more, whatever it has sent before."""
+        if self._closed:
+            return True
+        try:
+            return _is_half_closed(self._socket)
+        except (OSError, ValueError):
+            # What is wrong with the connection shows when it is read.
             return True
 
     def take(self, length: int) -> memoryview:
@@ -411,6 +434,8 @@ class ByteStream:
             raise TimeoutError("it took too long")
         if self.stall_timeout_s is not None and waited_s >= self.stall_timeout_s:
             raise TimeoutError(f"nothing moved for {self.stall_timeout_s:g} s")
+        if self.is_unwanted is not None and self.is_unwanted():
+            raise TimeoutError("nobody waits for it any more")
         if waited_s >= self.silence_s and is_silent(self._socket, self.silence_s):
             raise TimeoutError(f"the other machine has not acknowledged anything for {self.silence_s:g} s")
 

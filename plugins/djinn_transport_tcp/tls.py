@@ -139,6 +139,10 @@ class TlsSocket:
         with self._lock:
             return self._socket.pending()
 
+    def peek(self) -> bytes:
+        """Look at the next byte below TLS without receiving it."""
+        return socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
+
     def recv_into(self, view: memoryview, length: int = 0, flags: int = 0) -> int:
         """Receive into a view: all of it if ``MSG_WAITALL`` says so and it does not have to wait too long."""
         filled = 0
@@ -200,7 +204,7 @@ class TlsSocket:
 
     def _agree(self, option: int) -> None:
         if self._is_server:
-            first = self._repeat(option, lambda: socket.socket.recv(self._socket, 1, socket.MSG_PEEK))
+            first = self._repeat(option, self.peek)
             if first == _FRAME_BEGIN:
                 raise PlaintextError("it speaks djinn's protocol without TLS")
         try:

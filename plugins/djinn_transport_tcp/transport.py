@@ -9,7 +9,8 @@ from pathlib import Path
 
 import attrs
 
-from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions
+from djinn.kinds.transport import Carrier, Channel, Connection, ConnectOptions, Listener, ListenOptions
+from djinn.protocol.messages import Courier
 
 __all__ = ("TcpTransport", "TlsTransport", "UnixTransport")
 
@@ -26,6 +27,13 @@ class TcpTransport:
         from djinn_transport_tcp.client import connect
 
         return reusing(connect(address, options))
+
+    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+        """Connect and greet as a courier; see `djinn.kinds.transport.CarryingTransport.carry`."""
+        from djinn_transport_tcp.client import open_tcp
+        from djinn_transport_tcp.courier import carry
+
+        return carry(address, courier, options, open_tcp)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
@@ -77,6 +85,13 @@ class UnixTransport:
 
         # Nothing is gained by digests on one machine.
         return connect_unix(address, attrs.evolve(options, owner=""))
+
+    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+        """Connect and greet as a courier; see `djinn.kinds.transport.CarryingTransport.carry`."""
+        from djinn_transport_tcp.client import open_unix
+        from djinn_transport_tcp.courier import carry
+
+        return carry(address, courier, options, open_unix)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on a path; see `djinn.kinds.transport.Transport.listen`."""

@@ -48,6 +48,11 @@ class ServerProcess:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
+    @property
+    def workers(self) -> list[int]:
+        """The processes that run operations, on Linux."""
+        return children(self.process.pid)
+
     def stop(self) -> int:
         """Stop it as an operator would, and return its exit status."""
         if self.process.poll() is None:
@@ -61,6 +66,14 @@ class ServerProcess:
         finally:
             if self.process.stdout is not None:
                 self.process.stdout.close()
+
+
+def children(process: int) -> list[int]:
+    """Processes that a process has started, by any of its threads."""
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
 
 
 class StartServer(Protocol):
@@ -90,6 +103,14 @@ def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that all tests share. A test that harms it fails, and so do others."""
     running = _start(tmp_path_factory.mktemp("server") / "log", (), {})
+    yield running
+    assert running.stop() == 0, running.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Another server that tests share, for those of values that go from server to server."""
+    running = _start(tmp_path_factory.mktemp("second-server") / "log", (), {})
     yield running
     assert running.stop() == 0, running.log.read_text()
 

@@ -33,11 +33,15 @@ from djinn.protocol.frames import HEAD, MAGIC, encode_head
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
+    Courier,
     Define,
     Failure,
     Forget,
     Free,
     Hello,
+    Parcel,
+    Peer,
+    Plain,
     Poisoned,
     Recall,
     Refusal,
@@ -45,6 +49,7 @@ from djinn.protocol.messages import (
     Result,
     Run,
     Seed,
+    Send,
     TensorHeader,
     Upload,
     Welcome,
@@ -131,6 +136,11 @@ GREETINGS = {
     "later-frames": (HEAD.pack(MAGIC, 7, 0, 1, 10, 0, 0), "DJ304"),
     "other-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", OTHER_ORDER)), "DJ305"),
     "odd-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", "\x1b[31m\n")), "DJ305"),
+    "parcel": (frame(Parcel(1, Plain(1))), "DJ303"),
+    "courier-to-nobody": (frame(Courier(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ305"),
+    "courier-of-a-later-protocol": (frame(Courier(PROTOCOL_VERSION + 1, sys.byteorder, bytes(16), "")), "DJ304"),
+    "courier-of-another-byte-order": (frame(Courier(PROTOCOL_VERSION, OTHER_ORDER, bytes(16), "\x1b[31m")), "DJ305"),
+    "courier-too-long": (frame(Courier(PROTOCOL_VERSION, sys.byteorder, bytes(16), "x" * 4096)), "DJ303"),
     "too-long": (frame(Hello(PROTOCOL_VERSION, "x" * 4096, "", sys.byteorder)), "DJ303"),
     "too-long-nonsense": (raw(b"\x00" * 4097), "DJ303"),
 }
@@ -146,7 +156,8 @@ def test_greetings_that_are_refused(server: Any, raw_client: Any, data: bytes, c
 
 
 def test_messages_that_are_not_the_clients_to_send(server: Any, raw_client: Any) -> None:
-    for message in (HELLO, Result(), Refusal("", ""), Welcome(1, "", "", "", "", "")):
+    for message in (HELLO, Result(), Refusal("", ""), Welcome(1, "", "", "", "", ""),
+                    Courier(PROTOCOL_VERSION, sys.byteorder, bytes(16), ""), Parcel(1, Plain(1))):
         with raw_client(server.port) as client:
             client.send(frame(message))
             assert client.outcome() == "DJ303"
@@ -232,6 +243,11 @@ BAD_BATCHES = [
     BadBatch("text-where-tensor", "RuntimeError", [
         define((ConstantArgument("a"), ConstantArgument(None)), operands=()), RUN]),
     BadBatch("recall-where-nothing-is-kept", "ProtocolError", [Recall(9, bytes(32))]),
+    BadBatch("peer-that-is-no-address", "PeerError", [Peer(1, "somewhere", bytes(16))], fetch=(1,)),
+    BadBatch("peer-that-may-not-be", "PeerError", [Peer(1, "tcp://192.0.2.1:80", bytes(16))], fetch=(1,)),
+    BadBatch("peer-on-a-path", "PeerError", [Peer(1, "unix:///var/run/docker.sock", bytes(16))], fetch=(1,)),
+    BadBatch("peer-that-is-not-there", "PeerError", [Peer(1, "tcp://127.0.0.1:1", bytes(16))], fetch=(1,)),
+    BadBatch("send-to-nobody", "PeerError", [Send(1, 5, 1)], fetch=(1,)),
     BadBatch("generator-from-nonsense", "TypeError", [Upload(0, header_of(ONES))], fetch=(1,)),
 ]
 

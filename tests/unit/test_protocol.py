@@ -39,22 +39,29 @@ from djinn.protocol.frames import (
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
+    Courier,
     Define,
     Description,
     Failure,
     Forget,
     Free,
     Hello,
+    Layout,
     Message,
+    Parcel,
+    Peer,
     Plain,
     Poisoned,
     Recall,
+    Receive,
     Refusal,
     Rerun,
     Result,
     Run,
     Seed,
+    Send,
     TensorHeader,
+    Timing,
     Upload,
     Welcome,
     from_wire,
@@ -100,6 +107,8 @@ commands = (
                 changes)
     | st.builds(Recall, handles, st.binary(min_size=32, max_size=32))
     | st.builds(Seed, st.integers(-(2**63), 2**64 - 1)) | st.builds(Free, tuples_of_handles)
+    | st.builds(Peer, handles, texts, st.binary(min_size=16, max_size=16)) | st.builds(Send, handles, handles, handles)
+    | st.builds(Receive, handles, handles, texts, st.booleans())
 )
 plain = st.none() | st.booleans() | numbers | texts
 items = (
@@ -107,13 +116,23 @@ items = (
     | st.builds(Description, texts, st.lists(st.integers(0, 9), max_size=3).map(tuple),
                 st.lists(st.integers(-9, 9), max_size=3).map(tuple), st.integers(0, 9))
 )
-failures = st.builds(Failure, st.integers(1, 2**32), texts, texts, texts, st.integers(-1, 99), st.integers(-1, 99))
+failures = st.builds(Failure, st.integers(1, 2**32), texts, texts, texts, st.integers(-1, 99), st.integers(-1, 99),
+                     texts, st.integers(0, 2**32))
+times = st.integers(-(2**63), 2**63 - 1)
+timings = st.builds(Timing, st.sampled_from(["run", "send", "receive", "upload"]), handles, times, times)
+sizes = st.lists(st.integers(0, 2**63), max_size=4).map(tuple)
 MESSAGES: dict[type[Any], st.SearchStrategy[Any]] = {
     Hello: st.builds(Hello, st.integers(0, 2**32), texts, texts, texts, texts, texts, texts),
-    Welcome: st.builds(Welcome, st.integers(0, 2**32), texts, texts, texts, texts, texts, st.integers(-1, 2**32)),
+    Welcome: st.builds(Welcome, st.integers(0, 2**32), texts, texts, texts, texts, texts, st.integers(-1, 2**32),
+                       st.binary(max_size=16), handles, handles, st.integers(0, 2**32)),
     Refusal: st.builds(Refusal, texts, texts, texts),
-    Batch: st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans()),
-    Result: st.builds(Result, st.lists(items, max_size=5).map(tuple), st.lists(failures, max_size=3).map(tuple)),
+    Batch: st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans(),
+                     st.booleans()),
+    Courier: st.builds(Courier, st.integers(0, 2**32), texts, st.binary(min_size=16, max_size=16), texts),
+    Parcel: st.builds(Parcel, handles, st.none() | described | st.builds(Plain, plain),
+                      st.none() | st.builds(Layout, sizes, sizes, st.booleans()), st.none() | failures),
+    Result: st.builds(Result, st.lists(items, max_size=5).map(tuple), st.lists(failures, max_size=3).map(tuple),
+                      st.lists(timings, max_size=3).map(tuple), times),
 }
 any_message = st.one_of(*MESSAGES.values())
 

@@ -42,22 +42,29 @@ from djinn.protocol.frames import (
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
+    Courier,
     Define,
     Description,
     Failure,
     Forget,
     Free,
     Hello,
+    Layout,
     Message,
+    Parcel,
+    Peer,
     Plain,
     Poisoned,
     Recall,
+    Receive,
     Refusal,
     Rerun,
     Result,
     Run,
     Seed,
+    Send,
     TensorHeader,
+    Timing,
     Upload,
     Welcome,
     to_wire,
@@ -65,7 +72,7 @@ from djinn.protocol.messages import (
 from djinn.protocol.tensors import buffer_of, header_of
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
-FILES = ("greeting", "batches", "results", "malformed")
+FILES = ("greeting", "batches", "results", "parcels", "malformed")
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the corpus holds little-endian tensors")
 
 
@@ -139,6 +146,9 @@ def greeting() -> list[Case]:
         Case("hello-owner", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "", "ab" * 32, "cd" * 32))),
         Case("welcome-kept", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cpu", "0f" * 16, 3))),
         Case("welcome", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cuda:0", "0f" * 16))),
+        Case("welcome-mailbox", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cuda:0", "0f" * 16, -1,
+                                              bytes(range(16)), 24 * 2**30, 2**20 + 1, 2))),
+        Case("courier", frame(Courier(PROTOCOL_VERSION, "little", bytes(range(16)), "0f" * 16))),
         Case("refusal", frame(Refusal("DJ305", "The token is wrong.", "Set DJINN_TOKEN."), sequence=0)),
     ]
 
@@ -151,6 +161,8 @@ def batches() -> list[Case]:
         Case("fetch-and-describe", frame(Batch(fetch=(0, 2**40), describe=(1,)))),
         Case("free-forget-seed", frame(Batch([Free((1, 2)), Forget((3,)), Seed(-1)]))),
         Case("recall", frame(Batch([Recall(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
+        Case("peers", frame(Batch([Peer(1, "tcp://10.0.0.2:7777", bytes(range(16))), Send(5, 1, 2**64 - 1),
+                                   Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, into=True)], timed=True))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,), (5,))], fetch=(7,)))),
         Case("rerun", frame(Batch([Rerun(1), Rerun(2, {1: 2**63}, {0: [1, 2.5], 3: -1}, {0: 8}, {2: 4})]))),
@@ -171,6 +183,20 @@ def results() -> list[Case]:
             (Plain(None), header_of(half), Plain([1, 2.5, True]), Poisoned(3),
              Description("float32", (2, 3), (1, 2), 5)),
             (Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4, 2),)), (half,))),
+        Case("timings", frame(Result((), (Failure(2, "RuntimeError", "", source="0f" * 16, source_identity=7),),
+                                     (Timing("run", 1, 2**62, 2**62 + 1), Timing("receive", 9, -1, 5)), 2**62 + 2))),
+    ]
+
+
+def parcels() -> list[Case]:
+    flat = torch.arange(12, dtype=torch.int16)
+    return [
+        Case("tensor", frame(Parcel(1, header_of(flat)), (flat,))),
+        Case("memory", frame(Parcel(2, header_of(flat), Layout((4, 7, 3), (3, 0, 1))), (flat,))),
+        Case("packed", frame(Parcel(3, header_of(flat), Layout((12,), (100,), is_packed=True)), (flat,))),
+        Case("plain", frame(Parcel(2**64 - 1, Plain([None, 1, 2.5, True])))),
+        Case("failure", frame(Parcel(4, failure=Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4, 2,
+                                                        "0f" * 16, 3)))),
     ]
 
 
@@ -200,6 +226,17 @@ def malformed() -> list[Case]:
         Case("short-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(31)]]}))),
         Case("long-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(33)]]}))),
         Case("digest-as-text", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, "0" * 32]]}))),
+        Case("short-mailbox", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["peer", 1, "", bytes(15)]]}))),
+        Case("long-mailbox", raw(msgspec.msgpack.encode(
+            {"type": "courier", "protocol": 4, "byte_order": "little", "mailbox": bytes(17), "session": ""}))),
+        Case("parcel-of-a-description", raw(msgspec.msgpack.encode(
+            {"type": "parcel", "parcel": 1, "item": ["spec", "int8", [1], [1], 0]}))),
+        Case("parcel-without-body", raw(messages.encode(Parcel(1, three)))),
+        Case("parcel-with-more-body", raw(messages.encode(Parcel(1, three)), 128, bytes(128))),
+        Case("parcel-with-gaps", raw(messages.encode(Parcel(1, TensorHeader("uint8", (9,), (2,)))), 64, bytes(64))),
+        Case("parcel-of-many-dimensions", raw(messages.encode(Parcel(1, three, Layout((1,) * 65, (1,) * 65))), 64,
+                                              bytes(64))),
+        Case("odd-timing", raw(msgspec.msgpack.encode({"type": "result", "timings": [["sleep", 1, 2, 3]]}))),
         Case("text-too-long", raw(msgspec.msgpack.encode(
             {"type": "hello", "protocol": 1, "torch": "2" * 4097, "python": "", "byte_order": ""}))),
         Case("body-missing", raw(lying)),
@@ -219,7 +256,7 @@ def announcing(dtype: str, size: tuple[int, ...], stride: tuple[int, ...]) -> by
 
 
 BUILDERS: dict[str, Callable[[], list[Case]]] = {
-    "greeting": greeting, "batches": batches, "results": results, "malformed": malformed,
+    "greeting": greeting, "batches": batches, "results": results, "parcels": parcels, "malformed": malformed,
 }
 
 

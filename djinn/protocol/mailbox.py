@@ -1,0 +1,259 @@
+"""Mailboxes: where the values wait that other sessions send.
+
+Whoever knows a mailbox's key may deliver into it. A sender that is ahead of its receiver is held up: what it sends next
+is not taken in while too much waits here. It is taken in, though, while the receiver waits for something itself, or two
+sessions that send to each other would wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+import msgspec
+import torch
+
+from djinn.errors import PeerError, ProtocolError
+from djinn.protocol.messages import MAILBOX_BYTES, Parcel
+
+MAX_UNCLAIMED_BYTES = 256 * 2**20
+"""What of one sender may wait before no more is taken in."""
+MAX_HELD_BYTES = 16 * 2**30
+"""What of one sender may wait while its receiver waits, too."""
+MAX_COURIERS = 1024
+"""Senders at a time, and such that are remembered."""
+ABSENCE_S = 120.0
+"""How long a receiver waits for a sender that has never come."""
+PARCEL_BYTES = 1024
+"""What a parcel takes beside its content."""
+TICK_S = 0.25
+"""How often somebody who waits looks whether he is still wanted."""
+_AGAIN = "Send the value another way, or start the session again; see the other server's log for the reason."
+
+
+@attrs.define(eq=False)
+class Delivery:
+    """One connection, or session of this process, that delivers into a mailbox.
+
+    Attributes:
+        sender: Name of the session that sends.
+        close: Ends the connection; called from another thread.
+        held_bytes: What came from it and waits.
+    """
+
+    sender: str
+    close: Callable[[], None]
+    held_bytes: int = 0
+
+
+@attrs.frozen
+class _Held:
+    delivery: Delivery
+    parcel: Parcel
+    tensors: Sequence[torch.Tensor]
+    size_bytes: int
+
+
+class Mailbox:
+    """The values that wait for one session.
+
+    Attributes:
+        key: Whoever knows it may deliver.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(
+        self, *, max_unclaimed_bytes: int = MAX_UNCLAIMED_BYTES, max_held_bytes: int = MAX_HELD_BYTES,
+        absence_s: float = ABSENCE_S, prefix: bytes = b"",
+    ) -> None:
+        self.key = prefix + secrets.token_bytes(MAILBOX_BYTES - len(prefix))
+        self._max_unclaimed_bytes = max_unclaimed_bytes
+        self._max_held_bytes = max_held_bytes
+        self._absence_s = absence_s
+        self._changed = threading.Condition()
+        self._held: dict[tuple[str, int], _Held] = {}
+        self._deliveries: dict[Delivery, None] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._waiting = 0
+        self._closed = False
+
+    def begin(self, sender: str, close: Callable[[], None] = lambda: None) -> Delivery:
+        """Let a sender deliver.
+
+        Raises:
+            PeerError: The session has ended, or there are too many senders.
+        """
+        made = Delivery(sender, close)
+        with self._changed:
+            if self._closed:
+                raise _closed()
+            if len(self._deliveries) >= MAX_COURIERS:
+                raise PeerError(f"{MAX_COURIERS} others deliver to this session already.")
+            self._deliveries[made] = None
+            self._ended.pop(sender, None)
+        return made
+
+    def end(self, delivery: Delivery, reason: str) -> None:
+        """Learn that nothing more comes this way; what came is kept."""
+        with self._changed:
+            if delivery not in self._deliveries:
+                return
+            del self._deliveries[delivery]
+            if not self._is_connected(delivery.sender):
+                self._ended[delivery.sender] = reason
+                while len(self._ended) > MAX_COURIERS:
+                    self._ended.popitem(last=False)
+            self._changed.notify_all()
+
+    def put(
+        self, delivery: Delivery, parcel: Parcel, tensors: Sequence[torch.Tensor],
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Take a parcel in, and wait until there is room for the next, or the sender is gone.
+
+        Raises:
+            ProtocolError: A parcel of that number is waiting already, or too much is.
+            PeerError: The session has ended.
+
+        Ownership:
+            The tensors are the receiver's from now on.
+        """
+        length = PARCEL_BYTES + sum(tensor.nbytes for tensor in tensors)
+        if not tensors:
+            length += len(msgspec.msgpack.encode(parcel))
+        with self._changed:
+            if self._closed:
+                raise _closed()
+            key = delivery.sender, parcel.parcel
+            if key in self._held:
+                raise ProtocolError(f"Parcel {parcel.parcel} came twice.")
+            if delivery.held_bytes + length > self._max_held_bytes:
+                raise ProtocolError(f"More than {self._max_held_bytes} bytes of one sender wait for their receiver.")
+            self._held[key] = _Held(delivery, parcel, tensors, length)
+            delivery.held_bytes += length
+            self._changed.notify_all()
+            while self._holds_up(delivery) and not is_gone():
+                self._changed.wait(TICK_S)
+
+    def take(
+        self, sender: str, number: int, is_gone: Callable[[], bool] = lambda: False
+    ) -> tuple[Parcel, Sequence[torch.Tensor]]:
+        """Wait for a parcel and take it out.
+
+        Args:
+            sender: Name of the session that sends it.
+            number: Its number.
+            is_gone: Whether nobody wants it any more.
+
+        Raises:
+            PeerError: It will not come: the sender is gone, or never came; or nobody wants it any more.
+        """
+        patience = time.monotonic() + self._absence_s
+        with self.waiting(), self._changed:
+            while (held := self._held.pop((sender, number), None)) is None:
+                self._check(sender, number, patience)
+                if is_gone():
+                    raise PeerError(f"Parcel {number} of session {sender} is not waited for: the client has left.")
+                self._changed.wait(TICK_S)
+            held.delivery.held_bytes -= held.size_bytes
+            self._changed.notify_all()
+        return held.parcel, held.tensors
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Take in whatever comes meanwhile: the receiver is waiting for somebody else."""
+        with self._changed:
+            self._waiting += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting -= 1
+
+    def close(self) -> None:
+        """Drop everything, wake everybody, and end the connections that deliver here. May be called twice."""
+        with self._changed:
+            self._closed = True
+            self._held.clear()
+            deliveries = list(self._deliveries)
+            self._changed.notify_all()
+        for delivery in deliveries:
+            delivery.close()
+
+    def _check(self, sender: str, number: int, patience: float) -> None:
+        if self._closed:
+            raise _closed()
+        if self._is_connected(sender):
+            return
+        if sender in self._ended:
+            raise PeerError(f"Session {sender} is gone and has not sent parcel {number}: {self._ended[sender]}.",
+                            hint=_AGAIN)
+        if time.monotonic() >= patience:
+            raise PeerError(f"Session {sender} should have sent parcel {number} and has not connected within "
+                            f"{self._absence_s:g} s.", hint=_AGAIN)
+
+    def _holds_up(self, delivery: Delivery) -> bool:
+        return (delivery.held_bytes > self._max_unclaimed_bytes and not self._waiting and not self._closed
+                and delivery in self._deliveries)
+
+    def _is_connected(self, sender: str) -> bool:
+        return any(delivery.sender == sender for delivery in self._deliveries)
+
+
+class MailRoom:
+    """The mailboxes of all sessions in one place.
+
+    Args:
+        prefix: How their keys begin, so that the place can be known by a key.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, prefix: bytes = b"") -> None:
+        self._prefix = prefix
+        self._lock = threading.Lock()
+        self._mailboxes: dict[Mailbox, None] = {}
+
+    def open(self) -> Mailbox:
+        """Make a mailbox for a session."""
+        made = Mailbox(prefix=self._prefix)
+        with self._lock:
+            self._mailboxes[made] = None
+        return made
+
+    def find(self, key: bytes) -> Mailbox | None:
+        """Look a mailbox up. How long that takes tells nothing of the keys."""
+        with self._lock:
+            mailboxes = list(self._mailboxes)
+        found = None
+        for mailbox in mailboxes:
+            if hmac.compare_digest(mailbox.key, key):
+                found = mailbox
+        return found
+
+    def remove(self, mailbox: Mailbox) -> None:
+        """Close a mailbox, whose session has ended."""
+        with self._lock:
+            self._mailboxes.pop(mailbox, None)
+        mailbox.close()
+
+    def close(self) -> None:
+        """Close all mailboxes."""
+        with self._lock:
+            mailboxes = list(self._mailboxes)
+        for mailbox in mailboxes:
+            self.remove(mailbox)
+
+
+def _closed() -> PeerError:
+    return PeerError("The session that the value was for has ended.")

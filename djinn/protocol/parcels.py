@@ -1,0 +1,118 @@
+"""Parcels: how a value travels from session to session, with the strides that it has.
+
+A client fetches values to look at them; a server sends them on to be computed with, so what arrives must lie in memory
+as it did: kernels choose, and round, by strides. A dense tensor travels as it is. Of another one its memory travels, if
+that is not much more than its elements, else the elements, to be laid out again. What is expanded travels once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn.errors import ProtocolError
+from djinn.protocol import messages
+from djinn.protocol.frames import MAX_BODY_BYTES
+from djinn.protocol.messages import Layout, Parcel, Plain, TensorHeader
+from djinn.protocol.tensors import DTYPE_NAMES, MAX_DIMENSIONS, empty_from, header_of, is_dense, size_bytes
+
+MAX_WASTE = 2
+"""Memory travels rather than elements if it is at most this many times as much."""
+
+
+def pack(number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Parcel, list[torch.Tensor]]:
+    """Make a parcel of a value.
+
+    Args:
+        number: Number of the parcel.
+        value: A tensor of any strides, or a plain result.
+        get: Makes a dense CPU tensor of a value; see `djinn.kinds.executor.Executor.get`.
+
+    Returns:
+        The parcel, and the tensor that goes with it, if one does.
+
+    Raises:
+        UnsupportedTensorError: The dtype or layout does not travel.
+    """
+    if not isinstance(value, torch.Tensor):
+        return Parcel(number, Plain(messages.to_wire(value))), []
+    header = header_of(value)
+    size, stride = header.size, header.stride
+    if is_dense(size, stride):
+        return Parcel(number, header), [get(value)]
+    once, span = _once(size, stride), _span(size, stride)
+    is_packed = span > MAX_WASTE * math.prod(once)
+    with torch.inference_mode(value.is_inference()), torch.no_grad():
+        travels = value.as_strided(once if is_packed else (span,), stride if is_packed else (1,))
+    made = get(travels)
+    return Parcel(number, header_of(made), Layout(size, stride, is_packed)), [made]
+
+
+def check(parcel: Parcel) -> None:
+    """Check that what a parcel says of its tensor adds up, before any of it is allocated or used.
+
+    Raises:
+        ProtocolError: It does not.
+    """
+    if (parcel.item is None) == (parcel.failure is None):
+        raise ProtocolError("A parcel holds either a value or a failure.")
+    layout = parcel.layout
+    if layout is None:
+        return
+    size, stride = layout.size, layout.stride
+    if not isinstance(parcel.item, TensorHeader) or len(size) != len(stride) or len(size) > MAX_DIMENSIONS or 0 in size:
+        raise ProtocolError("The layout of a parcel describes no tensor that it could hold.")
+    span = _span(size, stride)
+    if math.prod(size) >= 2**63 or any(step >= 2**63 for step in stride):
+        raise ProtocolError("The layout of a parcel overflows.")
+    if parcel.item.size != (_once(size, stride) if layout.is_packed else (span,)):
+        raise ProtocolError("The layout of a parcel is not that of its tensor.")
+    if size_bytes(TensorHeader(parcel.item.dtype, (span,), (1,))) > MAX_BODY_BYTES:
+        raise ProtocolError(f"A parcel that takes more than {MAX_BODY_BYTES} bytes when it is laid out.")
+
+
+def unpack(parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Make the value that a checked parcel holds.
+
+    Args:
+        parcel: Holds a tensor.
+        tensor: The one that came with it, dense and on the CPU; nobody else holds it.
+        put: Puts a dense CPU tensor on the device; see `djinn.kinds.executor.Executor.put`.
+    """
+    layout = parcel.layout
+    if layout is not None and layout.is_packed:
+        tensor = _scattered(tensor, layout)
+    value = put(tensor)
+    size, stride = (tensor.size(), tensor.stride()) if layout is None else (layout.size, layout.stride)
+    if value.size() == size and value.stride() == stride:
+        return value
+    # Copying keeps strides only where they matter to the dense.
+    with torch.inference_mode(value.is_inference()), torch.no_grad():
+        return value.as_strided(size, stride)
+
+
+def _scattered(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Lay elements out in memory, with zeros between them."""
+    dtype = tensor.dtype
+    flat = empty_from(TensorHeader(DTYPE_NAMES[dtype], (_span(layout.size, layout.stride),), (1,)))
+    with torch.inference_mode(False), torch.no_grad():
+        # By bytes of their width, because not every dtype can be copied everywhere.
+        plain = _INTEGERS.get(dtype.itemsize, dtype)
+        flat.view(plain).zero_().as_strided(tuple(tensor.size()), layout.stride).copy_(tensor.view(plain))
+    return flat
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _once(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
+    """Size without what is expanded."""
+    return tuple(1 if step == 0 else extent for extent, step in zip(size, stride, strict=True))
+
+
+def _span(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last in memory, of a size without zeros."""
+    return 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))

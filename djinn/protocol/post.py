@@ -1,0 +1,228 @@
+"""The post: how a session reaches others, and how it is reached.
+
+A session sends through *carriers*, one for each peer, which a transport opens; what comes for it waits in its mailbox.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import attrs
+import torch
+
+from djinn.errors import DjinnError, PeerError, ProtocolError, ProtocolVersionError, RefusedError, TransportError
+from djinn.kinds.transport import Carrier, Channel
+from djinn.protocol.mailbox import Delivery, Mailbox, MailRoom
+from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Parcel, Welcome
+from djinn.protocol.parcels import check
+
+MAX_PEERS = 1024
+"""Peers of one session."""
+DRAIN_S = 5.0
+"""How long what is still to be sent may take once a session has ended."""
+_RELAY = "Bring the value home and upload it there, or correct the address."
+
+
+class Post(Protocol):
+    """What a session needs to exchange values with others.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    session: str
+    """Name of the session."""
+
+    def connect(self, peer: int, address: str, mailbox: bytes) -> None:
+        """Reach another session under a number from now on.
+
+        Raises:
+            PeerError: It cannot be reached; names the address.
+        """
+
+    def send(self, peer: int, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a parcel to a peer.
+
+        Raises:
+            PeerError: There is no such peer, or it is gone.
+
+        Ownership:
+            The tensors may change once this returns.
+        """
+
+    def receive(self, sender: str, number: int) -> tuple[Parcel, Sequence[torch.Tensor]]:
+        """Wait for a parcel.
+
+        Raises:
+            PeerError: It will not come.
+        """
+
+
+@attrs.frozen
+class _Peer:
+    address: str
+    mailbox: bytes
+    carrier: Carrier
+
+
+class MailPost:
+    """The `Post` of a session with a mailbox.
+
+    Args:
+        session: Name of the session.
+        mailbox: Where others deliver.
+        open_carrier: Reaches a mailbox at an address.
+        is_gone: Whether the session's client has left, so that nobody waits for anything any more.
+
+    Concurrency:
+        One thread at a time; `close` may be called by any.
+    """
+
+    def __init__(
+        self, session: str, mailbox: Mailbox, open_carrier: Callable[[str, Courier], Carrier],
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.session = session
+        self._mailbox = mailbox
+        self._open_carrier = open_carrier
+        self._is_gone = is_gone
+        self._lock = threading.Lock()
+        self._peers: dict[int, _Peer] = {}
+        self._closed = False
+
+    def connect(self, peer: int, address: str, mailbox: bytes) -> None:
+        """Reach another session under a number; see `Post.connect`. A known number means another from then on."""
+        known = self._peers.get(peer)
+        if known is not None and (known.address, known.mailbox) == (address, mailbox):
+            return
+        if known is not None:
+            self._drop(peer, DRAIN_S)
+        if len(self._peers) >= MAX_PEERS:
+            raise PeerError(f"{address} is one peer too many: a session has {MAX_PEERS} at most.")
+        courier = Courier(PROTOCOL_VERSION, sys.byteorder, mailbox, self.session)
+        try:
+            with self._mailbox.waiting():
+                carrier = self._open_carrier(address, courier)
+        except PeerError:
+            raise
+        except DjinnError as error:
+            raise PeerError(f"{address} cannot be reached from here: {error.summary}",
+                            hint=error.hint if isinstance(error, RefusedError) else _RELAY) from None
+        with self._lock:
+            if not self._closed:
+                self._peers[peer] = _Peer(address, mailbox, carrier)
+                return
+        carrier.close()
+        raise PeerError("The session has ended.")
+
+    def send(self, peer: int, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a parcel to a peer; see `Post.send`."""
+        known = self._peers.get(peer)
+        if known is None:
+            raise PeerError(f"Peer {peer} is not connected, so parcel {parcel.parcel} was not sent.", hint=_RELAY)
+        try:
+            with self._mailbox.waiting():
+                known.carrier.send(parcel, tensors)
+        except (TransportError, ProtocolError) as error:
+            self._drop(peer)
+            raise PeerError(f"Parcel {parcel.parcel} could not be sent to {known.address}: {error.summary}",
+                            hint=_RELAY) from None
+        except BaseException:
+            self._drop(peer)
+            raise
+
+    def receive(self, sender: str, number: int) -> tuple[Parcel, Sequence[torch.Tensor]]:
+        """Wait for a parcel; see `Post.receive`."""
+        return self._mailbox.take(sender, number, self._is_gone)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """End the connections to all peers. Never raises, may be called twice or from another thread.
+
+        Args:
+            drain_s: How long what is still to be sent may take.
+        """
+        with self._lock:
+            self._closed = True
+            peers, self._peers = self._peers, {}
+        for known in peers.values():
+            known.carrier.close(drain_s)
+
+    def _drop(self, peer: int, drain_s: float = 0.0) -> None:
+        with self._lock:
+            known = self._peers.pop(peer, None)
+        if known is not None:
+            known.carrier.close(drain_s)
+
+
+class MailCarrier:
+    """Carries parcels to a mailbox of this process."""
+
+    def __init__(self, mailbox: Mailbox, sender: str, is_gone: Callable[[], bool] = lambda: False) -> None:
+        self._mailbox = mailbox
+        self._is_gone = is_gone
+        self._delivery = mailbox.begin(sender)
+
+    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+        """Put copies into the mailbox; see `djinn.kinds.transport.Carrier.send`."""
+        check(parcel)
+        with torch.inference_mode(False), torch.no_grad():
+            self._mailbox.put(self._delivery, parcel, [tensor.clone() for tensor in tensors], self._is_gone)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Send nothing more; see `djinn.kinds.transport.Carrier.close`."""
+        self._mailbox.end(self._delivery, "it has ended")
+
+
+def deliver(channel: Channel, sequence: int, courier: Courier, room: MailRoom, welcome: Welcome) -> None:
+    """Take in what a courier brings, until it or the session that it is for ends.
+
+    Args:
+        channel: Its connection.
+        sequence: Number of the frame that it greeted with.
+        courier: What it greeted with.
+        room: The mailboxes here.
+        welcome: What to answer.
+
+    Raises:
+        ProtocolVersionError, RefusedError: It does not fit or knows no mailbox.
+        ProtocolError: What it brings is no parcel.
+        TransportError: The connection broke.
+    """
+    if courier.protocol != PROTOCOL_VERSION:
+        raise ProtocolVersionError(f"The courier speaks protocol {courier.protocol}, this server {PROTOCOL_VERSION}.",
+                                   hint="Install the same djinn release on both.")
+    if courier.byte_order != sys.byteorder:
+        raise RefusedError("The courier's machine has another byte order, and tensors travel as they lie in memory.",
+                           hint="Use servers of the same byte order.")
+    mailbox = room.find(courier.mailbox)
+    if mailbox is None:
+        raise RefusedError("There is no session here that the courier could deliver to.",
+                           hint="The session may have ended; start it again.")
+    delivery = mailbox.begin(courier.session, channel.close)
+    reason = "its connection ended"
+    try:
+        channel.send(sequence, welcome)
+        channel.greeted()
+        while _take_in(channel, mailbox, delivery):
+            pass
+    except DjinnError as error:
+        reason = error.summary.rstrip(".")
+        raise
+    finally:
+        mailbox.end(delivery, reason)
+
+
+def _take_in(channel: Channel, mailbox: Mailbox, delivery: Delivery) -> bool:
+    """Take in one parcel. Its tensors live in this call only, not while the next one is awaited."""
+    received = channel.receive()
+    if received is None:
+        return False
+    _, parcel, tensors = received
+    if not isinstance(parcel, Parcel):
+        raise ProtocolError(f"A {type(parcel).__name__} where a parcel was expected.")
+    check(parcel)
+    mailbox.put(delivery, parcel, tensors)
+    return True

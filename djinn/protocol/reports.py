@@ -1,0 +1,103 @@
+"""What one session has to tell with its answers: what failed, and when its commands were carried out."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+
+import msgspec
+
+from djinn.protocol import failures
+from djinn.protocol.messages import Command, Failure, Poisoned, Receive, Rerun, Run, Send, Timing, Upload
+
+MAX_FAILURES = 1000
+"""Failures remembered between two answers; later ones are counted with the last."""
+MAX_TIMINGS = 10_000
+"""Timings remembered between two answers, the latest ones."""
+
+
+class Failures:
+    """The failures of one session.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[Failure] = []
+        self._known: OrderedDict[int, Failure] = OrderedDict()
+        self._adopted: dict[tuple[str, int], int] = {}
+        self._last = 0
+
+    def add(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
+        """Remember a failure, and return the poison that stands for it."""
+        self._last += 1
+        return self._add(Failure(self._last, failures.name_of(error), failures.text_of(error), operator, run, step))
+
+    def adopt(self, failure: Failure) -> Poisoned:
+        """Remember a failure of another session, once, and return the poison that stands for it here."""
+        origin = failure.source, failure.source_identity
+        known = self._adopted.get(origin)
+        if known is not None and known in self._known:
+            return Poisoned(known)
+        self._last += 1
+        made = self._add(msgspec.structs.replace(failure, identity=self._last))
+        self._adopted[origin] = made.failure
+        return made
+
+    def told_to_others(self, poison: Poisoned, session: str) -> Failure:
+        """Return a failure as it travels to another session.
+
+        Args:
+            poison: What stands for it here.
+            session: Name of this session.
+        """
+        known = self._known.get(poison.failure)
+        if known is None:
+            known = Failure(poison.failure, RuntimeError.__name__, "The value could not be computed; its server no "
+                                                                   "longer knows why.")
+        return known if known.source else msgspec.structs.replace(
+            known, source=session, source_identity=known.identity)
+
+    def take(self) -> tuple[Failure, ...]:
+        """Return the failures since the last time."""
+        taken, self._pending = self._pending, []
+        return tuple(taken)
+
+    def _add(self, failure: Failure) -> Poisoned:
+        if len(self._pending) < MAX_FAILURES:
+            self._pending.append(failure)
+            self._known[failure.identity] = failure
+            while len(self._known) > MAX_FAILURES:
+                _, gone = self._known.popitem(last=False)
+                self._adopted.pop((gone.source, gone.source_identity), None)
+        return Poisoned(self._pending[-1].identity)
+
+
+class Timings:
+    """When commands were carried out.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[Timing] = deque(maxlen=MAX_TIMINGS)
+
+    def add(self, command: Command, begin_ns: int) -> None:
+        """Remember that a command is through, if it is of a kind that is told."""
+        end_ns = time.monotonic_ns()
+        if isinstance(command, (Run, Rerun)):
+            self._pending.append(Timing("run", command.program, begin_ns, end_ns))
+        elif isinstance(command, Send):
+            self._pending.append(Timing("send", command.parcel, begin_ns, end_ns))
+        elif isinstance(command, Receive):
+            self._pending.append(Timing("receive", command.parcel, begin_ns, end_ns))
+        elif isinstance(command, Upload):
+            self._pending.append(Timing("upload", command.handle, begin_ns, end_ns))
+
+    def take(self) -> tuple[Timing, ...]:
+        """Return the timings since the last time."""
+        taken = tuple(self._pending)
+        self._pending.clear()
+        return taken

@@ -1,0 +1,145 @@
+"""Where a server may send values, and how it gets there."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from djinn.errors import ConfigurationError, PeerError
+from djinn.kinds.transport import Carrier, CarryingTransport, ConnectOptions, Transport
+from djinn.protocol.mailbox import MailRoom
+from djinn.protocol.messages import Courier
+from djinn.protocol.post import MailCarrier
+
+__all__ = ("Couriers", "PeerRules")
+
+CONNECT_TIMEOUT_S = 10.0
+UNIX = "unix"
+"""What stands for all Unix-domain sockets of this machine among the peers."""
+_NO_BRACKETS = str.maketrans("", "", "[]")
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_LOOPBACK: tuple[_Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
+
+
+@attrs.frozen
+class PeerRules:
+    """The servers that this one may connect to.
+
+    Otherwise whoever has a session here could have it connect to anything that it can reach.
+
+    Attributes:
+        names: Names of hosts, in small letters.
+        networks: Addresses.
+        unix: Whether Unix-domain sockets of this machine are among them.
+    """
+
+    names: frozenset[str] = frozenset()
+    networks: tuple[_Network, ...] = ()
+    unix: bool = False
+
+    @classmethod
+    def parse(cls, text: str, *, is_private: bool, listens_on_path: bool = False) -> PeerRules:
+        """Read the option ``--peers``.
+
+        Args:
+            text: Names, addresses and networks, with commas between.
+            is_private: The server itself can be reached from this machine only, so it may reach this machine, too.
+            listens_on_path: The server listens on a Unix-domain socket, so it may connect to others.
+
+        Raises:
+            ConfigurationError: Something in it is neither.
+        """
+        names: set[str] = set()
+        networks: list[_Network] = list(_LOOPBACK) if is_private else []
+        for entry in filter(None, (part.strip() for part in text.split(","))):
+            try:
+                networks.append(ipaddress.ip_network(entry.translate(_NO_BRACKETS), strict=False))
+            except ValueError as error:
+                if "/" in entry or ":" in entry or any(map(str.isspace, entry)):
+                    raise ConfigurationError(f"{entry!r} in --peers is no host and no network: {error}.",
+                                             hint="Write names, addresses or networks such as 10.0.0.0/8, without "
+                                                  "ports, with commas between.") from None
+                names.add(entry.lower())
+        return cls(frozenset(names - {UNIX}), tuple(networks), listens_on_path or UNIX in names)
+
+    def permit(self, address: str) -> str:
+        """Return the address to connect to, its host looked up where it is permitted for what it is.
+
+        Raises:
+            PeerError: It is not permitted, or there is no such host.
+        """
+        scheme, _, rest = address.partition("://")
+        if scheme == UNIX:
+            if self.unix:
+                return address
+            raise _refused(address, UNIX)
+        host, _, port = rest.rstrip("/").rpartition(":")
+        host = host.strip("[]")
+        if host.lower() in self.names:
+            return address
+        try:
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+        except (OSError, ValueError) as error:
+            raise PeerError(f"{address} cannot be reached from here: {error}.",
+                            hint="Give the address that the servers have for each other.") from None
+        numbers = [str(entry[4][0]) for entry in found]
+        if not numbers or not all(map(self._is_permitted, numbers)):
+            raise _refused(address, host)
+        # What was looked at is what is connected to: a name may mean something else the next time.
+        return f"{scheme}://[{numbers[0]}]:{port}" if ":" in numbers[0] else f"{scheme}://{numbers[0]}:{port}"
+
+    def _is_permitted(self, number: str) -> bool:
+        address: Any = ipaddress.ip_address(number.partition("%")[0])
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self.networks)
+
+
+class Couriers:
+    """Opens connections to the mailboxes of other sessions, here or on other servers.
+
+    Args:
+        room: The mailboxes here.
+        rules: Which servers may be connected to.
+        transport_for: Gives the transport of a scheme.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, room: MailRoom, rules: PeerRules, transport_for: Callable[[str], Transport]) -> None:
+        self._room = room
+        self._rules = rules
+        self._transport_for = transport_for
+
+    def open(self, address: str, courier: Courier, is_gone: Callable[[], bool]) -> Carrier:
+        """Reach a mailbox.
+
+        Args:
+            address: Of its server; of no account if that is this one.
+            courier: The mailbox, and who sends.
+            is_gone: Whether the session that sends has ended.
+
+        Raises:
+            PeerError: The server may not be connected to.
+            DjinnError: It cannot be.
+        """
+        here = self._room.find(courier.mailbox)
+        if here is not None:
+            return MailCarrier(here, courier.session, is_gone)
+        transport = self._transport_for(address.partition("://")[0])
+        if not isinstance(transport, CarryingTransport):
+            raise PeerError(f"{address} is reached by transport {transport.name!r}, which carries no values between "
+                            "servers.", hint="Bring the value home and upload it there.")
+        return transport.carry(self._rules.permit(address), courier,
+                               ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S, is_gone=is_gone))
+
+
+def _refused(address: str, host: str) -> PeerError:
+    return PeerError(f"This server may not connect to {address}.",
+                     hint=f"Start it with `djinn serve --peers {host or 'HOST'}`, or bring the value home and upload "
+                          "it there.")
+

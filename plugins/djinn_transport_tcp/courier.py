@@ -1,0 +1,54 @@
+"""The sending end of a connection on which values go from server to server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from djinn.kinds.transport import ConnectOptions
+from djinn.protocol.messages import Courier, Parcel
+from djinn_transport_tcp.client import SocketConnection
+from djinn_transport_tcp.stream import FrameStream, views_of
+
+__all__ = ("SocketCarrier", "carry")
+
+
+def carry(
+    address: str, courier: Courier, options: ConnectOptions, opened: Callable[[str, ConnectOptions], FrameStream]
+) -> SocketCarrier:
+    """Connect to another server and greet it; see `djinn.kinds.transport.CarryingTransport.carry`."""
+    deadline = time.monotonic() + options.connect_timeout_s
+    carrier = SocketCarrier(address, opened(address, options))
+    carrier.introduce(courier, deadline)
+    carrier.wait_while_wanted(options.is_gone)
+    return carrier
+
+
+class SocketCarrier(SocketConnection):
+    """Carries parcels; see `djinn.kinds.transport.Carrier`.
+
+    `send` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent.
+    """
+
+    def wait_while_wanted(self, is_gone: Callable[[], bool] | None) -> None:
+        """Have transfers that stand still end when nobody wants them any more."""
+        self._frames.stream.is_unwanted = is_gone
+
+    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a parcel with its tensor; see `djinn.kinds.transport.Carrier.send`."""
+        if self._lost:
+            raise self._closed()
+        views = views_of(self._sequence + 1, parcel, tensors)
+        try:
+            self._sequence += 1
+            self._outbox.send(views, waits=False)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
+            raise self._ended(error) from None
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """End the connection; see `djinn.kinds.transport.Carrier.close`."""
+        if drain_s and not self._lost:
+            self._outbox.drain(drain_s)
+        super().close()

@@ -1,0 +1,336 @@
+"""Two sessions of one process that exchange values: what a service does with peers, parcels, timings and its books."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from djinn_executor_torch.executor import TorchExecutor
+
+from djinn.errors import PeerError
+from djinn.model.program import NumberArgument, Program, Step, Template, TensorArgument
+from djinn.model.schema import facts_of
+from djinn.protocol import reports
+from djinn.protocol.mailbox import MailRoom
+from djinn.protocol.messages import (
+    Batch,
+    Courier,
+    Define,
+    Failure,
+    Forget,
+    Free,
+    Peer,
+    Poisoned,
+    Receive,
+    Rerun,
+    Result,
+    Run,
+    Seed,
+    Send,
+    Upload,
+)
+from djinn.protocol.post import MailCarrier, MailPost
+from djinn.protocol.service import SessionService
+from djinn.protocol.tensors import header_of
+
+aten = torch.ops.aten
+TENSOR = TensorArgument()
+
+
+def one_step(operator: torch._ops.OpOverload, *arguments: Any, results: int = 1) -> Program:
+    facts = facts_of(operator)
+    inputs = sum(argument is TENSOR for argument in arguments)
+    return Program((Template(facts.name, facts.digest, arguments),),
+                   (Step(0, tuple(-1 - index for index in range(inputs)), results),), inputs, tuple(range(results)))
+
+
+ADD, TRANSPOSE, ITEM, GROW = 1, 2, 3, 4
+DEFINITIONS = [
+    Define(ADD, one_step(aten.add.Tensor, TENSOR, TENSOR)), Define(TRANSPOSE, one_step(aten.t.default, TENSOR)),
+    Define(ITEM, one_step(aten._local_scalar_dense.default, TENSOR)),
+    Define(GROW, one_step(aten.mul_.Scalar, TENSOR, NumberArgument(), results=0)),
+]
+
+
+@attrs.define
+class Side:
+    """A session with a mailbox."""
+
+    name: str
+    room: MailRoom
+    service: SessionService = attrs.field(init=False)
+    key: bytes = attrs.field(init=False)
+    post: MailPost = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        mailbox = self.room.open()
+        self.key = mailbox.key
+        self.post = MailPost(self.name, mailbox, self._carry)
+        self.service = SessionService(TorchExecutor(torch.device("cpu")), travels=True, post=self.post)
+        self.ask(DEFINITIONS)
+
+    def _carry(self, address: str, courier: Courier) -> MailCarrier:
+        mailbox = self.room.find(courier.mailbox)
+        if mailbox is None:
+            raise PeerError(f"{address} is nowhere.")
+        return MailCarrier(mailbox, courier.session)
+
+    def ask(
+        self, commands: Sequence[Any], tensors: Sequence[torch.Tensor] = (), fetch: tuple[int, ...] = (),
+        *, timed: bool = False,
+    ) -> tuple[Result, list[torch.Tensor]]:
+        batch = Batch(list(commands), fetch=fetch, synchronize=True, timed=timed)
+        result, data = self.service.handle(batch, [tensor.clone() for tensor in tensors])
+        return result, [tensor.clone() for tensor in data]
+
+    def upload(self, handle: int, tensor: torch.Tensor) -> None:
+        assert self.ask([Upload(handle, header_of(tensor))], [tensor])[0].failures == ()
+
+
+@pytest.fixture
+def sides() -> Iterator[tuple[Side, Side]]:
+    room = MailRoom()
+    here, there = Side("here", room), Side("there", room)
+    here.ask([Peer(1, "local", there.key)])
+    there.ask([Peer(1, "local", here.key)])
+    yield here, there
+    here.post.close()
+    there.post.close()
+    room.close()
+
+
+def kinds(result: Result) -> list[str]:
+    return [failure.kind for failure in result.failures]
+
+
+def test_a_view_arrives_with_its_strides_and_is_not_the_senders(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.arange(6.0).view(2, 3))
+    here.ask([Run(TRANSPOSE, (1,), [], (2,)), Send(2, 1, 1), Run(GROW, (1,), [10.0], ())])
+    result, [got] = there.ask([Receive(5, 1, "here")], fetch=(5,))
+    assert result.failures == ()
+    assert torch.equal(got, torch.arange(6.0).view(2, 3).t())
+    assert got.stride() == (1, 3)
+
+
+def test_a_number_is_sent_and_used(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.tensor(7))
+    here.ask([Run(ITEM, (1,), [], (2,)), Send(2, 1, 1)])
+    result, _ = there.ask([Receive(5, 1, "here")], fetch=(5,))
+    [item] = result.items
+    assert getattr(item, "value", None) == 7
+
+
+def test_the_generator_goes_over(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.ask([Seed(42), Send(0, 1, 1)])
+    _, [wanted] = here.ask([], fetch=(0,))
+    _, [before] = there.ask([], fetch=(0,))
+    result, [got] = there.ask([Receive(0, 1, "here")], fetch=(0,))
+    assert result.failures == ()
+    assert torch.equal(got, wanted)
+    assert not torch.equal(before, wanted)
+
+
+def test_nonsense_for_the_generator_fails_and_changes_nothing(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.ones(3))
+    here.ask([Send(1, 1, 1), Send(99, 1, 2)])
+    _, [before] = there.ask([], fetch=(0,))
+    result, [after] = there.ask([Receive(0, 1, "here"), Receive(0, 2, "here")], fetch=(0,))
+    assert kinds(result) == ["TypeError", "UnknownHandleError"]
+    assert torch.equal(before, after)
+
+
+def test_into_writes_where_the_value_lies_and_its_views_see_it(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.arange(6.0).view(2, 3))
+    here.ask([Send(1, 1, 1)])
+    there.upload(5, torch.zeros(2, 3))
+    held = there.service.held_bytes
+    result, [whole, view] = there.ask(
+        [Run(TRANSPOSE, (5,), [], (6,)), Receive(5, 1, "here", into=True)], fetch=(5, 6))
+    assert result.failures == ()
+    assert torch.equal(whole, torch.arange(6.0).view(2, 3))
+    assert torch.equal(view, whole.t())
+    assert there.service.held_bytes == held
+
+
+def test_into_a_result_of_a_program(sides: tuple[Side, Side]) -> None:
+    """Programs run in inference mode, and their results may only be written to in it."""
+    here, there = sides
+    here.upload(1, torch.ones(3))
+    here.ask([Send(1, 1, 1)])
+    there.upload(5, torch.zeros(3))
+    result, [got] = there.ask([Run(ADD, (5, 5), [], (6,)), Receive(6, 1, "here", into=True)], fetch=(6,))
+    assert result.failures == ()
+    assert torch.equal(got, torch.ones(3))
+
+
+@pytest.mark.parametrize(("target", "kind"), [
+    (torch.zeros(4), "ProtocolError"), (torch.zeros(3, dtype=torch.int32), "ProtocolError"), (None, "UnknownHandleError"),
+])
+def test_into_what_it_does_not_fit_poisons_all_that_lies_there(
+    sides: tuple[Side, Side], target: torch.Tensor | None, kind: str
+) -> None:
+    here, there = sides
+    here.upload(1, torch.ones(3))
+    here.ask([Send(1, 1, 1)])
+    if target is not None:
+        there.upload(5, target)
+        there.ask([Run(TRANSPOSE, (5,), [], (6,))])
+    result, _ = there.ask([Receive(5, 1, "here", into=True)], fetch=(5, 6) if target is not None else (5,))
+    assert set(kinds(result)) == {kind}
+    assert all(isinstance(item, Poisoned) for item in result.items)
+
+
+def test_poison_into_a_value_poisons_its_views(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.ask([Send(99, 1, 1)])
+    there.upload(5, torch.zeros(2, 3))
+    result, _ = there.ask([Run(TRANSPOSE, (5,), [], (6,)), Receive(5, 1, "here", into=True)], fetch=(5, 6))
+    assert kinds(result) == ["UnknownHandleError"]
+    assert result.items == (Poisoned(1), Poisoned(1))
+
+
+def test_a_failure_travels_and_is_told_once_with_where_it_was(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.ones(2))
+    here.upload(2, torch.ones(3))
+    first, _ = here.ask([Run(ADD, (1, 2), [], (3,)), Run(ADD, (3, 1), [], (4,)), Send(3, 1, 1)])
+    again, _ = here.ask([Send(4, 1, 2)])
+    [original] = first.failures
+    assert again.failures == ()
+    result, _ = there.ask([Receive(5, 1, "here"), Receive(6, 2, "here"), Run(ADD, (5, 6), [], (7,))], fetch=(5, 6, 7))
+    [told] = result.failures
+    assert told == Failure(1, original.kind, original.message, original.operator, original.run, original.step, "here",
+                           original.identity)
+    assert result.items == (Poisoned(1),) * 3
+
+
+def test_a_failure_keeps_its_origin_over_several_sessions(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.ask([Send(99, 1, 1)])
+    there.ask([Receive(5, 1, "here"), Send(5, 1, 1)])
+    result, _ = here.ask([Receive(6, 1, "there")], fetch=(6,))
+    [failure] = result.failures
+    assert (failure.source, failure.source_identity) == ("here", 1)
+    assert result.items == (Poisoned(failure.identity),)
+
+
+def test_a_failure_that_is_forgotten_still_poisons(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "MAX_FAILURES", 2)
+    here, there = sides
+    here.ask([Run(99, (), [], (3,))])
+    for _ in range(3):
+        here.ask([Run(98, (), [], (4,))])
+    here.ask([Send(3, 1, 1)])
+    result, _ = there.ask([Receive(5, 1, "here")], fetch=(5,))
+    assert kinds(result) == ["RuntimeError"]
+    assert isinstance(result.items[0], Poisoned)
+
+
+def test_what_does_not_travel_poisons_the_receiver(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.ones(2, 2))
+    here.ask([Define(9, one_step(aten.to_mkldnn.default, TENSOR)), Run(9, (1,), [], (2,))])
+    sent, _ = here.ask([Send(2, 1, 1)])
+    result, _ = there.ask([Receive(5, 1, "here")], fetch=(5,))
+    assert kinds(sent) == kinds(result) == ["UnsupportedTensorError"]
+
+
+def test_a_session_without_post_says_so() -> None:
+    service = SessionService(TorchExecutor(torch.device("cpu")))
+    result, _ = service.handle(Batch([Peer(1, "x", bytes(16)), Send(1, 1, 1), Receive(2, 1, "x")], fetch=(2,)), [])
+    assert kinds(result) == ["PeerError"] * 3
+    assert isinstance(result.items[0], Poisoned)
+
+
+def test_a_peer_that_ends(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.post.close()
+    result, _ = there.ask([Receive(5, 1, "here")], fetch=(5,))
+    assert kinds(result) == ["PeerError"]
+    here.upload(1, torch.ones(1))
+    assert kinds(here.ask([Send(1, 1, 2)])[0]) == ["PeerError"]
+    assert kinds(there.ask([Send(5, 1, 1)])[0]) == []
+    here.room.close()
+    assert kinds(there.ask([Send(5, 1, 2)])[0]) == ["PeerError"]
+
+
+def test_receiving_drops_what_was_run_ahead(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.full((2,), 5.0))
+    here.ask([Send(1, 1, 1), Send(1, 1, 2)])
+    there.upload(5, torch.ones(2))
+    there.upload(6, torch.ones(2))
+    there.ask([Run(ADD, (5, 6), [], (7,))])
+    for _ in range(8):
+        there.ask([Rerun(ADD)])
+        there.service.look_ahead()
+    hits, misses = there.service.runs_ahead
+    assert hits
+    assert not misses
+    # What is sent has changed nothing.
+    there.ask([Send(7, 1, 1)])
+    there.ask([Rerun(ADD)])
+    assert there.service.runs_ahead == (hits + 1, 0)
+    there.service.look_ahead()
+    there.ask([Receive(5, 1, "here", into=True)])
+    _, [got] = there.ask([Rerun(ADD)], fetch=(7,))
+    assert got.tolist() == [6.0, 6.0]
+    assert there.service.runs_ahead == (hits + 1, 1)
+
+
+def test_timings_come_once_asked_for_and_cost_nothing_before(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    before = time.monotonic_ns()
+    result, _ = here.ask([Run(99, (), [], (3,))])
+    assert (result.timings, result.now_ns) == ((), 0)
+    result, _ = here.ask([], timed=True)
+    assert result.timings == ()
+    tensor = torch.ones(2)
+    here.service.handle(Batch([Upload(8, header_of(tensor)), Run(ADD, (8, 8), [], (9,))]), [tensor])
+    result, _ = here.ask([Send(9, 1, 6), Free((9,)), Forget((99,))])
+    assert [(timing.kind, timing.number) for timing in result.timings] == [("upload", 8), ("run", ADD), ("send", 6)]
+    moments = [moment for timing in result.timings for moment in (timing.begin_ns, timing.end_ns)]
+    assert before < moments[0]
+    assert moments == sorted(moments)
+    assert moments[-1] <= result.now_ns <= time.monotonic_ns()
+    result, _ = there.ask([Receive(5, 6, "here")], timed=True)
+    assert [(timing.kind, timing.number) for timing in result.timings] == [("receive", 6)]
+
+
+def test_timings_that_nobody_fetches_are_bounded(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "MAX_TIMINGS", 5)
+    here, _ = sides
+    here.service.handle(Batch([Run(number, (), [], ()) for number in range(10, 30)], timed=True), [])
+    result, _ = here.ask([])
+    assert [timing.number for timing in result.timings] == [25, 26, 27, 28, 29]
+
+
+def test_held_bytes_counts_each_storage_once_as_long_as_something_lies_in_it(sides: tuple[Side, Side]) -> None:
+    here, there = sides
+    here.upload(1, torch.zeros(256))
+    assert here.service.held_bytes == 1024
+    here.ask([Run(TRANSPOSE, (1,), [], (2,))])
+    assert here.service.held_bytes == 1024
+    here.ask([Run(ADD, (1, 2), [], (3,)), Send(1, 1, 1)])
+    assert here.service.held_bytes == 2048
+    here.ask([Free((1,))])
+    assert here.service.held_bytes == 2048
+    here.ask([Free((2, 17))])
+    assert here.service.held_bytes == 1024
+    here.upload(3, torch.zeros(2))
+    assert here.service.held_bytes == 8
+    here.ask([Run(99, (), [], (3,))])
+    assert here.service.held_bytes == 0
+    there.ask([Receive(5, 1, "here")])
+    assert there.service.held_bytes == 1024
+    there.service.close()
+    assert there.service.held_bytes == 0

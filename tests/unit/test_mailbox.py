@@ -1,0 +1,218 @@
+"""Mailboxes: what waits where, who is held up, and when waiting ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+
+from djinn.errors import PeerError, ProtocolError
+from djinn.protocol.mailbox import MAX_COURIERS, Mailbox, MailRoom
+from djinn.protocol.messages import Parcel, Plain, TensorHeader
+
+SOON_S = 5.0
+SHORT_S = 0.1
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as made:
+        yield made
+
+
+def number(parcel: int) -> Parcel:
+    return Parcel(parcel, Plain(parcel))
+
+
+def kibibytes(parcel: int, count: int) -> tuple[Parcel, list[torch.Tensor]]:
+    tensor = torch.zeros(count * 1024, dtype=torch.uint8)
+    return Parcel(parcel, TensorHeader("uint8", (count * 1024,), (1,))), [tensor]
+
+
+def waits(future: Future[object]) -> bool:
+    time.sleep(SHORT_S)
+    return not future.done()
+
+
+def test_a_parcel_is_taken_by_sender_and_number_in_any_order() -> None:
+    box = Mailbox()
+    first, second = box.begin("a"), box.begin("b")
+    box.put(first, number(1), [])
+    box.put(second, Parcel(1, Plain("other")), [])
+    box.put(first, number(2), [])
+    assert box.take("a", 2)[0] == number(2)
+    assert box.take("b", 1)[0] == Parcel(1, Plain("other"))
+    assert box.take("a", 1)[0] == number(1)
+
+
+def test_taking_waits_until_it_comes(pool: ThreadPoolExecutor) -> None:
+    box = Mailbox()
+    delivery = box.begin("a")
+    taken = pool.submit(box.take, "a", 5)
+    box.put(delivery, number(4), [])
+    assert waits(taken)
+    box.put(delivery, number(5), [])
+    assert taken.result(SOON_S)[0] == number(5)
+
+
+def test_a_sender_that_is_ahead_is_held_up_until_something_is_taken(pool: ThreadPoolExecutor) -> None:
+    box = Mailbox(max_unclaimed_bytes=10 * 1024)
+    delivery, other = box.begin("a"), box.begin("b")
+    box.put(delivery, *kibibytes(1, 4))
+    ahead = pool.submit(box.put, delivery, *kibibytes(2, 20))
+    assert waits(ahead)
+    box.put(other, *kibibytes(1, 4))
+    box.take("a", 1)
+    assert waits(ahead)
+    box.take("a", 2)
+    ahead.result(SOON_S)
+
+
+def test_a_sender_is_not_held_up_while_its_receiver_waits(pool: ThreadPoolExecutor) -> None:
+    """Otherwise a parcel that is taken out of turn, and sessions that send to each other, would wait for ever."""
+    box = Mailbox(max_unclaimed_bytes=1024)
+    delivery = box.begin("a")
+    taken = pool.submit(box.take, "a", 9)
+    for parcel in range(10):
+        pool.submit(box.put, delivery, *kibibytes(parcel, 4)).result(SOON_S)
+    assert taken.result(SOON_S)[0].parcel == 9
+    held_up = pool.submit(box.put, delivery, *kibibytes(10, 4))
+    assert waits(held_up)
+    with box.waiting():
+        held_up.result(SOON_S)
+
+
+def test_what_waits_has_a_limit_all_the_same() -> None:
+    box = Mailbox(max_unclaimed_bytes=1024, max_held_bytes=10 * 1024)
+    delivery = box.begin("a")
+    with box.waiting():
+        box.put(delivery, *kibibytes(1, 4))
+        with pytest.raises(ProtocolError, match="10240"):
+            box.put(delivery, *kibibytes(2, 8))
+
+
+def test_plain_values_count_as_well() -> None:
+    box = Mailbox(max_held_bytes=10 * 1024)
+    with pytest.raises(ProtocolError, match="10240"):
+        box.put(box.begin("a"), Parcel(1, Plain("x" * 10_000)), [])
+
+
+def test_a_parcel_that_comes_twice() -> None:
+    box = Mailbox()
+    delivery = box.begin("a")
+    box.put(delivery, number(1), [])
+    with pytest.raises(ProtocolError, match="Parcel 1 came twice"):
+        box.put(delivery, Parcel(1, Plain("forged")), [])
+    assert box.take("a", 1)[0] == number(1)
+
+
+def test_what_came_before_the_end_is_kept_and_nothing_more_is_waited_for(pool: ThreadPoolExecutor) -> None:
+    box = Mailbox()
+    delivery = box.begin("a")
+    taken = pool.submit(box.take, "a", 2)
+    box.put(delivery, number(1), [])
+    assert waits(taken)
+    box.end(delivery, "the wire was cut")
+    with pytest.raises(PeerError, match="the wire was cut"):
+        taken.result(SOON_S)
+    assert box.take("a", 1)[0] == number(1)
+
+
+def test_a_sender_with_two_connections_and_one_that_comes_again(pool: ThreadPoolExecutor) -> None:
+    box = Mailbox()
+    first, second = box.begin("a"), box.begin("a")
+    taken = pool.submit(box.take, "a", 1)
+    box.end(first, "over")
+    assert waits(taken)
+    box.end(second, "over")
+    with pytest.raises(PeerError, match="over"):
+        taken.result(SOON_S)
+    third = box.begin("a")
+    taken = pool.submit(box.take, "a", 1)
+    assert waits(taken)
+    box.put(third, number(1), [])
+    assert taken.result(SOON_S)[0] == number(1)
+
+
+def test_a_sender_that_never_comes() -> None:
+    box = Mailbox(absence_s=SHORT_S)
+    box.begin("b")
+    with pytest.raises(PeerError, match="has not connected"):
+        box.take("a", 1)
+
+
+def test_nobody_waits_for_a_client_that_has_left(pool: ThreadPoolExecutor) -> None:
+    box = Mailbox(max_unclaimed_bytes=1024)
+    delivery = box.begin("a")
+    gone = threading.Event()
+    taken = pool.submit(box.take, "a", 9, gone.is_set)
+    assert waits(taken)
+    gone.set()
+    with pytest.raises(PeerError, match="has left"):
+        taken.result(SOON_S)
+    left = threading.Event()
+    held_up = pool.submit(box.put, delivery, *kibibytes(1, 4), left.is_set)
+    assert waits(held_up)
+    left.set()
+    held_up.result(SOON_S)
+
+
+@pytest.mark.parametrize("how", ["close", "end"])
+def test_whoever_is_held_up_goes_on_when_there_is_nobody_to_wait_for(pool: ThreadPoolExecutor, how: str) -> None:
+    box = Mailbox(max_unclaimed_bytes=1024)
+    delivery = box.begin("a")
+    held_up = pool.submit(box.put, delivery, *kibibytes(1, 4))
+    assert waits(held_up)
+    if how == "close":
+        box.close()
+    else:
+        box.end(delivery, "")
+    held_up.result(SOON_S)
+
+
+def test_closing_ends_everything(pool: ThreadPoolExecutor) -> None:
+    closed: list[str] = []
+    box = Mailbox()
+    delivery = box.begin("a", lambda: closed.append("a"))
+    gone = box.begin("b", lambda: closed.append("b"))
+    box.end(gone, "")
+    taken = pool.submit(box.take, "a", 1)
+    assert waits(taken)
+    box.close()
+    assert closed == ["a"]
+    ended: list[Callable[[], object]] = [
+        lambda: taken.result(SOON_S), lambda: box.take("a", 1), lambda: box.put(delivery, number(1), []),
+        lambda: box.begin("c")]
+    for action in ended:
+        with pytest.raises(PeerError, match="ended"):
+            action()
+    box.close()
+
+
+def test_senders_are_counted() -> None:
+    box = Mailbox()
+    deliveries = [box.begin(str(index)) for index in range(MAX_COURIERS)]
+    with pytest.raises(PeerError, match=str(MAX_COURIERS)):
+        box.begin("one more")
+    box.end(deliveries[0], "")
+    box.begin("one more")
+
+
+def test_a_room_finds_the_mailboxes_that_are_open() -> None:
+    room = MailRoom()
+    one, other = room.open(), room.open()
+    assert one.key != other.key
+    assert room.find(one.key) is one
+    assert room.find(other.key) is other
+    assert room.find(bytes(16)) is None
+    assert room.find(one.key[:15]) is None
+    room.remove(one)
+    assert room.find(one.key) is None
+    room.close()
+    assert room.find(other.key) is None
+    with pytest.raises(PeerError):
+        other.begin("a")
