@@ -204,7 +204,8 @@ class Supervisor:
             for post in self._posts.values():
                 if post.worker is not None and post.is_ready and mailbox.startswith(post.worker.mailbox_prefix):
                     return post.worker
-        raise RefusedError("There is no such mailbox.")
+        # As a worker says it, so that nobody learns whose beginning he has guessed.
+        raise RefusedError("There is no session here that the courier could deliver to.")
 
     def _new_prefix(self) -> bytes:
         with self._changed:

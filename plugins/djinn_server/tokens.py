@@ -23,7 +23,7 @@ from djinn_server.limits import Limits
 __all__ = ("Entry", "TokenFile", "Tokens", "default_path")
 
 TOKEN_BYTES = 32
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 _SALT_BYTES = 16
 _DIGEST_BYTES = 32
 _MAX_FILE_BYTES = 2**24
