@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from djinn.errors import ConfigurationError
-from djinn.kinds import ListenOptions
+from djinn.kinds import CarryingTransport, ListenOptions
 from djinn_conformance.assertions import Tolerance
 from djinn_conformance.oracle import has_eager_stream
 from djinn_conformance.specs import Law
@@ -53,6 +53,7 @@ def _computes(subject: Subject) -> bool:
 FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "executor.eager_stream": _has_eager_stream,
     "session.computes": _computes,
+    "transport.carries": lambda subject: isinstance(subject.registered.value, CarryingTransport),
     "transport.listens": listens,
 }
 

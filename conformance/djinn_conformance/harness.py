@@ -13,11 +13,24 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import torch
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
-from djinn.kinds import Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Welcome
+from djinn.kinds import (
+    Carrier,
+    CarryingTransport,
+    Channel,
+    Connection,
+    ConnectOptions,
+    Executor,
+    Listener,
+    ListenOptions,
+    Transport,
+)
+from djinn.protocol.mailbox import MailRoom
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
+from djinn.protocol.post import MailPost, deliver
 from djinn.protocol.service import SessionService
 from djinn_conformance.capabilities import listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
@@ -49,6 +62,7 @@ class Place:
         self._executor: Executor | None = None
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []
+        self._room = MailRoom()
         self.faults: list[BaseException] = []
         self.address = f"{self._transport.scheme}://"
         if listens(subject):
@@ -79,6 +93,7 @@ class Place:
         """Close everything on this side and wait for the threads that served."""
         if self._listener is not None:
             self._listener.close()
+        self._room.close()
         for channel in list(self._channels):
             channel.close()
         for thread in list(self._threads):
@@ -113,12 +128,30 @@ class Place:
         if received is None or self._executor is None:
             return
         sequence, hello, _ = received
+        session = secrets.token_hex(8)
+        welcome = Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder,
+                          self._executor.device, session)
+        if isinstance(hello, Courier):
+            deliver(channel, sequence, hello, self._room, welcome)
+            return
         if not isinstance(hello, Hello):
             raise ProtocolError(f"The first message is a {type(hello).__name__}.")
-        channel.send(sequence, Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(),
-                                       sys.byteorder, self._executor.device, secrets.token_hex(8)))
+        mailbox = self._room.open()
+        channel.send(sequence, msgspec.structs.replace(welcome, mailbox=mailbox.key))
         channel.greeted()
-        service = SessionService(self._executor, travels=True)
+        post = MailPost(session, mailbox, self._carry)
+        try:
+            self._answer_all(channel, SessionService(self._executor, travels=True, post=post))
+        finally:
+            post.close(_PATIENCE_S)
+            self._room.remove(mailbox)
+
+    def _carry(self, address: str, courier: Courier) -> Carrier:
+        if not isinstance(self._transport, CarryingTransport):
+            raise ProtocolError(f"{self._transport.name} carries nothing to {address}.")
+        return self._transport.carry(address, courier, ConnectOptions())
+
+    def _answer_all(self, channel: Channel, service: SessionService) -> None:
         while (received := channel.receive()) is not None:
             sequence, batch, tensors = received
             if not isinstance(batch, Batch):

@@ -15,7 +15,20 @@ from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, DjinnError, TransportError
 from djinn.kinds import Connection, ConnectOptions, ListenOptions, Transport
-from djinn.protocol.messages import Batch, Define, Description, Free, Poisoned, Result, Run, Upload
+from djinn.protocol.messages import (
+    Batch,
+    Define,
+    Description,
+    Free,
+    Peer,
+    Plain,
+    Poisoned,
+    Receive,
+    Result,
+    Run,
+    Send,
+    Upload,
+)
 from djinn.protocol.tensors import DTYPES, header_of
 from djinn_conformance.assertions import (
     bytes_of,
@@ -269,3 +282,83 @@ def test_counters_monotonic(subject: Subject, place: Place, sizes: list[int]) ->
             least = size if travels else 0
             expect(min(grown) >= least, "growth of bytes_sent and bytes_received", got=grown,
                    wanted=f"at least {least} each", where=f"{subject}: {size} bytes there and back, of {sizes}")
+
+
+@st.composite
+def _views(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]:
+    """Draw a flat tensor, and size, stride and offset of something that lies in it."""
+    size = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    stride = draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 40]), min_size=len(size), max_size=len(size)))
+    offset = draw(st.integers(0, 3))
+    length = offset + 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True) if extent)
+    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    flat = torch.randint(0, 2 if dtype == "bool" else 256, (length * DTYPES[dtype].itemsize,), generator=generator,
+                         dtype=torch.uint8).view(DTYPES[dtype])
+    return flat, tuple(size), tuple(stride), offset
+
+
+@law("transport.parcels", effort=0.3)
+@given(views=st.lists(_views(), min_size=1, max_size=4), order=st.permutations(range(6)))
+@example(views=[(torch.arange(12, dtype=torch.int16), (3, 4), (4, 1), 0)], order=(0, 1, 2, 3, 4, 5))
+@example(views=[(torch.arange(12, dtype=torch.int16), (2, 3), (1, 4), 2),
+                (torch.arange(100.0), (4, 3), (33, 0), 0)], order=(5, 4, 3, 2, 1, 0))
+def test_parcels(
+    subject: Subject, place: Place, views: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]],
+    order: list[int],
+) -> None:
+    """Send values that lie in memory in all sorts of ways, one that is no tensor, and one that there is not."""
+    shown = [(str(flat.dtype), size, stride, offset) for flat, size, stride, offset in views]
+    where = f"{subject}: {shown}, received in order {order}"
+    count = len(views)
+    with closing(place.connect()) as here, closing(place.connect()) as there:
+        _upload(here, [flat for flat, _, _, _ in views] + [torch.tensor(7)])
+        made = [Recording((torch.zeros(1),), (call("aten::as_strided", Ref(-1), size, stride, offset),))
+                for _, size, stride, offset in views]
+        made.append(Recording((torch.tensor(7),), (call("aten::_local_scalar_dense", Ref(-1)),)))
+        commands: list[Any] = []
+        for number, piece in enumerate((pieces(recording, [], [0])[0] for recording in made), 1):
+            commands += [Define(number, piece.program), Run(number, (number,), list(piece.numbers), (number + 10,))]
+        address = place.address if place.listens else f"{place.address}{there.welcome.mailbox.hex()}"
+        commands.append(Peer(3, address, there.welcome.mailbox))
+        commands += [Send(number, 3, number) for number in range(11, 11 + count + 2)]
+        here.submit(Batch(commands), [])
+        # What was sent is not what it is changed to.
+        multiply = _program("aten::mul_.Scalar", 99)
+        here.submit(Batch([multiply, *(Run(99, (number,), [0], ()) for number in range(1, count + 1)
+                                       if not _is_exotic(views[number - 1][0]))]), [])
+        numbers = tuple(range(11, 11 + count + 2))
+        received = [Receive(numbers[place_of], numbers[place_of], here.welcome.session)
+                    for place_of in order if place_of < len(numbers)]
+        result, tensors = there.request(Batch(list(received), fetch=numbers, describe=numbers), [])
+        _check_views(result, tensors, views, where)
+        poison = result.items[count + 1]
+        own, _ = here.request(Batch(synchronize=True), [])
+        expect(isinstance(poison, Poisoned) and [(failure.source, failure.source_identity) for failure in result.failures]
+               == [(here.welcome.session, failure.identity) for failure in own.failures],
+               "what was received for a value that there is not", got=(poison, result.failures),
+               wanted=f"the one failure of session {here.welcome.session}, {own.failures}", where=where)
+        here.close()
+        result, _ = there.request(Batch([Receive(50, 50, here.welcome.session)], fetch=(50,)), [])
+        expect(isinstance(result.items[0], Poisoned) and bool(result.failures), "what was received from one that ended",
+               got=result, wanted="a failure", where=where)
+
+
+def _is_exotic(tensor: torch.Tensor) -> bool:
+    """Whether not even a product can be computed of it everywhere."""
+    return tensor.dtype not in {torch.float32, torch.float64, torch.int32, torch.int64}
+
+
+def _check_views(
+    result: Result, tensors: list[torch.Tensor],
+    views: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]], where: str,
+) -> None:
+    described = result.items[len(views) + 2:]
+    expect_equal(result.items[len(views)], Plain(7), "the plain value", where)
+    for tensor, item, (flat, size, stride, offset) in zip(tensors, described, views, strict=False):
+        wanted = flat.as_strided(size, stride, offset)
+        if isinstance(item, Description):
+            expect_equal((item.size, item.stride), (size, stride), "size and stride of what was received", where)
+        expect(isinstance(item, Description) and tensor.dtype == wanted.dtype
+               and bytes_of(tensor.contiguous()) == bytes_of(wanted.contiguous()), "what was received",
+               got=(item, tensor), wanted=str(wanted), where=where)

@@ -16,11 +16,22 @@ from djinn.kinds.pattern import Pattern, PatternMatch
 from djinn.kinds.scheduler import Scheduler
 from djinn.kinds.shapes import Inference, OutputSpec, ShapeInference, TensorPlaceholder
 from djinn.kinds.source import GraphSource
-from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions, Transport
+from djinn.kinds.transport import (
+    Carrier,
+    CarryingTransport,
+    Channel,
+    Connection,
+    ConnectOptions,
+    Listener,
+    ListenOptions,
+    Transport,
+)
 
 __all__ = (
     "Analyzer",
     "Annotations",
+    "Carrier",
+    "CarryingTransport",
     "Channel",
     "Classifier",
     "CompiledProgram",

@@ -151,7 +151,6 @@ def test_a_large_value_that_was_sent_before_its_sender_left(pair: tuple[Session,
 
 
 def test_two_that_send_more_to_each_other_than_may_wait(pair: tuple[Session, Session]) -> None:
-    here, there = pair
     for one, other in (pair, pair[::-1]):
         one.upload(1, LARGE)
         assert one.failures(other.as_peer()) == []

@@ -173,7 +173,8 @@ def test_into_a_result_of_a_program(sides: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.parametrize(("target", "kind"), [
-    (torch.zeros(4), "ProtocolError"), (torch.zeros(3, dtype=torch.int32), "ProtocolError"), (None, "UnknownHandleError"),
+    (torch.zeros(4), "ProtocolError"), (torch.zeros(3, dtype=torch.int32), "ProtocolError"),
+    (None, "UnknownHandleError"),
 ])
 def test_into_what_it_does_not_fit_poisons_all_that_lies_there(
     sides: tuple[Side, Side], target: torch.Tensor | None, kind: str

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport
+from djinn.kinds import Carrier, Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport
 from djinn.plugins import Plugins
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Define, Result, Welcome
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Define, Parcel, Result, Welcome
 from djinn.protocol.service import SessionService
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
@@ -33,6 +34,8 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "tcp-nameless": ("transport.error_names_address", {"transport.closed_is_final"}),
     "tcp-deaf": ("transport.listener_closes", set()),
     "tcp-uncounted": ("transport.counters_monotonic", set()),
+    "tcp-flat": ("transport.parcels", set()),
+    "tcp-first-only": ("transport.parcels", set()),
 }
 """Name of each broken transport, the law that it breaks, and others that it may break as a consequence."""
 
@@ -146,6 +149,19 @@ class _OverTcp:
         if self._flaw == "tcp-nameless":
             return _Proxy(connection, request=_nameless(connection.request), submit=_nameless(connection.submit))  # type: ignore[return-value]  # forwards the rest
         return _Proxy(connection, bytes_received=7) if self._flaw == "tcp-uncounted" else connection  # type: ignore[no-any-return]  # as above
+
+    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+        carrier: Any = self._inner.carry(address, courier, options)  # type: ignore[attr-defined]  # of a carrying one
+
+        def flat(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+            carrier.send(msgspec.structs.replace(parcel, layout=None), tensors)
+
+        def first_only(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+            if parcel.parcel != 12:
+                carrier.send(parcel, tensors)
+
+        sends = {"tcp-flat": flat, "tcp-first-only": first_only}
+        return _Proxy(carrier, send=sends[self._flaw]) if self._flaw in sends else carrier  # type: ignore[no-any-return,return-value]  # forwards the rest
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         listener = self._inner.listen(address, options)
