@@ -53,6 +53,8 @@ class TlsTransport:
 
     name = "tls"
     scheme = "tls"
+    encrypts = True
+    """It listens with a certificate only."""
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""

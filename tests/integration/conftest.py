@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -53,6 +54,13 @@ class ServerProcess:
     def workers(self) -> list[int]:
         """The processes that run operations, on Linux."""
         return children(self.process.pid)
+
+    def kill(self) -> None:
+        """Kill all of it at once, as when the power fails."""
+        workers = self.workers if sys.platform == "linux" else []
+        for process in (self.process.pid, *workers):
+            os.kill(process, signal.SIGKILL)
+        self.process.wait(STOP_TIMEOUT_S)
 
     def stop(self) -> int:
         """Stop it as an operator would, and return its exit status."""

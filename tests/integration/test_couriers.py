@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -182,7 +182,7 @@ def test_a_server_that_is_killed_while_another_waits_for_it(
         waiting = pool.submit(there.ask, Receive(5, 1, here.name), fetch=(5,))
         time.sleep(SHORT_S)
         assert not waiting.done()
-        mortal.process.kill()
+        mortal.kill()
         result, _ = waiting.result(SOON_S)
     [failure] = result.failures
     assert failure.kind == "PeerError"
@@ -198,7 +198,7 @@ def test_a_server_that_is_killed_before_it_is_sent_to(
     here, there = open_session(server), open_session(mortal)
     here.upload(1, LARGE)
     assert here.failures(there.as_peer()) == []
-    mortal.process.kill()
+    mortal.kill()
     mortal.process.wait()
     [(kind, message)] = here.failures(Send(1, 1, 1))
     assert kind == "PeerError"
