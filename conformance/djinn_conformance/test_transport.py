@@ -331,15 +331,16 @@ def test_parcels(
         numbers = tuple(range(11, 11 + count + 2))
         received = [Receive(numbers[place_of], numbers[place_of], here.welcome.session)
                     for place_of in order if place_of < len(numbers)]
+        own, _ = here.request(Batch(synchronize=True), [])
+        # From here on, nothing can be waited for in vain.
+        here.close()
         result, tensors = there.request(Batch(list(received), fetch=numbers, describe=numbers), [])
         _check_views(result, tensors, views, where)
         poison = result.items[count + 1]
-        own, _ = here.request(Batch(synchronize=True), [])
-        expect(isinstance(poison, Poisoned) and [(failure.source, failure.source_identity) for failure in result.failures]
-               == [(here.welcome.session, failure.identity) for failure in own.failures],
-               "what was received for a value that there is not", got=(poison, result.failures),
-               wanted=f"the one failure of session {here.welcome.session}, {own.failures}", where=where)
-        here.close()
+        origins = [(failure.source, failure.source_identity) for failure in result.failures]
+        wanted = [(here.welcome.session, failure.identity) for failure in own.failures]
+        expect(isinstance(poison, Poisoned) and origins == wanted, "what was received for a value that there is not",
+               got=(poison, result.failures), wanted=f"poison, by the one failure {wanted}", where=where)
         result, _ = there.request(Batch([Receive(50, 50, here.welcome.session)], fetch=(50,)), [])
         expect(isinstance(result.items[0], Poisoned) and bool(result.failures), "what was received from one that ended",
                got=result, wanted="a failure", where=where)
