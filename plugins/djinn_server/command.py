@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import attrs
 import typer
@@ -219,14 +219,16 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
-def _run(server: Gateway, signals: queue.SimpleQueue[int]) -> None:
+def _run(server: Gateway, signals: queue.SimpleQueue[int]) -> NoReturn:
     """Serve until a signal comes."""
     print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
     caught = _wait(server, signals)
     status = 1 if caught is None else 0
     _log.info("stopping: %s", "the listener failed" if caught is None else signal.Signals(caught).name)
     server.stop()
-    raise typer.Exit(status)
+    # Nothing is left to be put in order, and to take PyTorch down takes seconds.
+    logging.shutdown()
+    os._exit(status)
 
 
 def _wait(server: Gateway, signals: queue.SimpleQueue[int]) -> int | None:

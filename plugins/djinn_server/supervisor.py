@@ -34,7 +34,7 @@ PREFIX_BYTES = 3
 """Of the 16 of a mailbox's key; what is left cannot be guessed either."""
 FIRST_DELAY_S = 0.2
 MAX_DELAY_S = 30.0
-"""Before a worker that died is replaced; each time twice as long, until one has lived for as long as the longest."""
+"""Before a worker that died is replaced; each time twice as long, until one has served for as long as the longest."""
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 _log = logging.getLogger("djinn.server")
 
@@ -278,11 +278,10 @@ class Supervisor:
     def _attend(self, post: _Post) -> None:
         """Run one worker after the other until the post ends."""
         while not post.is_ending:
-            began = time.monotonic()
-            self._run_once(post)
+            served_s = self._run_once(post)
             if post.is_ending:
                 break
-            post.failures = 1 if time.monotonic() - began > MAX_DELAY_S else post.failures + 1
+            post.failures = 1 if served_s > MAX_DELAY_S else post.failures + 1
             delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(post.failures - 1, 16))
             _log.warning("%sanother worker starts in %g s", _for(post.tenant), delay_s)
             with self._changed:
@@ -292,14 +291,15 @@ class Supervisor:
                 del self._posts[post.tenant.name]
             self._changed.notify_all()
 
-    def _run_once(self, post: _Post) -> None:
+    def _run_once(self, post: _Post) -> float:
+        """Run one worker until it ends, and return for how long it has served."""
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
                                         mailbox_prefix=self._new_prefix())
         try:
             worker = Worker(setup, self._environment)
         except OSError as error:
             self._note(post, TransportError(f"No worker could be started: {error}."))
-            return
+            return 0.0
         with self._changed:
             post.worker = worker
         if post.is_ending:
@@ -310,7 +310,8 @@ class Supervisor:
             worker.kill()
             worker.reap()
             self._note(post, error)
-            return
+            return 0.0
+        began = time.monotonic()
         _log.info("%sworker %d serves", _for(post.tenant), worker.pid)
         self._note(post, None, is_ready=True)
         worker.watch()
@@ -323,6 +324,7 @@ class Supervisor:
             "%sworker %d has ended: %s", _for(post.tenant), worker.pid, _told(status))
         with self._changed:
             post.worker = None
+        return time.monotonic() - began
 
     def _note(self, post: _Post, problem: DjinnError | None, *, is_ready: bool = False) -> None:
         if problem is not None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,7 +186,7 @@ def test_clients_have_to_show_a_certificate_if_the_server_says_so(start_server: 
 
 
 def test_a_key_of_its_own_file_and_the_environment(start_server: Any, certificates: Any, tmp_path: Any) -> None:
-    whole = open(certificates.server).read()  # noqa: PTH123, SIM115
+    whole = Path(certificates.server).read_text()
     end = whole.index("-----BEGIN CERTIFICATE-----")
     (tmp_path / "key.pem").write_text(whole[:end])
     (tmp_path / "cert.pem").write_text(whole[end:])
