@@ -266,8 +266,8 @@ def test_what_a_program_writes_is_written_even_if_its_results_are_too_many(start
     server = start_server("--max-handles", "2")
     add = Template("aten::add_.Tensor", facts_of(torch.ops.aten.add_.Tensor).digest,
                    (TensorArgument(), TensorArgument()))
-    steps = (Step(1, (-1, -1), 1), Step(0, (-1,), 1), Step(0, (-1,), 1))
-    doubling = Program((*NEGATE.templates, add), steps, 1, (1, 2))
+    steps = (Step(1, (-1, -1), 0), Step(0, (-1,), 1), Step(0, (-1,), 1))
+    doubling = Program((*NEGATE.templates, add), steps, 1, (0, 1))
     connection = session(server)
     result, data = connection.request(Batch(
         [Upload(1, header_of(ONES)), Define(1, doubling), Run(1, (1,), [], (2, 3))], fetch=(1, 2)), [ONES.clone()])
