@@ -10,6 +10,7 @@ from typing import Self
 from djinn.errors import DjinnError
 from djinn.kinds.transport import Channel, Listener
 from djinn.protocol.messages import Courier
+from djinn.protocol.post import check_courier
 from djinn_server.greeting import check_versions, receive_greeting
 from djinn_server.server import refuse
 from djinn_server.supervisor import Supervisor
@@ -128,6 +129,7 @@ class Gateway:
             return
         sequence, greeting = received
         if isinstance(greeting, Courier):
+            check_courier(greeting)
             self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
             return
         check_versions(greeting)

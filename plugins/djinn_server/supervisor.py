@@ -20,6 +20,7 @@ from djinn import errors
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.transport import Channel, MovableChannel
 from djinn.protocol.messages import Courier, Hello, Redirect
+from djinn.protocol.post import no_mailbox
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
@@ -204,8 +205,7 @@ class Supervisor:
             for post in self._posts.values():
                 if post.worker is not None and post.is_ready and mailbox.startswith(post.worker.mailbox_prefix):
                     return post.worker
-        # As a worker says it, so that nobody learns whose beginning he has guessed.
-        raise RefusedError("There is no session here that the courier could deliver to.")
+        raise no_mailbox()
 
     def _new_prefix(self) -> bytes:
         with self._changed:
