@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,18 @@ SHORT_S = 0.1
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as made:
         yield made
+        # A test that failed must not be waited for.
+        for box in _boxes:
+            box.close()
+    _boxes.clear()
+
+
+_boxes: list[Mailbox] = []
+
+
+def mailbox(**options: Any) -> Mailbox:
+    _boxes.append(Mailbox(**options))
+    return _boxes[-1]
 
 
 def number(parcel: int) -> Parcel:
@@ -39,7 +52,7 @@ def waits(future: Future[object]) -> bool:
 
 
 def test_a_parcel_is_taken_by_sender_and_number_in_any_order() -> None:
-    box = Mailbox()
+    box = mailbox()
     first, second = box.begin("a"), box.begin("b")
     box.put(first, number(1), [])
     box.put(second, Parcel(1, Plain("other")), [])
@@ -50,7 +63,7 @@ def test_a_parcel_is_taken_by_sender_and_number_in_any_order() -> None:
 
 
 def test_taking_waits_until_it_comes(pool: ThreadPoolExecutor) -> None:
-    box = Mailbox()
+    box = mailbox()
     delivery = box.begin("a")
     taken = pool.submit(box.take, "a", 5)
     box.put(delivery, number(4), [])
@@ -60,7 +73,7 @@ def test_taking_waits_until_it_comes(pool: ThreadPoolExecutor) -> None:
 
 
 def test_a_sender_that_is_ahead_is_held_up_until_something_is_taken(pool: ThreadPoolExecutor) -> None:
-    box = Mailbox(max_unclaimed_bytes=10 * 1024)
+    box = mailbox(max_unclaimed_bytes=10 * 1024)
     delivery, other = box.begin("a"), box.begin("b")
     box.put(delivery, *kibibytes(1, 4))
     ahead = pool.submit(box.put, delivery, *kibibytes(2, 20))
@@ -74,7 +87,7 @@ def test_a_sender_that_is_ahead_is_held_up_until_something_is_taken(pool: Thread
 
 def test_a_sender_is_not_held_up_while_its_receiver_waits(pool: ThreadPoolExecutor) -> None:
     """Otherwise a parcel that is taken out of turn, and sessions that send to each other, would wait for ever."""
-    box = Mailbox(max_unclaimed_bytes=1024)
+    box = mailbox(max_unclaimed_bytes=1024)
     delivery = box.begin("a")
     taken = pool.submit(box.take, "a", 9)
     for parcel in range(10):
@@ -87,7 +100,7 @@ def test_a_sender_is_not_held_up_while_its_receiver_waits(pool: ThreadPoolExecut
 
 
 def test_what_waits_has_a_limit_all_the_same() -> None:
-    box = Mailbox(max_unclaimed_bytes=1024, max_held_bytes=10 * 1024)
+    box = mailbox(max_unclaimed_bytes=1024, max_held_bytes=10 * 1024)
     delivery = box.begin("a")
     with box.waiting():
         box.put(delivery, *kibibytes(1, 4))
@@ -96,13 +109,13 @@ def test_what_waits_has_a_limit_all_the_same() -> None:
 
 
 def test_plain_values_count_as_well() -> None:
-    box = Mailbox(max_held_bytes=10 * 1024)
+    box = mailbox(max_held_bytes=10 * 1024)
     with pytest.raises(ProtocolError, match="10240"):
         box.put(box.begin("a"), Parcel(1, Plain("x" * 10_000)), [])
 
 
 def test_a_parcel_that_comes_twice() -> None:
-    box = Mailbox()
+    box = mailbox()
     delivery = box.begin("a")
     box.put(delivery, number(1), [])
     with pytest.raises(ProtocolError, match="Parcel 1 came twice"):
@@ -111,7 +124,7 @@ def test_a_parcel_that_comes_twice() -> None:
 
 
 def test_what_came_before_the_end_is_kept_and_nothing_more_is_waited_for(pool: ThreadPoolExecutor) -> None:
-    box = Mailbox()
+    box = mailbox()
     delivery = box.begin("a")
     taken = pool.submit(box.take, "a", 2)
     box.put(delivery, number(1), [])
@@ -123,7 +136,7 @@ def test_what_came_before_the_end_is_kept_and_nothing_more_is_waited_for(pool: T
 
 
 def test_a_sender_with_two_connections_and_one_that_comes_again(pool: ThreadPoolExecutor) -> None:
-    box = Mailbox()
+    box = mailbox()
     first, second = box.begin("a"), box.begin("a")
     taken = pool.submit(box.take, "a", 1)
     box.end(first, "over")
@@ -139,14 +152,14 @@ def test_a_sender_with_two_connections_and_one_that_comes_again(pool: ThreadPool
 
 
 def test_a_sender_that_never_comes() -> None:
-    box = Mailbox(absence_s=SHORT_S)
+    box = mailbox(absence_s=SHORT_S)
     box.begin("b")
     with pytest.raises(PeerError, match="has not connected"):
         box.take("a", 1)
 
 
 def test_nobody_waits_for_a_client_that_has_left(pool: ThreadPoolExecutor) -> None:
-    box = Mailbox(max_unclaimed_bytes=1024)
+    box = mailbox(max_unclaimed_bytes=1024)
     delivery = box.begin("a")
     gone = threading.Event()
     taken = pool.submit(box.take, "a", 9, gone.is_set)
@@ -163,7 +176,7 @@ def test_nobody_waits_for_a_client_that_has_left(pool: ThreadPoolExecutor) -> No
 
 @pytest.mark.parametrize("how", ["close", "end"])
 def test_whoever_is_held_up_goes_on_when_there_is_nobody_to_wait_for(pool: ThreadPoolExecutor, how: str) -> None:
-    box = Mailbox(max_unclaimed_bytes=1024)
+    box = mailbox(max_unclaimed_bytes=1024)
     delivery = box.begin("a")
     held_up = pool.submit(box.put, delivery, *kibibytes(1, 4))
     assert waits(held_up)
@@ -176,7 +189,7 @@ def test_whoever_is_held_up_goes_on_when_there_is_nobody_to_wait_for(pool: Threa
 
 def test_closing_ends_everything(pool: ThreadPoolExecutor) -> None:
     closed: list[str] = []
-    box = Mailbox()
+    box = mailbox()
     delivery = box.begin("a", lambda: closed.append("a"))
     gone = box.begin("b", lambda: closed.append("b"))
     box.end(gone, "")
@@ -194,7 +207,7 @@ def test_closing_ends_everything(pool: ThreadPoolExecutor) -> None:
 
 
 def test_senders_are_counted() -> None:
-    box = Mailbox()
+    box = mailbox()
     deliveries = [box.begin(str(index)) for index in range(MAX_COURIERS)]
     with pytest.raises(PeerError, match=str(MAX_COURIERS)):
         box.begin("one more")
