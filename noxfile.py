@@ -51,7 +51,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    _install(session, "-e", ".", "hypothesis", "mypy", "nox", "pytest", "types-networkx")
+    _install(session, "-e", ".", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")
     session.run("mypy")
 
 

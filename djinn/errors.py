@@ -16,6 +16,7 @@ __all__ = (
     "DjinnError",
     "DocumentError",
     "InputsError",
+    "LimitError",
     "OutOfMemoryError",
     "PeerError",
     "PluginError",
@@ -194,3 +195,9 @@ class StateLostError(DjinnError, RuntimeError):
     """A value went with the server that held it, and could not be made again."""
 
     code = "DJ311"
+
+
+class LimitError(DjinnError, RuntimeError):
+    """A session asked for more than the server grants it."""
+
+    code = "DJ312"

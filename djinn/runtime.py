@@ -115,12 +115,12 @@ def init(server: str | None = None, **settings: Any) -> Session:
     """Start a session; a session that is running ends first.
 
     Args:
-        server: ``tcp://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``, operations run in
-            this process.
-        **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``device``,
-            ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``, ``log_component``,
-            ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``, ``recovery_timeout_s``,
-            ``local_fallback``.
+        server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without
+            ``DJINN_SERVER``, operations run in this process.
+        **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
+            ``tls_cert``, ``tls_key``, ``device``, ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``,
+            ``log_component``, ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``,
+            ``recovery_timeout_s``, ``local_fallback``.
 
     Raises:
         ConfigurationError: A setting makes no sense.
@@ -197,6 +197,7 @@ def connect(config: Config, plugins: Plugins, address: str) -> Connection:
     return plugins.transport_for(scheme).connect(address, ConnectOptions(
         token=config.token, owner=config.owner, connect_timeout_s=config.connect_timeout_s,
         request_timeout_s=config.request_timeout_s,
+        tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key,
         open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))
 
 

@@ -25,14 +25,13 @@ from djinn.kinds import (
     ConnectOptions,
     Executor,
     Listener,
-    ListenOptions,
     Transport,
 )
 from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
 from djinn.protocol.post import MailPost, deliver
 from djinn.protocol.service import SessionService
-from djinn_conformance.capabilities import listening_address, listens
+from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 
 __all__ = ("Place", "open_executor", "served")
@@ -57,6 +56,7 @@ class Place:
     """
 
     def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._transport: Transport = subject.registered.value
         self._listener: Listener | None = None
         self._executor: Executor | None = None
@@ -66,7 +66,7 @@ class Place:
         self.faults: list[BaseException] = []
         self.address = f"{self._transport.scheme}://"
         if listens(subject):
-            self._listener = self._transport.listen(listening_address(subject), ListenOptions())
+            self._listener = self._transport.listen(listening_address(subject), listen_options(subject))
             self._executor = open_executor()
             self.address = self._listener.address
             self._start(self._accept, self._listener)
@@ -87,7 +87,7 @@ class Place:
     def connect(self) -> Connection:
         """Open a session."""
         opener = None if self._listener is not None else open_executor
-        return self._transport.connect(self.address, ConnectOptions(open_executor=opener))
+        return self._transport.connect(self.address, connect_options(self._subject, open_executor=opener))
 
     def vanish(self) -> None:
         """Close everything on this side and wait for the threads that served."""

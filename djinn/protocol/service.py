@@ -10,8 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 import torch
 
-from djinn.errors import PeerError, ProtocolError, UnknownHandleError
+from djinn.errors import LimitError, PeerError, ProtocolError, UnknownHandleError
 from djinn.kinds.executor import CompiledProgram, Executor
+from djinn.model.program import Program
 from djinn.protocol import messages, parcels
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
@@ -81,6 +82,24 @@ class EarlyProgram(CompiledProgram, Protocol):
         """
 
 
+class Allowance(Protocol):
+    """How much a session may ask for."""
+
+    def admit_program(self, program: Program) -> None:
+        """Let a program in before it is compiled.
+
+        Raises:
+            LimitError: It is too large.
+        """
+
+    def admit_values(self, held: int, more: int) -> None:
+        """Let a session that holds so many values hold more.
+
+        Raises:
+            LimitError: These are too many. Then they do not come about, and whoever asks for them is told so.
+        """
+
+
 class SessionService:
     """One session on the executor's side.
 
@@ -93,6 +112,7 @@ class SessionService:
         travels: Tensors come from and go to another process: nobody else holds those given to `handle`, and those that
             it returns are only read, before the next batch.
         contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
+        allowance: What the session may ask for; ``None`` for anything.
         post: Reaches other sessions, and is reached by them.
 
     Concurrency:
@@ -100,8 +120,11 @@ class SessionService:
     """
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
-                 contents: Contents | None = None, post: Post | None = None) -> None:
+                 contents: Contents | None = None, post: Post | None = None,
+                 allowance: Allowance | None = None) -> None:
         self._executor = executor
+        self._allowance = allowance
+        self._not_admitted: Poisoned | None = None
         self._contents = contents
         self._post = post
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
@@ -214,8 +237,21 @@ class SessionService:
             # Whatever an executor raises must reach the client as a failure, not end the session of an innocent value.
             return self._fail(error)
 
+    def _admits(self, handles: Sequence[int]) -> bool:
+        """Whether values may be added. Those that may not are not even kept as poisoned: that would take memory."""
+        if self._allowance is not None:
+            try:
+                self._allowance.admit_values(len(self._values), len(handles))
+            except LimitError as error:
+                self._not_admitted = self._fail(error)
+                self._free(handles)
+                return False
+        return True
+
     def _define(self, command: Define) -> None:
         def compile_checked() -> CompiledProgram:
+            if self._allowance is not None:
+                self._allowance.admit_program(command.body)
             command.body.check()
             return self._executor.compile(command.body)
 
@@ -226,7 +262,7 @@ class SessionService:
     def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
         if command.handle == GENERATOR_HANDLE:
             self._attempt(lambda: self._random.set(tensor))
-        else:
+        elif self._admits((command.handle,)):
             self._values.put(command.handle, self._attempt(lambda: self._put(tensor)))
             if self._contents is not None:
                 self._contents.keep(command.handle, tensor)
@@ -235,6 +271,8 @@ class SessionService:
         contents, handle = self._contents, command.handle
         if handle == GENERATOR_HANDLE:
             self._fail(ProtocolError("Handle 0 is reserved."))
+        elif not self._admits((handle,)):
+            return
         elif contents is None:
             self._values.put(handle, self._fail(ProtocolError("Nothing is kept for this session.")))
         else:
@@ -282,8 +320,9 @@ class SessionService:
             if not isinstance(values[0], Poisoned):
                 self._attempt(lambda: self._random.set(values[0]))
             return
-        for handle, value in zip(handles, values, strict=True):
-            self._values.put(handle, value)
+        if self._admits(handles):
+            for handle, value in zip(handles, values, strict=True):
+                self._values.put(handle, value)
 
     def _received(self, command: Receive) -> list[Any] | Poisoned:
         parcel, tensors = self._posted().receive(command.sender, command.parcel)
@@ -321,6 +360,8 @@ class SessionService:
                 raise ProtocolError(f"Value {source} is no view of anything like value {base}.")
             return placed_in(owner.untyped_storage(), value)
 
+        if not self._admits([target for _, target, _ in command.handles]):
+            return
         for source, target, base in command.handles:
             if target == GENERATOR_HANDLE:
                 self._fail(ProtocolError("Handle 0 is reserved."))
@@ -337,8 +378,9 @@ class SessionService:
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
-        for handle, value in zip(run.outputs, outputs, strict=True):
-            self._values.put(handle, value)
+        if self._admits(run.outputs):
+            for handle, value in zip(run.outputs, outputs, strict=True):
+                self._values.put(handle, value)
         if run.released:
             self._free(run.released)
 
@@ -413,7 +455,7 @@ class SessionService:
         try:
             return self._values[handle]
         except KeyError:
-            return self._fail(_unknown(handle))
+            return self._not_admitted or self._fail(_unknown(handle))
 
     def _held(self, handle: int) -> Any:
         return self._attempt(self._random.get) if handle == GENERATOR_HANDLE else self._value(handle)
