@@ -18,6 +18,7 @@ __all__ = (
     "PluginError",
     "PluginLoadError",
     "PluginValidationError",
+    "ProgramTooLargeError",
     "ProtocolError",
     "ProtocolVersionError",
     "RefusedError",
@@ -166,3 +167,9 @@ class SchemaMismatchError(UnknownOperatorError):
     """An operator has another schema in the executor's PyTorch release."""
 
     code = "DJ308"
+
+
+class ProgramTooLargeError(DjinnError, RuntimeError):
+    """A step would take more memory than the server lets a program have; the step was not made."""
+
+    code = "DJ311"

@@ -10,6 +10,7 @@ from djinn.kinds.analyzer import Analyzer, Annotations
 from djinn.kinds.classifier import Classifier, OperationClass
 from djinn.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
 from djinn.kinds.exporter import Exporter
+from djinn.kinds.guard import Bounds, CallCheck, CheckedProgram, Guard, Watch
 from djinn.kinds.interceptor import Interceptor
 from djinn.kinds.observer import Observer
 from djinn.kinds.pattern import Pattern, PatternMatch
@@ -21,7 +22,10 @@ from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener,
 __all__ = (
     "Analyzer",
     "Annotations",
+    "Bounds",
+    "CallCheck",
     "Channel",
+    "CheckedProgram",
     "Classifier",
     "CompiledProgram",
     "ConnectOptions",
@@ -30,6 +34,7 @@ __all__ = (
     "ExecutorFactory",
     "Exporter",
     "GraphSource",
+    "Guard",
     "Inference",
     "Interceptor",
     "ListenOptions",
@@ -44,4 +49,5 @@ __all__ = (
     "ShapeInference",
     "TensorPlaceholder",
     "Transport",
+    "Watch",
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import attrs
 import torch
 
-from djinn.errors import ProtocolError, UnknownHandleError
-from djinn.kinds.executor import CompiledProgram, Executor
+from djinn.errors import ProtocolError, UnknownHandleError, UnknownOperatorError
+from djinn.kinds.executor import CompiledProgram, Executor, RandomState, Report
+from djinn.kinds.guard import CallCheck, CheckedProgram, Watch
+from djinn.model.program import Program
 from djinn.protocol import failures, messages
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
@@ -69,6 +72,46 @@ class EarlyProgram(CompiledProgram, Protocol):
         """
 
 
+@runtime_checkable
+class CheckingExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: it asks before it makes a call."""
+
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> CompiledProgram:
+        """Prepare a checked program, as `Executor.compile` does.
+
+        Args:
+            program: The program.
+            checks: By template: to be called with the arguments of each of its calls right before the call; if that
+                raises, so has the step.
+        """
+
+
+@runtime_checkable
+class PartialProgram(CompiledProgram, Protocol):
+    """What a compiled program may have beside the methods of `CompiledProgram`: it may run but for some steps."""
+
+    def run_without(
+        self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
+        refused: Mapping[int, Exception],
+    ) -> list[Any]:
+        """Run once as `CompiledProgram.run` does, as if some steps had raised.
+
+        Args:
+            inputs, numbers, random, report: As for `CompiledProgram.run`.
+            refused: By position: the steps that are not made, and what they raise instead.
+        """
+
+
+@attrs.frozen
+class _Known:
+    """A program that was defined: made ready to run, and what was found when it was checked; or why it cannot run."""
+
+    definition: Define
+    program: CompiledProgram | None = None
+    checked: CheckedProgram | None = None
+    failed: Poisoned | None = None
+
+
 class SessionService:
     """One session on the executor's side.
 
@@ -81,22 +124,24 @@ class SessionService:
         travels: Tensors come from and go to another process: nobody else holds those given to `handle`, and those that
             it returns are only read, before the next batch.
         contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
+        watch: Checks programs before they run; none where the client is this process itself.
 
     Concurrency:
         One batch at a time.
     """
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
-                 contents: Contents | None = None) -> None:
+                 contents: Contents | None = None, watch: Watch | None = None) -> None:
         self._executor = executor
         self._contents = contents
+        self._watch = watch
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
         # What is kept is nobody's to write to: then the value is a copy.
         self._put = executor.put if shared is None or contents is not None else shared.adopt
         self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
         self._values: dict[int, Any] = {}
-        self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
+        self._programs: dict[int, _Known] = {}
         self._forecast = Forecast()
         self._lookahead = Lookahead(self._forecast)
         self._failures: list[Failure] = []
@@ -178,13 +223,20 @@ class SessionService:
             return self._fail(error)
 
     def _define(self, command: Define) -> None:
-        def compile_checked() -> CompiledProgram:
-            command.body.check()
-            return self._executor.compile(command.body)
+        made = self._attempt(lambda: self._prepare(command))
+        self._programs[command.program] = _Known(command, failed=made) if isinstance(made, Poisoned) else made
 
-        made = self._attempt(compile_checked)
-        failed = made if isinstance(made, Poisoned) else None
-        self._programs[command.program] = (None if failed else made, failed, command)
+    def _prepare(self, command: Define) -> _Known:
+        body, executor = command.body, self._executor
+        body.check()
+        checked = None if self._watch is None else self._watch.check(body)
+        if checked is None or not checked.calls:
+            return _Known(command, executor.compile(body), checked)
+        if not isinstance(executor, CheckingExecutor):
+            names = sorted({body.templates[template].operator for template in checked.calls})
+            raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
+                                       hint="Serve with an executor that has `compile_checked`.")
+        return _Known(command, executor.compile_checked(body, checked.calls), checked)
 
     def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
         if command.handle == GENERATOR_HANDLE:
@@ -237,14 +289,18 @@ class SessionService:
         return self._lookahead.go(self._values.get, self._run_ahead)
 
     def _run_ahead(self, run: Run, inputs: list[Any]) -> list[Any] | None:
-        program, _, definition = self._programs.get(run.program, (None, None, None))
+        known = self._programs.get(run.program)
+        program = None if known is None else known.program
         numbers = messages.from_wire(run.numbers)
         if (
-            not isinstance(program, EarlyProgram)
+            known is None
+            or not isinstance(program, EarlyProgram)
             or not program.is_pure(numbers)
             or any(isinstance(value, Poisoned) for value in inputs)
             or GENERATOR_HANDLE in run.outputs
-            or (definition is not None and len(run.outputs) != len(definition.body.keep))
+            or len(run.inputs) != known.definition.body.inputs
+            or len(run.outputs) != len(known.definition.body.keep)
+            or (known.checked is not None and known.checked.refused(inputs, numbers))
         ):
             return None
         failures = []
@@ -263,10 +319,9 @@ class SessionService:
         known = self._programs.get(run.program)
         if known is None:
             raise ProtocolError(f"Program {run.program} was never defined.")
-        program, failed, definition = known
-        body = definition.body
-        if failed is not None or program is None:
-            return [failed] * len(run.outputs)
+        program, body = known.program, known.definition.body
+        if program is None:
+            return [known.failed] * len(run.outputs)
         if len(run.inputs) != body.inputs or len(run.outputs) != len(body.keep):
             raise ProtocolError(f"Program {run.program} has {body.inputs} inputs and {len(body.keep)} outputs, the run "
                                 f"{len(run.inputs)} and {len(run.outputs)}.")
@@ -279,7 +334,14 @@ class SessionService:
 
         inputs = [self._value(handle) for handle in run.inputs]
         before = list(inputs)
-        outputs = program.run(inputs, messages.from_wire(run.numbers), self._random, report)
+        numbers = messages.from_wire(run.numbers)
+        refused = None if known.checked is None else known.checked.refused(inputs, numbers)
+        if not refused:
+            outputs = program.run(inputs, numbers, self._random, report)
+        elif isinstance(program, PartialProgram):
+            outputs = program.run_without(inputs, numbers, self._random, report, refused)
+        else:
+            raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 self._poison_storage(given, left)

@@ -10,13 +10,14 @@ import queue
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from djinn.errors import ConfigurationError
-from djinn_server.memory import default_keep_bytes
+from djinn_server.memory import default_keep_bytes, device_bytes
 from djinn_server.server import Server
 
 __all__ = ("serve",)
@@ -47,6 +48,14 @@ def serve(
              "0 keeps none. An eighth of the memory, and 4096 at most, if not given.")] = None,
     look_ahead: Annotated[bool, typer.Option(
         help="Run what a session will most likely ask for next while it asks for nothing.")] = True,
+    program_mib: Annotated[int | None, typer.Option(
+        min=1, show_default=False,
+        help="MiB that one program may take at a time beside its inputs; what would take more is refused before it "
+             "runs. The memory of the device if not given.")] = None,
+    allow_namespace: Annotated[list[str] | None, typer.Option(
+        show_default=False, metavar="NAME",
+        help="Run operators of this namespace too, which an extension of PyTorch has registered in the server. Their "
+             "arguments are not checked; may be given several times.")] = None,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
@@ -59,7 +68,8 @@ def serve(
     or through a tunnel.
     """
     try:
-        server = _open(host, port, unix, device, token, threads, keep_mib, look_ahead)
+        server = _open(host, port, unix, device, token, threads, keep_mib, look_ahead, program_mib,
+                       frozenset(allow_namespace or ()))
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
@@ -68,9 +78,10 @@ def serve(
 
 def _open(
     host: str, port: int, unix: str, device: str, token: str, threads: int | None, keep_mib: int | None,
-    look_ahead: bool,
+    look_ahead: bool, program_mib: int | None, namespaces: frozenset[str],
 ) -> Server:
     from djinn.config import Config
+    from djinn.kinds.guard import Bounds
     from djinn.kinds.transport import ListenOptions
     from djinn.logs import configure
     from djinn.plugins import Plugins
@@ -97,8 +108,12 @@ def _open(
     else:
         address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     transport = plugins.transport_for(address.partition("://")[0])
+    guard, shapes = plugins.choose("guard", "core"), plugins.choose("shapes", "meta")
+    bounds = Bounds(executor.device, device_bytes(executor.device) if program_mib is None else program_mib * 2**20,
+                    namespaces)
     return Server(transport.listen(address, ListenOptions()), executor, token=config.token,
-                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead)
+                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
+                  watch=partial(guard.watch, bounds, shapes))
 
 
 def _is_loopback(host: str) -> bool:

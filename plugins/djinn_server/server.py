@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
+from djinn.kinds.guard import Watch
 from djinn.kinds.transport import Channel, Listener
 from djinn.protocol.contents import ContentStore
 from djinn.protocol.messages import Batch, Refusal
@@ -41,6 +43,7 @@ class Server:
         token: What clients have to know; empty to let in everyone who can connect.
         keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
         looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
+        watch: Takes up a guard's watch at a new session.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
@@ -48,13 +51,14 @@ class Server:
 
     def __init__(
         self, listener: Listener, executor: Executor, *, token: str = "", keep_bytes: int = 0,
-        looks_ahead: bool = True,
+        looks_ahead: bool = True, watch: Callable[[], Watch],
     ) -> None:
         self._listener = listener
         self._executor = executor
         self._token = token
         self._store = ContentStore(keep_bytes)
         self._looks_ahead = looks_ahead
+        self._watch = watch
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
@@ -166,7 +170,7 @@ class Server:
             return
         session, contents = greeted
         _log.info("%s: session %s begins", channel.peer, session)
-        service = SessionService(self._executor, travels=True, contents=contents)
+        service = SessionService(self._executor, travels=True, contents=contents, watch=self._watch())
         polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
         try:
             while _answer_next(channel, service):

@@ -229,7 +229,7 @@ BAD_BATCHES = [
     BadBatch("odd-constant", "ProtocolError", [
         define((TensorArgument(), TorchArgument("dtype", "__class__")), operands=(-1,)), RUN]),
     BadBatch("numbers-missing", "ProtocolError", [define((TensorArgument(), NumberArgument()), operands=(-1,)), RUN]),
-    BadBatch("text-where-tensor", "RuntimeError", [
+    BadBatch("text-where-tensor", "ProtocolError", [
         define((ConstantArgument("a"), ConstantArgument(None)), operands=()), RUN]),
     BadBatch("recall-where-nothing-is-kept", "ProtocolError", [Recall(9, bytes(32))]),
     BadBatch("generator-from-nonsense", "TypeError", [Upload(0, header_of(ONES))], fetch=(1,)),
