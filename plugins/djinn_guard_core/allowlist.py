@@ -15,8 +15,18 @@ import torch
 from djinn.errors import UnknownOperatorError
 from djinn.model.schema import operator_named
 
-__all__ = ("ALLOWED", "GENERAL", "UNREVIEWED", "Denial", "classify", "classified", "lists", "release", "require_allowed",
-           "written")
+__all__ = (
+    "ALLOWED",
+    "GENERAL",
+    "UNREVIEWED",
+    "Denial",
+    "classified",
+    "classify",
+    "lists",
+    "release",
+    "require_allowed",
+    "written",
+)
 
 ALLOWED = "allowed"
 INTERNAL = "internal"

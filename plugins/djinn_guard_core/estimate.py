@@ -44,6 +44,7 @@ class Called:
         aliases: For each return: the positions, among the tensor operands, of those whose storage it may share.
         numbers: How many numbers it takes.
         matters: Which of them metadata may depend on.
+        has_device: Whether a device can be given by name.
     """
 
     number: int
@@ -56,6 +57,7 @@ class Called:
     aliases: tuple[tuple[int, ...], ...]
     numbers: int
     matters: tuple[int, ...]
+    has_device: bool
 
 
 @attrs.frozen
@@ -232,6 +234,9 @@ class Answers:
         return tuple(changes), grown
 
     def _inferred(self, called: Called, operands: Sequence[int], numbers: Sequence[Any]) -> Inference | None:
+        if not operands and not called.has_device:
+            # It would be carried out for real.
+            return None
         args, kwargs = self._arguments(called, operands, numbers)
         if called.check is not None and not called.check.reads_values:
             called.check(args, kwargs)
@@ -248,7 +253,10 @@ class Answers:
         tensors, values = iter(operands), iter(numbers)
         made = [self._filled(form, tensors, values) for _, form in called.given]
         names = [name for name, _ in called.given[called.positional :]]
-        return made[: called.positional], dict(zip(names, made[called.positional :], strict=True))
+        kwargs = dict(zip(names, made[called.positional :], strict=True))
+        if called.has_device and kwargs.get("device") is None:
+            kwargs["device"] = torch.device("meta")
+        return made[: called.positional], kwargs
 
     def _filled(self, form: Any, tensors: Iterator[int], numbers: Iterator[Any]) -> Any:
         if isinstance(form, TensorArgument):

@@ -7,6 +7,7 @@ from metadata alone; what is known of one step serves all that are like it, so a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,9 +38,22 @@ class CoreGuard:
 
     name = "core"
 
+    def __init__(self) -> None:
+        self._is_warm = False
+
     def watch(self, bounds: Bounds, shapes: ShapeInference) -> CoreWatch:
         """Take up watch at a new session."""
+        if not self._is_warm:
+            self._is_warm = True
+            # PyTorch imports its meta kernels when the first of them is asked, which takes a second or two.
+            threading.Thread(target=_warm_up, name="djinn-guard-warm", daemon=True).start()
         return CoreWatch(bounds, shapes)
+
+
+def _warm_up() -> None:
+    with torch.inference_mode(mode=False), torch.no_grad():
+        torch.ops.aten.any(torch.empty(1, device="meta"))
+        torch.ops.aten.isin.Tensor_Tensor(*(torch.empty(1, device="meta") for _ in range(2)))
 
 
 class CoreWatch:
@@ -82,7 +96,8 @@ class CoreWatch:
             number=len(self._called), operator=operator, facts=facts, given=given, positional=len(template.arguments),
             check=check_of(operator, self._bounds.program_bytes), default_dtype=template.default_dtype,
             aliases=_aliases(facts.aliases, given), numbers=len(kinds),
-            matters=tuple(index for index, is_real in enumerate(kinds) if keeps_reals or not is_real))
+            matters=tuple(index for index, is_real in enumerate(kinds) if keeps_reals or not is_real),
+            has_device=any(argument.name == "device" and argument.kwarg_only for argument in operator._schema.arguments))
         if len(self._called) >= MAX_TEMPLATES:
             raise ProtocolError(f"A session with more than {MAX_TEMPLATES} templates.")
         self._called[template] = made

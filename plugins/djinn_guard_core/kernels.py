@@ -306,7 +306,7 @@ def _transform(named: Named) -> None:
     expect(0 <= named["normalization"] <= 2, f"normalization {named['normalization']}")
     last = named.get("last_dim_size")
     if last is not None and named["dim"]:
-        expect(0 < last <= 2 * named["self"].shape[named["dim"][-1]], f"{last} elements of so few")
+        expect(last > 0 and named["self"].shape[named["dim"][-1]] == last // 2 + 1, f"{last} elements of another count")
 
 
 def _attention(named: Named) -> None:
@@ -412,8 +412,7 @@ def _weight_norm(named: Named) -> None:
 
 def _one_dtype(named: Named) -> None:
     """Kernels of whole layers take the dtype of their first tensor for that of all."""
-    tensors = [tensor for item in named.values() for tensor in (item if isinstance(item, list) else [item])
-               if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+    tensors = [item for name, item in named.items() if isinstance(item, torch.Tensor) and name != "mask"]
     expect(len({tensor.dtype for tensor in tensors}) <= 1, "tensors of several dtypes")
 
 
