@@ -16,7 +16,7 @@ from typing import Self
 import torch
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
-from djinn.kinds import Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport
+from djinn.kinds import Bounds, Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport, Watch
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Welcome
 from djinn.protocol.service import SessionService
 from djinn_conformance.capabilities import listening_address, listens
@@ -25,6 +25,7 @@ from djinn_conformance.subjects import Subject, installed_plugins, select
 __all__ = ("Place", "open_executor", "served")
 
 _PATIENCE_S = 2.0
+_PROGRAM_BYTES = 2**33
 
 
 def open_executor() -> Executor:
@@ -118,7 +119,7 @@ class Place:
         channel.send(sequence, Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(),
                                        sys.byteorder, self._executor.device, secrets.token_hex(8)))
         channel.greeted()
-        service = SessionService(self._executor, travels=True)
+        service = SessionService(self._executor, travels=True, watch=_watch(self._executor))
         while (received := channel.receive()) is not None:
             sequence, batch, tensors = received
             if not isinstance(batch, Batch):
@@ -126,6 +127,14 @@ class Place:
             result, data = service.handle(batch, tensors)
             if batch.wants_reply:
                 channel.send(sequence, result, data)
+
+
+def _watch(executor: Executor) -> Watch:
+    """Let the guard that a server would use take up watch: what eager does must pass it."""
+    plugins = installed_plugins()[0]
+    shapes = plugins.choose("shapes", "meta")
+    watch: Watch = plugins.choose("guard", "core").watch(Bounds(executor.device, _PROGRAM_BYTES), shapes)
+    return watch
 
 
 @contextmanager

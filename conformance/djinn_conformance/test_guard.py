@@ -145,7 +145,8 @@ _LIES = [
 def test_refuses_lies(subject: Subject, plugin: Guard, lie: Lie) -> None:
     """Calls that end the process, or read what is not theirs, if they are made."""
     recording = lie.recording
-    expect(_is_refused(plugin, recording), "the call", got="let through", wanted="refused", where=f"{subject}: {recording}")
+    expect(_is_refused(plugin, recording), "the call", got="let through", wanted="refused",
+           where=f"{subject}: {recording}")
 
 
 def _is_refused(plugin: Guard, recording: Recording) -> bool:
@@ -253,7 +254,8 @@ def test_changes_nothing(subject: Subject, plugin: Guard, recording: Recording) 
 
     def state() -> list[Any]:
         return [torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.is_grad_enabled(),
-                torch.is_inference_mode_enabled(), [(bytes_of(tensor), tensor.shape, tensor.stride()) for tensor in inputs]]
+                torch.is_inference_mode_enabled(),
+                [(bytes_of(tensor), tensor.shape, tensor.stride()) for tensor in inputs]]
 
     before = state()
     checked = watch(plugin).check(part.program)

@@ -97,7 +97,10 @@ class PartialProgram(CompiledProgram, Protocol):
         """Run once as `CompiledProgram.run` does, as if some steps had raised.
 
         Args:
-            inputs, numbers, random, report: As for `CompiledProgram.run`.
+            inputs: As for `CompiledProgram.run`, like the next three.
+            numbers: The lifted numbers.
+            random: The session's random numbers.
+            report: Called for a step that raises.
             refused: By position: the steps that are not made, and what they raise instead.
         """
 

@@ -102,8 +102,16 @@ def release() -> str:
 def lists() -> Mapping[str, Mapping[str, str]]:
     """Read what was reviewed: by release, the group of every overload."""
     folder = resources.files("djinn_guard_core") / "overloads"
-    return {entry.name.removesuffix(".txt"): dict(reversed(line.split(" ", 1)) for line in entry.read_text().splitlines())
+    return {entry.name.removesuffix(".txt"): _read(entry.read_text(encoding="utf-8"))
             for entry in folder.iterdir() if entry.name.endswith(".txt")}
+
+
+def _read(text: str) -> dict[str, str]:
+    groups: dict[str, str] = {}
+    for line in text.splitlines():
+        group, _, name = line.partition(" ")
+        groups[name] = group
+    return groups
 
 
 def written(groups: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ __all__ = ("Asked", "base_of", "check_of", "too_large")
 
 def base_of(operator: torch._ops.OpOverload) -> str:
     """Name an operator without namespace and overload."""
-    return operator.name().partition("::")[2].partition(".")[0]
+    return str(operator.name()).partition("::")[2].partition(".")[0]
 
 
 def too_large(what: str, size_bytes: int, held_bytes: int, limit_bytes: int) -> ProgramTooLargeError:

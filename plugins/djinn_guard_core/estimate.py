@@ -189,7 +189,7 @@ class Answers:
         try:
             inference = self._inferred(called, operands, numbers)
         except Exception:  # noqa: BLE001  # whatever it is, the call itself raises it, or does not
-            # A missing meta kernel and a wrong call look alike here; the kernel decides, and what it gives is not known.
+            # A missing meta kernel and a wrong call look alike here; the kernel decides, and its result is not known.
             return unknown
         if inference is None:
             return unknown

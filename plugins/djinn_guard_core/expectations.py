@@ -107,7 +107,7 @@ def extent_bytes(size: Sequence[int], stride: Sequence[int], offset: int, itemsi
     """
     expect(len(size) == len(stride), f"{len(size)} sizes and {len(stride)} strides")
     numbers = (*size, *stride, offset)
-    expect(not numbers or min(numbers) >= 0, f"negative sizes, strides or offset: {list(size)}, {list(stride)}, {offset}")
+    expect(min(numbers) >= 0, f"negative sizes, strides or offset: {list(size)}, {list(stride)}, {offset}")
     if not prod(size):
         return offset * itemsize
     return (offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) + 1) * itemsize

@@ -34,7 +34,9 @@ _NUMERIC = frozenset(("int", "float", "number", "bool", "SymInt", "complex"))
 MAX_TEXT = 1024
 
 
-def check_form(template: Template, operator: torch._ops.OpOverload, facts: SchemaFacts) -> tuple[tuple[str, Argument], ...]:
+def check_form(
+    template: Template, operator: torch._ops.OpOverload, facts: SchemaFacts
+) -> tuple[tuple[str, Argument], ...]:
     """Check a template against the schema.
 
     Returns:
@@ -89,7 +91,8 @@ def _reader(kind: str) -> Callable[[Argument], bool]:
         return lambda form: (
             isinstance(form, TorchArgument) and form.kind == constant and form.name in _NAMES[constant])
     if kind == "str":
-        return lambda form: isinstance(form, ConstantArgument) and type(form.value) is str and len(form.value) <= MAX_TEXT
+        return lambda form: (
+            isinstance(form, ConstantArgument) and type(form.value) is str and len(form.value) <= MAX_TEXT)
     if kind == "Tensor":
         # PyTorch takes a number for a tensor of no dimensions.
         return lambda form: isinstance(form, (TensorArgument, NumberArgument)) or _is_bool(form)

@@ -1,4 +1,4 @@
-"""The guard: programs are checked when they are defined, runs before they run, and some calls right before they are made.
+"""The guard: programs are checked when they are defined, runs before they run, some calls right before they are made.
 
 A program's operators must be allowed, and its calls must fit their schemas. Kernels that believe what they are told are
 asked about, with the arguments that they are about to get. How much memory a run takes is estimated before it runs,
@@ -97,7 +97,8 @@ class CoreWatch:
             check=check_of(operator, self._bounds.program_bytes), default_dtype=template.default_dtype,
             aliases=_aliases(facts.aliases, given), numbers=len(kinds),
             matters=tuple(index for index, is_real in enumerate(kinds) if keeps_reals or not is_real),
-            has_device=any(argument.name == "device" and argument.kwarg_only for argument in operator._schema.arguments))
+            has_device=any(argument.name == "device" and argument.kwarg_only
+                           for argument in operator._schema.arguments))
         if len(self._called) >= MAX_TEMPLATES:
             raise ProtocolError(f"A session with more than {MAX_TEMPLATES} templates.")
         self._called[template] = made

@@ -6,13 +6,14 @@ PyTorch counts such cases as one class (its issue 195547); until it deals with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from djinn_guard_core import layers
 from djinn_guard_core.expectations import (
     Named,
     dims_exist,
@@ -24,6 +25,7 @@ from djinn_guard_core.expectations import (
     size_is,
     within,
 )
+from djinn_guard_core.layers import Rule
 
 __all__ = ("RULES", "VALUES", "Rule")
 
@@ -32,10 +34,6 @@ MAX_DEGREE = 2**20
 _POLYNOMIALS = tuple(f"special_{name}" for name in (
     *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
     "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"))
-
-Rule: TypeAlias = Callable[[Named], None]
-"""Raises what the kernel should."""
-
 
 def _batch_norm(*, trains: bool | None = None) -> Rule:
     """Rule for a forward pass; some overloads are for training only, others for everything but."""
@@ -135,7 +133,7 @@ def _fractional_pool_backward(rank: int) -> Rule:
 def _max_pool1d(named: Named) -> None:
     tensor = named["self"]
     kernel, padding, dilation = (named[name][0] for name in ("kernel_size", "padding", "dilation"))
-    expect(kernel > 0 and dilation > 0 and padding >= 0, "kernel_size and dilation of at least 1, padding of at least 0")
+    expect(min(kernel, dilation) > 0 and padding >= 0, "kernel_size and dilation of at least 1, padding of at least 0")
     length = tensor.shape[-1] if tensor.dim() else 0
     expect(dilation * (kernel - 1) < length + 2 * padding, f"a kernel of {kernel} for {length} elements")
 
@@ -290,7 +288,8 @@ def _pivots(data: str, pivots: str, *, symmetric: bool = False) -> Rule:
                f"{pivots} has the size {list(given.shape)} for {list(matrix.shape)}")
         within(named, pivots, -rows if symmetric else 1, rows + 1)
         if symmetric:
-            expect(all(map(_come_in_pairs, given.reshape(-1, least).tolist() if least else ())), f"{pivots} is of no factorization")
+            rows_of = given.reshape(-1, least).tolist() if least else ()
+            expect(all(map(_come_in_pairs, rows_of)), f"{pivots} is of no factorization")
 
     return rule
 
@@ -307,60 +306,6 @@ def _transform(named: Named) -> None:
     last = named.get("last_dim_size")
     if last is not None and named["dim"]:
         expect(last > 0 and named["self"].shape[named["dim"][-1]] == last // 2 + 1, f"{last} elements of another count")
-
-
-def _attention(named: Named) -> None:
-    query, key, value = named["query"], named["key"], named["value"]
-    expect(query.dim() == key.dim() == value.dim() == 4, "query, key and value have not 4 dimensions")
-    expect(query.shape[:2] == key.shape[:2] == value.shape[:2], "query, key and value of other batches or heads")
-    expect(query.shape[3] == key.shape[3] == value.shape[3] and key.shape[2] == value.shape[2],
-           "query, key and value of other lengths")
-    expect(query.dtype == key.dtype == value.dtype, "query, key and value of other dtypes")
-    mask = named["attn_mask"]
-    if mask is not None:
-        full = (*query.shape[:3], key.shape[2])
-        expect(mask.dim() in (2, 4) and all(mine in (1, theirs) for mine, theirs in zip(
-            reversed(mask.shape), reversed(full), strict=False)), f"attn_mask has the size {list(mask.shape)}")
-
-
-def _whole_attention(named: Named) -> None:
-    expect(named["key"].shape[-2] == named["value"].shape[-2], "key and value of other lengths")
-
-
-def _recurrent_network(gates: int) -> Rule:
-    """Rule for all layers of a recurrent network at once."""
-
-    def rule(named: Named) -> None:
-        params = named["params"]
-        states = named["hx"] if isinstance(named["hx"], (list, tuple)) else [named["hx"]]
-        cells = named["num_layers"] * (1 + named["bidirectional"])
-        each = 4 if named["has_biases"] else 2
-        expect(cells > 0 and len(params) in (cells * each, cells * (each + 1)), f"{len(params)} params for {cells} cells")
-        projects, each = len(params) == cells * (each + 1), len(params) // cells
-        rows = params[0].shape[0]
-        hidden = rows // gates
-        expect(hidden > 0 and rows == hidden * gates, f"{rows} rows for {gates} gates")
-        given = params[each - 1].shape[0] if projects else hidden
-        width = named["input" if "input" in named else "data"].shape[-1]
-        for cell in range(cells):
-            own = params[cell * each : (cell + 1) * each]
-            taken = width if cell <= named["bidirectional"] else given * (1 + named["bidirectional"])
-            sizes = [(rows, taken), (rows, given), *([(rows,)] * 2 * named["has_biases"]), (given, hidden)][:each]
-            for param, size in zip(own, sizes, strict=True):
-                expect(tuple(param.shape) == size, f"params of the size {list(param.shape)}, not {list(size)}")
-        for state, extent in zip(states, (given, hidden), strict=False):
-            expect(state.shape[0] == cells and state.shape[-1] == extent, f"hx of the size {list(state.shape)}")
-        expect(all(state.shape[:-1] == states[0].shape[:-1] for state in states), "states of other batches")
-
-    return rule
-
-
-def _attention_backward(named: Named) -> None:
-    _attention(named)
-    query = named["query"]
-    for name in ("grad_out", "out"):
-        size_is(named, name, query.shape)
-    size_is(named, "logsumexp", query.shape[:3])
 
 
 def _segments(named: Named) -> None:
@@ -410,35 +355,6 @@ def _weight_norm(named: Named) -> None:
         size_is(named, "grad_w", weight.shape)
 
 
-def _one_dtype(named: Named) -> None:
-    """Kernels of whole layers take the dtype of their first tensor for that of all."""
-    tensors = [item for name, item in named.items() if isinstance(item, torch.Tensor) and name != "mask"]
-    expect(len({tensor.dtype for tensor in tensors}) <= 1, "tensors of several dtypes")
-
-
-def _multi_head_attention(named: Named) -> None:
-    _one_dtype(named)
-    heads, width = named["num_heads" if "num_heads" in named else "num_head"], named["embed_dim"]
-    expect(heads > 0 and width > 0 and width % heads == 0, f"{heads} heads for {width}")
-    for name, size in (("qkv_weight", (3 * width, width)), ("qkv_bias", (3 * width,)),
-                       ("proj_weight", (width, width)), ("proj_bias", (width,))):
-        size_is(named, name, size)
-    for name in ("query", "key", "value", "src"):
-        if name in named:
-            expect(named[name].dim() == 3 and named[name].shape[2] == width, f"{name} has not 3 dimensions")
-    for name in ("norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2"):
-        if name in named:
-            size_is(named, name, (width,))
-
-
-def _encoder_layer(named: Named) -> None:
-    _multi_head_attention(named)
-    inner = named["ffn_weight_1"].shape[0]
-    for name, size in (("ffn_weight_1", (inner, named["embed_dim"])), ("ffn_bias_1", (inner,)),
-                       ("ffn_weight_2", (named["embed_dim"], inner)), ("ffn_bias_2", (named["embed_dim"],))):
-        size_is(named, name, size)
-
-
 def _convolution_backward(named: Named) -> None:
     """Expect a gradient that fits; a bias, of which only the size is told, as long as the result has channels."""
     tensor, weight, gradient = named["input"], named["weight"], named["grad_output"]
@@ -452,8 +368,8 @@ def _convolution_backward(named: Named) -> None:
     if named["transposed"]:
         channels = weight.shape[1] * groups
         expect(weight.shape[0] == tensor.shape[1], "weight does not fit input")
-        wanted = [(extent - 1) * step - 2 * pad + wide * (kernel - 1) + more + 1 for extent, step, pad, wide, kernel, more
-                  in zip(spatial, stride, padding, dilation, weight.shape[2:], extra, strict=True)]
+        wanted = [(extent - 1) * step - 2 * pad + wide * (kernel - 1) + more + 1
+                  for extent, step, pad, wide, kernel, more in zip(spatial, stride, padding, dilation, weight.shape[2:], extra, strict=True)]
     else:
         channels = weight.shape[0]
         expect(weight.shape[1] * groups == tensor.shape[1], "weight does not fit input")
@@ -489,83 +405,6 @@ def _adaptive_pool(named: Named) -> None:
 def _embedding_bag_whole(named: Named) -> None:
     if named["offsets"] is not None:
         _embedding_bag(named)
-
-
-def _fused_optimizer(*states: str) -> Rule:
-    def rule(named: Named) -> None:
-        parameters = named["self"]
-        for name in ("grads", *states):
-            given = named[name]
-            if not given:
-                continue
-            expect(len(given) == len(parameters), f"{len(given)} {name} of {len(parameters)} parameters")
-            for parameter, state in zip(parameters, given, strict=True):
-                expect(state.shape == parameter.shape and state.stride() == parameter.stride()
-                       and state.dtype == parameter.dtype, f"one of {name} does not fit its parameter")
-        needed = [name for name in states if name not in ("max_exp_avg_sqs", "momentum_buffer_list")]
-        expect(all(named[name] or not parameters for name in ("grads", *needed)), "a list of states is empty")
-        if named.get("amsgrad"):
-            expect(len(named["max_exp_avg_sqs"]) == len(parameters), "max_exp_avg_sqs is missing")
-        if named.get("momentum"):
-            expect(len(named["momentum_buffer_list"]) == len(parameters), "momentum_buffer_list is missing")
-        for step in named.get("state_steps", ()):
-            expect(step.numel() == 1, "a state_step has not one element")
-        if "state_steps" in named:
-            expect(len(named["state_steps"]) == len(parameters), "state_steps does not fit")
-        for name in ("grad_scale", "found_inf"):
-            numel_is(named, name, 1)
-
-    return rule
-
-
-_GATES = {2: 4, 3: 3, 0: 1, 1: 1}
-"""Gates of a recurrent layer by mode: LSTM, GRU, and the plain ones."""
-
-
-def _recurrent(named: Named) -> None:
-    tensor, hidden = named["input"], named["hidden_size"]
-    first = 0 if "weight0" in named else 1
-    weights = [named[f"weight{first + index}"] for index in range(4)]
-    expect(tensor.dim() == 3 and named["mode"] in _GATES, "no recurrent layer")
-    expect(hidden > 0 and not named["batch_sizes"] and not named["batch_first"], "a layer that is not run here")
-    rows = _GATES[named["mode"]] * hidden
-    expect(tuple(weights[0].shape) == (rows, tensor.shape[2]), "the weights do not fit the input")
-    expect(tuple(weights[1].shape) == (rows, hidden), "the weights do not fit the state")
-    if named["has_biases"]:
-        expect(all(weight.numel() == rows for weight in weights[2:]), "the biases do not fit")
-    state = tensor.shape[1] * hidden
-    numel_is(named, "hx_", state)
-    for name in ("cx_", "cx_tmp", "hy_", "cy_", "grad_hy", "grad_cy"):
-        numel_is(named, name, state, or_empty=named["mode"] != 2)
-    for name in ("output", "grad_output"):
-        if named.get(name) is not None:
-            size_is(named, name, (*tensor.shape[:2], hidden))
-
-
-_WORKSPACES: dict[tuple[Any, ...], int] = {}
-"""Elements of the workspace that a layer's forward run leaves, by what it depends on."""
-
-
-def _recurrent_backward(named: Named) -> None:
-    _recurrent(named)
-    words = [named[name] for name in ("mode", "hidden_size", "num_layers", "has_biases", "bidirectional")]
-    key = (tuple(named["input"].shape), named["input"].dtype, *words)
-    wanted = _WORKSPACES.get(key)
-    if wanted is None:
-        if len(_WORKSPACES) >= 256:
-            _WORKSPACES.clear()
-        wanted = _WORKSPACES[key] = _workspace(named)
-    numel_is(named, "workspace", wanted)
-
-
-def _workspace(named: Named) -> int:
-    arguments = [torch.zeros_like(named[name]) for name in (
-        "input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")]
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        *_, workspace = torch.ops.aten.mkldnn_rnn_layer(
-            *arguments, named["reverse"], [], named["mode"], named["hidden_size"], named["num_layers"],
-            named["has_biases"], named["bidirectional"], named["batch_first"], True)
-    return int(workspace.numel())
 
 
 def _repeats(named: Named) -> None:
@@ -631,22 +470,23 @@ RULES: Mapping[str, Rule] = {
     "linalg_ldl_solve": _pivots("LD", "pivots", symmetric=True),
     "lu_solve": _pivots("LU_data", "LU_pivots"),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transform),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "scaled_dot_product_attention": _whole_attention,
-    **{name: _recurrent_network(gates) for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))},
+    "_scaled_dot_product_flash_attention_for_cpu": layers.attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": layers.attention_backward,
+    "scaled_dot_product_attention": layers.whole_attention,
+    **{name: layers.recurrent_network(gates)
+       for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))},
     "segment_reduce": _segments,
     "_segment_reduce_backward": _segments_backward,
     "unfold_backward": _unfold_backward,
     **dict.fromkeys(("_weight_norm_interface", "_weight_norm_interface_backward"), _weight_norm),
-    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _fused_optimizer(*_ADAM)),
-    "_fused_sgd_": _fused_optimizer("momentum_buffer_list"),
-    "_fused_adagrad_": _fused_optimizer("state_sums"),
-    "mkldnn_rnn_layer": _recurrent,
-    "mkldnn_rnn_layer_backward": _recurrent_backward,
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), layers.fused_optimizer(*_ADAM)),
+    "_fused_sgd_": layers.fused_optimizer("momentum_buffer_list"),
+    "_fused_adagrad_": layers.fused_optimizer("state_sums"),
+    "mkldnn_rnn_layer": layers.recurrent,
+    "mkldnn_rnn_layer_backward": layers.recurrent_backward,
     "repeat_interleave": _repeats,
-    "_native_multi_head_attention": _multi_head_attention,
-    "_transformer_encoder_layer_fwd": _encoder_layer,
+    "_native_multi_head_attention": layers.multi_head_attention,
+    "_transformer_encoder_layer_fwd": layers.encoder_layer,
     "convolution_backward": _convolution_backward,
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_pool),
     "embedding_bag": _embedding_bag_whole,

@@ -89,7 +89,8 @@ class CheckedSteps:
         for position, step in enumerate(self._steps):
             for operand in step.operands:
                 self._users.setdefault(operand, []).append(position)
-        self._changes_metadata = any(made.facts.changes_metadata or made.operator.namespace != "aten" for made in called)
+        self._changes_metadata = any(
+            made.facts.changes_metadata or made.operator.namespace != "aten" for made in called)
         self._last: _Course | None = None
 
     def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:

@@ -46,7 +46,8 @@ def _as_strided(named: Named) -> None:
 def _as_strided_scatter(named: Named) -> None:
     offset = named.get("storage_offset") or 0
     reach = extent_bytes(named["size"], named["stride"], offset, named["self"].element_size())
-    expect(prod(named["size"]) < _LIMIT and reach <= _storage_bytes(named["self"]), "the view reaches beyond its storage")
+    fits = prod(named["size"]) < _LIMIT and reach <= _storage_bytes(named["self"])
+    expect(fits, "the view reaches beyond its storage")
 
 
 def _laid_out(named: Named) -> None:
@@ -147,9 +148,8 @@ def _repeat_interleave(named: Named) -> int:
         return 0
     within(named, "repeats", 0, 2**40)
     source = named.get("self")
-    count = int(repeats.sum()) * (repeats.numel() if repeats.numel() == 1 else 1)
-    return count * (8 if source is None else max(source.element_size(), 8) * max(
-        source.numel() // max(repeats.numel(), 1), 1))
+    each = 1 if source is None else max(source.numel() // repeats.numel(), 1)
+    return int(repeats.sum()) * each * 8
 
 
 def _bincount(named: Named) -> int:
@@ -161,14 +161,14 @@ def _one_hot(named: Named) -> int:
     tensor, classes = named["self"], int(named["num_classes"])
     if classes < 0:
         classes = int(tensor.max()) + 1 if tensor.numel() else 0
-    return 8 * tensor.numel() * max(classes, 0)
+    return int(8 * tensor.numel() * max(classes, 0))
 
 
 def _combinations(named: Named) -> int:
     count, taken = named["self"].numel(), max(int(named["r"]), 0)
     if taken > 64:
         return 0 if count < taken and not named["with_replacement"] else _LIMIT
-    return max(count**taken, comb(count, taken) * taken * 8)
+    return int(max(count**taken, comb(count, taken) * taken * 8))
 
 
 RESULT_BYTES: Mapping[str, Callable[[Named], int]] = {

@@ -34,7 +34,8 @@ GROWTH_BYTES = 16 * 2**20
 TENSOR, NUMBER = TensorArgument(), NumberArgument()
 FORMS = {"Tensor": TENSOR, "int": NUMBER, "float": NUMBER, "number": NUMBER, "bool": ConstantArgument(False),
          "str": ConstantArgument("/etc/passwd")}
-EXTREMES = st.sampled_from([0, 1, 2, 3, 4, 5, -1, 2**31, 2**32, 2**61, 2**62 - 1, 2**62, 2**63 - 10000, 2**63 - 1, -(2**63)])
+EXTREMES = st.sampled_from([0, 1, 2, 3, 4, 5, -1, 2**31, 2**32, 2**61, 2**62 - 1, 2**62, 2**63 - 10000, 2**63 - 1,
+                            -(2**63)])
 SIZES = st.lists(EXTREMES, max_size=3)
 HURRY_S = 0.05
 
@@ -61,7 +62,8 @@ def run(connection: SocketConnection, body: Program, numbers: list[Any] | None =
     began = time.perf_counter()
     handles = tuple(range(100, 100 + len(body.keep)))
     result, _ = connection.request(
-        Batch([Define(1, body), Run(1, (1,) * body.inputs, numbers or [], handles)], describe=handles, synchronize=True), ())
+        Batch([Define(1, body), Run(1, (1,) * body.inputs, numbers or [], handles)], describe=handles,
+              synchronize=True), ())
     return result, time.perf_counter() - began
 
 
@@ -134,7 +136,8 @@ def test_known_crashes_are_errors(connection: SocketConnection) -> None:
     for numbers in ([[4096], [0], 2**63 - 1], [[1], [1], 2**63 - 1], [[5], [2], 9223369837831520255]):
         result, _ = run(connection, STRIDED["as_strided"], numbers)
         assert [failure.kind for failure in result.failures] == ["RuntimeError"]
-    flawed = program("aten::native_batch_norm", *[TENSOR] * 5, ConstantArgument(True), NUMBER, NUMBER, operands=5, results=3)
+    flawed = program("aten::native_batch_norm", *[TENSOR] * 5, ConstantArgument(True), NUMBER, NUMBER, operands=5,
+                     results=3)
     result, _ = run(connection, flawed, [0.1, 1e-5])
     assert {failure.kind for failure in result.failures} == {"RuntimeError"}
 

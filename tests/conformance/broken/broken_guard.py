@@ -54,7 +54,7 @@ class _Watch:
             checked = self._watch.check(program)
         except UnknownOperatorError:
             is_file = any("from_file" in name for name in names)
-            if self._flaw == "takes-anything" or self._flaw == ("reads-files" if is_file else "trusts-pointers"):
+            if self._flaw in ("takes-anything", "reads-files" if is_file else "trusts-pointers"):
                 return _Checked(None, self._flaw, {})
             raise
         except ProtocolError:
