@@ -155,7 +155,7 @@ def _is_refused(plugin: Guard, recording: Recording) -> bool:
         checked = watch(plugin).check(part.program)
         if checked.refused(_inputs(part, recording), list(part.numbers)):
             return True
-        _ask_before(checked, part, recording, dict(enumerate(recording.inputs)))
+        _ask_before(checked, part, recording, dict(enumerate(recording.inputs)), makes=False)
     except (RuntimeError, ProtocolError, UnknownOperatorError):
         return True
     return False
@@ -165,8 +165,10 @@ def _inputs(part: Piece, recording: Recording) -> list[Any]:
     return [recording.inputs[-1 - index] for index in part.inputs]
 
 
-def _ask_before(checked: CheckedProgram, part: Piece, recording: Recording, values: dict[int, Any]) -> None:
-    """Ask before each call; make it if there are more."""
+def _ask_before(
+    checked: CheckedProgram, part: Piece, recording: Recording, values: dict[int, Any], *, makes: bool = True
+) -> None:
+    """Ask before each call, and make it; a call that should have been refused would end the process."""
     known = {-1 - index: tensor for index, tensor in values.items()}
     produced = 0
     for made, step in zip(recording.calls, part.program.steps, strict=True):
@@ -175,7 +177,7 @@ def _ask_before(checked: CheckedProgram, part: Piece, recording: Recording, valu
         check = checked.calls.get(step.template)
         if check is not None:
             check(args, kwargs)
-        if len(recording.calls) > 1 or check is None:
+        if makes:
             for result in perform(made, known, CPU):
                 known[produced] = result
                 produced += 1

@@ -369,7 +369,8 @@ def _convolution_backward(named: Named) -> None:
         channels = weight.shape[1] * groups
         expect(weight.shape[0] == tensor.shape[1], "weight does not fit input")
         wanted = [(extent - 1) * step - 2 * pad + wide * (kernel - 1) + more + 1
-                  for extent, step, pad, wide, kernel, more in zip(spatial, stride, padding, dilation, weight.shape[2:], extra, strict=True)]
+                  for extent, step, pad, wide, kernel, more in zip(
+                      spatial, stride, padding, dilation, weight.shape[2:], extra, strict=True)]
     else:
         channels = weight.shape[0]
         expect(weight.shape[1] * groups == tensor.shape[1], "weight does not fit input")
