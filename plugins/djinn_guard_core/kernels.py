@@ -183,7 +183,8 @@ def _embedding_backward(named: Named) -> None:
     gradient, indices = named["grad_output"], named["indices"]
     expect(gradient.dim() > 0 and gradient.numel() == indices.numel() * gradient.shape[-1],
            "grad_output does not fit indices")
-    within(named, "indices", 0, named["num_weights"], also=named["padding_idx"])
+    # Below zero, it stands for no padding at all.
+    within(named, "indices", 0, named["num_weights"], also=named["padding_idx"] if named["padding_idx"] >= 0 else None)
 
 
 def _bags(named: Named) -> int:

@@ -61,6 +61,11 @@ def recurrent_network(gates: int) -> Rule:
         for state, extent in zip(states, (given, hidden), strict=False):
             expect(state.shape[0] == cells and state.shape[-1] == extent, f"hx of the size {list(state.shape)}")
         expect(all(state.shape[:-1] == states[0].shape[:-1] for state in states), "states of other batches")
+        expect(len({tensor.dtype for tensor in (*params, *states)}) == 1, "tensors of several dtypes")
+        if "input" in named:
+            batch = named["input"].shape[0 if named["batch_first"] else 1]
+            expect(named["input"].dim() == 3 and named["input"].dtype == params[0].dtype, "input does not fit params")
+            expect(states[0].shape[1] == batch, f"hx of a batch of {states[0].shape[1]}, not {batch}")
 
     return rule
 
