@@ -22,6 +22,7 @@ __all__ = (
     "PluginError",
     "PluginLoadError",
     "PluginValidationError",
+    "ProgramTooLargeError",
     "ProtocolError",
     "ProtocolVersionError",
     "RefusedError",
@@ -201,3 +202,9 @@ class LimitError(DjinnError, RuntimeError):
     """A session asked for more than the server grants it."""
 
     code = "DJ312"
+
+
+class ProgramTooLargeError(DjinnError, RuntimeError):
+    """A step would take more memory than the server lets a program have; the step was not made."""
+
+    code = "DJ313"

@@ -18,6 +18,7 @@ import torch
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
 from djinn.kinds import (
+    Bounds,
     Carrier,
     CarryingTransport,
     Channel,
@@ -26,6 +27,7 @@ from djinn.kinds import (
     Executor,
     Listener,
     Transport,
+    Watch,
 )
 from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
@@ -37,6 +39,7 @@ from djinn_conformance.subjects import Subject, installed_plugins, select
 __all__ = ("Place", "open_executor", "served")
 
 _PATIENCE_S = 2.0
+_PROGRAM_BYTES = 2**33
 
 
 def open_executor() -> Executor:
@@ -141,7 +144,8 @@ class Place:
         channel.greeted()
         post = MailPost(session, mailbox, self._carry)
         try:
-            self._answer_all(channel, SessionService(self._executor, travels=True, post=post))
+            self._answer_all(channel, SessionService(self._executor, travels=True, post=post,
+                                                     watch=_watch(self._executor)))
         finally:
             post.close(_PATIENCE_S)
             self._room.remove(mailbox)
@@ -159,6 +163,14 @@ class Place:
             result, data = service.handle(batch, tensors)
             if batch.wants_reply:
                 channel.send(sequence, result, data)
+
+
+def _watch(executor: Executor) -> Watch:
+    """Let the guard that a server would use take up watch: what eager does must pass it."""
+    plugins = installed_plugins()[0]
+    shapes = plugins.choose("shapes", "meta")
+    watch: Watch = plugins.choose("guard", "core").watch(Bounds(executor.device, _PROGRAM_BYTES), shapes)
+    return watch
 
 
 @contextmanager

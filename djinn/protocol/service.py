@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+import attrs
 import msgspec
 import torch
 
-from djinn.errors import LimitError, PeerError, ProtocolError, UnknownHandleError
+from djinn.errors import LimitError, PeerError, ProtocolError, UnknownHandleError, UnknownOperatorError
 from djinn.kinds.executor import CompiledProgram, Executor
-from djinn.model.program import Program
+from djinn.kinds.guard import CheckedProgram, Watch
 from djinn.protocol import messages, parcels
+from djinn.protocol.abilities import Allowance, CheckingExecutor, EarlyProgram, PartialProgram, SharingExecutor
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
 from djinn.protocol.holdings import Holdings
@@ -51,53 +53,14 @@ MAX_TOLD = 16
 """Failures that travel with a parcel."""
 
 
-@runtime_checkable
-class SharingExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: ways without the copy, where memory can be shared."""
+@attrs.frozen
+class _Known:
+    """A program that was defined: made ready to run, and what was found when it was checked; or why it cannot run."""
 
-    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor on the device.
-
-        Ownership:
-            Nobody else holds the argument: it may become the value.
-        """
-
-    def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a dense CPU tensor of a value.
-
-        Ownership:
-            The result is only read, and only until the session's next batch: it may share the value's memory.
-        """
-
-
-@runtime_checkable
-class EarlyProgram(CompiledProgram, Protocol):
-    """What a compiled program may have beside the methods of `CompiledProgram`: it may run before it is asked for."""
-
-    def is_pure(self, numbers: Sequence[Any]) -> bool:
-        """Whether all that comes of a run with these numbers are its results.
-
-        Laws:
-            executor.purity_true
-        """
-
-
-class Allowance(Protocol):
-    """How much a session may ask for."""
-
-    def admit_program(self, program: Program) -> None:
-        """Let a program in before it is compiled.
-
-        Raises:
-            LimitError: It is too large.
-        """
-
-    def admit_values(self, held: int, more: int) -> None:
-        """Let a session that holds so many values hold more.
-
-        Raises:
-            LimitError: These are too many. Then they do not come about, and whoever asks for them is told so.
-        """
+    definition: Define
+    program: CompiledProgram | None = None
+    checked: CheckedProgram | None = None
+    failed: Poisoned | None = None
 
 
 class SessionService:
@@ -114,6 +77,7 @@ class SessionService:
         contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
         allowance: What the session may ask for; ``None`` for anything.
         post: Reaches other sessions, and is reached by them.
+        watch: Checks programs before they run; none where the client is this process itself.
 
     Concurrency:
         One batch at a time; `held_bytes` may be read by any thread.
@@ -121,12 +85,13 @@ class SessionService:
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
                  contents: Contents | None = None, post: Post | None = None,
-                 allowance: Allowance | None = None) -> None:
+                 allowance: Allowance | None = None, watch: Watch | None = None) -> None:
         self._executor = executor
         self._allowance = allowance
         self._not_admitted: Poisoned | None = None
         self._contents = contents
         self._post = post
+        self._watch = watch
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
         # What is kept is nobody's to write to: then the value is a copy.
         self._put = executor.put if shared is None or contents is not None else shared.adopt
@@ -134,7 +99,7 @@ class SessionService:
         self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
         self._values = Holdings()
-        self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
+        self._programs: dict[int, _Known] = {}
         self._forecast = Forecast()
         self._lookahead = Lookahead(self._forecast)
         self._failures = Failures()
@@ -249,15 +214,22 @@ class SessionService:
         return True
 
     def _define(self, command: Define) -> None:
-        def compile_checked() -> CompiledProgram:
-            if self._allowance is not None:
-                self._allowance.admit_program(command.body)
-            command.body.check()
-            return self._executor.compile(command.body)
+        made = self._attempt(lambda: self._prepare(command))
+        self._programs[command.program] = _Known(command, failed=made) if isinstance(made, Poisoned) else made
 
-        made = self._attempt(compile_checked)
-        failed = made if isinstance(made, Poisoned) else None
-        self._programs[command.program] = (None if failed else made, failed, command)
+    def _prepare(self, command: Define) -> _Known:
+        body, executor = command.body, self._executor
+        if self._allowance is not None:
+            self._allowance.admit_program(body)
+        body.check()
+        checked = None if self._watch is None else self._watch.check(body)
+        if checked is None or not checked.calls:
+            return _Known(command, executor.compile(body), checked)
+        if not isinstance(executor, CheckingExecutor):
+            names = sorted({body.templates[template].operator for template in checked.calls})
+            raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
+                                       hint="Serve with an executor that has `compile_checked`.")
+        return _Known(command, executor.compile_checked(body, checked.calls), checked)
 
     def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
         if command.handle == GENERATOR_HANDLE:
@@ -398,14 +370,18 @@ class SessionService:
         return self._lookahead.go(self._values.get, self._run_ahead)
 
     def _run_ahead(self, run: Run, inputs: list[Any]) -> list[Any] | None:
-        program, _, definition = self._programs.get(run.program, (None, None, None))
+        known = self._programs.get(run.program)
+        program = None if known is None else known.program
         numbers = messages.from_wire(run.numbers)
         if (
-            not isinstance(program, EarlyProgram)
+            known is None
+            or not isinstance(program, EarlyProgram)
             or not program.is_pure(numbers)
             or any(isinstance(value, Poisoned) for value in inputs)
             or GENERATOR_HANDLE in run.outputs
-            or (definition is not None and len(run.outputs) != len(definition.body.keep))
+            or len(run.inputs) != known.definition.body.inputs
+            or len(run.outputs) != len(known.definition.body.keep)
+            or (known.checked is not None and known.checked.refused(inputs, numbers))
         ):
             return None
         failures = []
@@ -424,10 +400,9 @@ class SessionService:
         known = self._programs.get(run.program)
         if known is None:
             raise ProtocolError(f"Program {run.program} was never defined.")
-        program, failed, definition = known
-        body = definition.body
-        if failed is not None or program is None:
-            return [failed] * len(run.outputs)
+        program, body = known.program, known.definition.body
+        if program is None:
+            return [known.failed] * len(run.outputs)
         if len(run.inputs) != body.inputs or len(run.outputs) != len(body.keep):
             raise ProtocolError(f"Program {run.program} has {body.inputs} inputs and {len(body.keep)} outputs, the run "
                                 f"{len(run.inputs)} and {len(run.outputs)}.")
@@ -440,7 +415,14 @@ class SessionService:
 
         inputs = [self._value(handle) for handle in run.inputs]
         before = list(inputs)
-        outputs = program.run(inputs, messages.from_wire(run.numbers), self._random, report)
+        numbers = messages.from_wire(run.numbers)
+        refused = None if known.checked is None else known.checked.refused(inputs, numbers)
+        if not refused:
+            outputs = program.run(inputs, numbers, self._random, report)
+        elif isinstance(program, PartialProgram):
+            outputs = program.run_without(inputs, numbers, self._random, report, refused)
+        else:
+            raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 self._poison_storage(given, left)

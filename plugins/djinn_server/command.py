@@ -82,6 +82,14 @@ def serve(
         show_default=False, metavar="HOST[,HOST|CIDR...]",
         help="Servers that sessions here may send values to. This machine alone if not given, and not even that "
              "if other machines can reach this server.")] = "",
+    program_mib: Annotated[int | None, typer.Option(
+        min=1, show_default=False,
+        help="MiB that one program may take at a time beside its inputs; what would take more is refused before it "
+             "runs. The memory of the device if not given.")] = None,
+    allow_namespace: Annotated[list[str] | None, typer.Option(
+        show_default=False, metavar="NAME",
+        help="Run operators of this namespace too, which an extension of PyTorch has registered in the server. Their "
+             "arguments are not checked; may be given several times.")] = None,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
@@ -97,7 +105,8 @@ def serve(
         tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
         keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
         limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes),
-        memory_bytes=memory_mib * 2**20, peers=peers)
+        memory_bytes=memory_mib * 2**20, peers=peers,
+        program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()))
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
@@ -130,6 +139,8 @@ class Offer:
     limits: Limits
     memory_bytes: int
     peers: str
+    program_bytes: int | None
+    namespaces: tuple[str, ...]
 
     @property
     def address(self) -> str:
@@ -158,7 +169,8 @@ def _open(offer: Offer) -> Gateway:
     configure(config)
     is_private = _check(offer, bool(config.token))
     plugins = Plugins.load(config.selection)
-    plugins.choose("executor", "torch")
+    for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
+        plugins.choose(kind, usual)
     scheme = offer.address.partition("://")[0]
     transport = plugins.transport_for(scheme)
     hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
@@ -168,7 +180,8 @@ def _open(offer: Offer) -> Gateway:
     def setup_for(tenant: Tenant) -> Setup:
         return Setup(tenant.name, offer.device, scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
-                     offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private)
+                     offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private,
+                     program_bytes=offer.program_bytes, namespaces=offer.namespaces)
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}

@@ -38,6 +38,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         peers: See `djinn_server.couriers.PeerRules.parse`.
         is_private: Whether only this machine can reach the server.
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
+        program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
+        namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
     """
 
     tenant: str
@@ -56,6 +58,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     peers: str = ""
     is_private: bool = True
     mailbox_prefix: bytes = b""
+    program_bytes: int | None = None
+    namespaces: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

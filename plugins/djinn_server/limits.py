@@ -115,7 +115,7 @@ class Allowances:
 
 
 class SessionAllowance:
-    """One session's part of a tenant's allowance; see `djinn.protocol.service.Allowance`.
+    """One session's part of a tenant's allowance; see `djinn.protocol.abilities.Allowance`.
 
     Concurrency:
         The session's thread.
@@ -127,14 +127,14 @@ class SessionAllowance:
         self._inflight_bytes = 0
 
     def admit_program(self, program: Program) -> None:
-        """Let a program in; see `djinn.protocol.service.Allowance.admit_program`."""
+        """Let a program in; see `djinn.protocol.abilities.Allowance.admit_program`."""
         limit, nodes = self._allowances.limits.nodes, len(program.steps)
         if limit and nodes > limit:
             raise LimitError(f"The program has {nodes} steps; the limit is {limit}.",
                              hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}")
 
     def admit_values(self, held: int, more: int) -> None:
-        """Let values come about; see `djinn.protocol.service.Allowance.admit_values`."""
+        """Let values come about; see `djinn.protocol.abilities.Allowance.admit_values`."""
         self._allowances.change_handles(self._handles, held + more, checks=True)
         self._handles = held + more
 

@@ -11,6 +11,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
+from djinn.kinds.guard import Watch
 from djinn.kinds.transport import BoundedChannel, Carrier, Channel, Listener, Transport
 from djinn.protocol.contents import ContentStore
 from djinn.protocol.mailbox import MailRoom
@@ -68,6 +69,7 @@ class Server:
         peers: Which servers may be sent values.
         transport_for: Gives the transport of a scheme, for values that are sent to other servers.
         mailbox_prefix: How the keys of the sessions' mailboxes begin.
+        watch: Takes up a guard's watch at a new session.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
@@ -75,7 +77,7 @@ class Server:
 
     def __init__(
         self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
-        allowances: Allowances | None = None, keep_bytes: int = 0,
+        watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
         looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
     ) -> None:
@@ -89,6 +91,7 @@ class Server:
         self._room = MailRoom(mailbox_prefix)
         self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
         self._sessions: dict[str, tuple[SessionService, MailPost]] = {}
+        self._watch = watch
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
@@ -224,7 +227,7 @@ class Server:
 
             post = MailPost(session, mailbox, carry, is_gone)
             service = SessionService(self._executor, travels=True, contents=contents, post=post,
-                                     allowance=allowance)
+                                     allowance=allowance, watch=self._watch())
             with self._lock:
                 self._sessions[session] = service, post
             try:

@@ -14,14 +14,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.executor import Executor
+from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
 from djinn.protocol.messages import Hello
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
 from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.limits import Allowances, Limits
+from djinn_server.memory import device_bytes
 from djinn_server.server import Server
 from djinn_server.tickets import TicketCheck
 from djinn_server.waiting import WaitingRoom
@@ -155,7 +158,12 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
     inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key))
     allowances = Allowances(setup.limits)
-    server = Server(inlet, executor, admit=inlet.admit, allowances=allowances, keep_bytes=setup.keep_bytes,
+    bounds = Bounds(executor.device,
+                    device_bytes(executor.device) if setup.program_bytes is None else setup.program_bytes,
+                    frozenset(setup.namespaces))
+    watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
+    server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
+                    keep_bytes=setup.keep_bytes,
                     looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
                     peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
                                           listens_on_path=setup.transport == UNIX),

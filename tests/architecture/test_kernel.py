@@ -21,7 +21,7 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3620
+MAX_KERNEL_LINES = 3640
 LOOKING = ("origins.py", "pages.py", "spans.py", "model/documents.py", "model/display.py")
 """What looks at recordings and runs, and writes down what it sees. The way of an operation knows nothing of it."""
 MAX_LOOKING_LINES = 600
@@ -33,7 +33,7 @@ FLEET = ("fleet/",)
 MAX_PLANNING_LINES = 2800
 RECOVERY = ("recovery/",)
 """What a session has beside that goes on when its server dies."""
-MAX_RECOVERY_LINES = 1000
+MAX_RECOVERY_LINES = 1030
 MAX_FLEET_LINES = 800
 REUSE = ("results.py", "purity.py")
 """What a link that keeps results has beside."""
