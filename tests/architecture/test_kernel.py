@@ -33,7 +33,7 @@ FLEET = ("fleet/",)
 RECOVERY = ("recovery/",)
 """What a session has beside that goes on when its server dies."""
 MAX_PLANNING_LINES = 1600
-MAX_RECOVERY_LINES = 1000
+MAX_RECOVERY_LINES = 1050
 MAX_FLEET_LINES = 800
 REUSE = ("results.py", "purity.py")
 """What a link that keeps results has beside."""
