@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from djinn._collection import paused_collection
 
 if TYPE_CHECKING:
+    from djinn.calibration import calibrate, profiles
     from djinn.execution import ExecutionStrategy, execute
     from djinn.model.schedule import CostEstimate, ExecutionSchedule
     from djinn.planning.liveness import MemoryEstimator
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 with paused_collection():
     from djinn import errors, runtime
     from djinn.analysis import annotate_graph, build_graph, find_patterns
-    from djinn.calibration import calibrate, profiles
     from djinn.capture import Captured, capture, explain, get_graph, is_capturing
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.logs import set_debug_level
@@ -106,6 +106,7 @@ __all__ = (
     "synchronize",
 )
 _LATER = {
+    **dict.fromkeys(("calibrate", "profiles"), "djinn.calibration"),
     **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn.model.schedule"),
     **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn.execution"),
     **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn.plans"),

@@ -38,12 +38,13 @@ RUNS = 3
 _Advance = Callable[[str], None]
 
 
-def calibrate(*, seconds: float = 10.0, save: bool = True) -> Calibration:
-    """Measure the connected executor and the link to it, by running what the installed workloads say.
+def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) -> Calibration:
+    """Measure a connected executor and the links to it, by running what the installed workloads say.
 
     Everything that was recorded before runs first. Values and random numbers of the session stay as they are.
 
     Args:
+        executor: Which of the session's, from 0.
         seconds: How long it goes on to run workloads once more, those first whose runs differ most. Each is run a few
             times however long that takes.
         save: Whether to keep what was found, for sessions to come. Without it, only this session knows.
@@ -59,10 +60,12 @@ def calibrate(*, seconds: float = 10.0, save: bool = True) -> Calibration:
     """
     session, began = runtime.current(), time.perf_counter()
     workloads = _registered(session)
-    with _undisturbed(session), torch.no_grad(), _progress(len(workloads) + 1) as advance:
-        down, up = _links(session)
+    link = session.link.links[executor]
+    with (_undisturbed(session), torch.no_grad(), _progress(len(workloads) + 1) as advance,
+          session.pinned(executor) as device):
+        down, up = _links(session, device)
         advance("link")
-        trials = _Trials(session)
+        trials = _Trials(session, device)
         for workload in workloads:
             trials.run(workload)
             advance(workload.name)
@@ -70,9 +73,10 @@ def calibrate(*, seconds: float = 10.0, save: bool = True) -> Calibration:
             trials.run(doubtful)
         empty_s = trials.empty_s()
     profile = fit(trials.measured(), empty_s=empty_s, run_s=max(empty_s - down.latency_s - up.latency_s, 0.0))
-    found = Calibration(identity := kept.identity_of(session.link), profile, down, up, time.perf_counter() - began,
+    found = Calibration(identity := kept.identity_of(link), profile, down, up, time.perf_counter() - began,
                         tuple(f"{name}: {why}" for name, why in trials.skipped.items()))
     session.calibrations[identity] = found
+    session.link.learn(executor, found.profile, found.home_link, _peer_links(session, executor))
     if save:
         kept.save(found)
     return found
@@ -84,7 +88,7 @@ def profiles() -> Mapping[str, Calibration]:
     What `calibrate` has measured, now or earlier, is used; the rest are defaults, and say so.
     """
     session = runtime.current()
-    return {session.link.address: session.calibration()}
+    return {link.address: session.calibration(index) for index, link in enumerate(session.link.links)}
 
 
 def _registered(session: Session) -> list[Workload]:
@@ -123,17 +127,18 @@ class _Trials:
         skipped: What the executor could not run, and why.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, device: torch.device) -> None:
         self.skipped: dict[str, str] = {}
         self._session = session
-        self._written = torch.zeros(1, device=runtime.logical_device())
+        self._device = device
+        self._written = torch.zeros(1, device=device)
         self._trials: dict[str, _Trial] = {}
 
     def run(self, workload: Workload) -> None:
         """Run a workload a few times."""
         known = self._trials.get(workload.name)
         try:
-            run = workload.prepare(runtime.logical_device())
+            run = workload.prepare(self._device)
             calls = _calls(run) if known is None else known.calls
             for _ in range(WARM_RUNS):
                 self._seconds(run)
@@ -206,7 +211,34 @@ def _calls(run: Callable[[], Any]) -> tuple[Call, ...]:
                  for node in captured.graph.nodes() for meaning in (annotated.nodes[node.id],))
 
 
-def _links(session: Session) -> tuple[LinkProfile, LinkProfile]:
+def _peer_links(session: Session, executor: int) -> dict[int, LinkProfile]:
+    """Measure the ways from one executor of a session to its others."""
+    found = {}
+    for other in range(len(session.link.links)):
+        if other != executor:
+            small, large = (_sending_s(session, executor, other, size) for size in (1, LINK_BYTES // 4))
+            found[other] = LinkProfile(small, LINK_BYTES / max(large - small, 1e-9), is_measured=True)
+    return found
+
+
+def _sending_s(session: Session, source: int, target: int, elements: int) -> float:
+    """Time how long a value takes from one executor to another, beyond what looking at it there takes."""
+    taken = []
+    for _ in range(LINK_TURNS):
+        with session.pinned(source) as device:
+            value = torch.zeros(elements, device=device)
+        session.synchronize()
+        for timed in (True, False):
+            begin = time.perf_counter()
+            with session.pinned(target) as device:
+                value.to(device).sum()
+            session.synchronize()
+            taken.append(time.perf_counter() - begin if timed else begin - time.perf_counter())
+    # The second time, it is there already.
+    return max(2 * statistics.fmean(taken), 1e-6)
+
+
+def _links(session: Session, device: torch.device) -> tuple[LinkProfile, LinkProfile]:
     """Measure the way from the executor and the way to it: half a round trip each, and what they carry."""
     trips = []
     for _ in range(ROUND_TRIPS):
@@ -220,7 +252,7 @@ def _links(session: Session) -> tuple[LinkProfile, LinkProfile]:
         # Other bytes each time: a server may keep what it was sent before.
         data = torch.full((LINK_BYTES // 4,), float(turn))
         begin = time.perf_counter()
-        there: LazyTensor = session.upload(data)
+        there: LazyTensor = session.upload(data, device)
         session.synchronize()
         sent.append(time.perf_counter() - begin)
         begin = time.perf_counter()

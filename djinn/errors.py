@@ -16,6 +16,7 @@ __all__ = (
     "DjinnError",
     "DocumentError",
     "InputsError",
+    "OutOfMemoryError",
     "PeerError",
     "PluginError",
     "PluginLoadError",

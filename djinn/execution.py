@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +15,11 @@ import torch
 
 from djinn import runtime
 from djinn.errors import InputsError, ScheduleError
+from djinn.inputs import Inputs, arrived, bind, laid_out_as, outside_values
 from djinn.link import Link
 from djinn.model.graph import Graph, GraphNode, Operand
 from djinn.model.schedule import CachingPolicy, ExecutionSchedule
 from djinn.model.schema import ReturnKind, facts_of, operator_named
-from djinn.model.spec import TensorSpec
 from djinn.planning.check import check_schedule
 from djinn.protocol.tensors import dtype_named
 from djinn.tape import Node
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from djinn.fleet.whereabouts import Whereabouts
     from djinn.session import Session
 
-Inputs = Mapping[str, Any] | Sequence[Any] | None
-_WEIGHTS = ("parameter", "buffer", "optimizer_state", "gradient")
 """Kinds of values that a call is not given anew."""
 
 
@@ -48,29 +45,6 @@ class ExecutionStrategy(StrEnum):
     number, with whatever its compiler has made of it."""
     LOCAL = "local"
     """Here, by PyTorch itself on the CPU: what it reads comes home, what it writes is sent back."""
-
-
-@attrs.frozen
-class Outside:
-    """A value that a graph reads from outside."""
-
-    value: str
-    name: str
-    """Its name in the captured model, if it has one."""
-    kind: str
-    spec: TensorSpec | None
-    is_written: bool
-    """Whether the graph writes into its storage."""
-
-    @property
-    def is_weight(self) -> bool:
-        """Whether a call is not given it anew. What only the analysis takes for a weight has no name."""
-        return bool(self.name) and self.kind in _WEIGHTS
-
-    @property
-    def label(self) -> str:
-        """What messages call it."""
-        return f"{self.name!r} ({self.value})" if self.name else self.value
 
 
 def execute(
@@ -128,45 +102,6 @@ def flushing(session: Session, operations: str | None) -> Iterator[None]:
         session.pace.set(usual, is_fixed=is_fixed)
 
 
-def outside_values(graph: Graph) -> list[Outside]:
-    """List the values that a graph reads from outside, in the order in which it first reads them."""
-    made: set[str] = set()
-    specs: dict[str, TensorSpec | None] = {}
-    written: set[str] = set()
-    storages = graph.storages
-    for node in graph.nodes():
-        for value, spec in itertools.zip_longest(node.inputs, node.input_specs[:len(node.inputs)]):
-            if value not in made:
-                specs.setdefault(value, spec)
-        written.update(storages.get(value, value) for value in node.writes)
-        made.update(node.outputs)
-    found = []
-    for value, spec in specs.items():
-        info = graph.values.get(value)
-        found.append(Outside(value, info.name if info else "", info.kind if info else "",
-                             spec or (info.spec if info else None), storages.get(value, value) in written))
-    return found
-
-
-def alive_values(session: Session, wanted: Sequence[Outside]) -> dict[str, LazyTensor]:
-    """Find the tensors of a session that hold values which a graph of the same session read.
-
-    Sessions keep no list of their tensors: it would cost every operation. The garbage collector knows them. Nothing is
-    remembered, because tensors with weak references cannot be moved by `torch.nn.Module.to`.
-    """
-    numbers = {int(value.value[1:]): value.value for value in wanted
-               if value.spec is not None and value.spec in session.specs and value.value[1:].isdecimal()}
-    found: dict[str, LazyTensor] = {}
-    if numbers:
-        released = session.recorder.released
-        kinds = {LazyTensor, *LazyTensor.__subclasses__()}
-        for tensor in [candidate for candidate in gc.get_objects() if type(candidate) in kinds]:
-            value = getattr(tensor, "_value", None)
-            if value is not None and value.released is released and value.slot.number in numbers:
-                found[numbers[value.slot.number]] = tensor
-    return found
-
-
 def results_of(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
     """List the values that outlive a graph: of nodes none of whose results is read, and what the schedule keeps.
 
@@ -214,7 +149,7 @@ class Run:
             raise InputsError(f"The graph gives no value {unknown[0]!r}.",
                               hint="Outputs are named by the identifiers in graph.nodes()[i].outputs.")
         self._outside = outside
-        self._bound = _bind(session, self.graph, outside, inputs)
+        self._bound = bind(session, self.graph, outside, inputs)
         self.is_repeatable = not any(value.is_written for value in outside) and not any(
             call.node.is_random for call in self._calls)
         self._last = self._last_uses()
@@ -239,7 +174,7 @@ class Run:
             values = {}
             for value in self._outside:
                 use(self.positions.get(self._schedule.placements.get(value.value, ""), 0))
-                values[value.value] = _arrived(session, self._bound[value.value], value)
+                values[value.value] = arrived(session, self._bound[value.value], value)
             for device, calls in placed:
                 use(device)
                 with torch._C._AutoDispatchBelowAutograd():
@@ -272,7 +207,7 @@ class Run:
         home = [tensor.cpu().clone() if value.is_written and tensor is given else tensor.cpu()
                 for value, tensor, given in zip(self._outside, home, outside, strict=True)]
         with torch.no_grad():
-            values = {value.value: _as_laid_out(tensor, value.spec)
+            values = {value.value: laid_out_as(tensor, value.spec)
                       for value, tensor in zip(self._outside, home, strict=True)}
             for position, call in enumerate(self._calls):
                 self._step(call, values, position, lambda operator, args, kwargs: operator(*args, **kwargs), "cpu")
@@ -383,117 +318,6 @@ def _new_results(call: _Call, returned: Any) -> list[Any]:
             made += item
         elif kind is not ReturnKind.WRITTEN:
             made.append(item)
-    return made
-
-
-def _bind(session: Session, graph: Graph, outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
-    """Find a tensor for every value from outside.
-
-    Raises:
-        InputsError: There is none, or it does not fit.
-    """
-    bound: dict[str, Any] = _given(outside, inputs)
-    missing = [value for value in outside if value.value not in bound]
-    bound |= alive_values(session, missing)
-    if absent := [value.label for value in missing if value.value not in bound]:
-        raise InputsError(f"{len(absent)} of {len(outside)} values from outside are missing: "
-                          f"{', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}.",
-                          hint="The session does not hold them any more; give them in djinn.execute(inputs={...}).")
-    for value in outside:
-        _check_fits(value, bound[value.value])
-    for tensor in bound.values():
-        if isinstance(tensor, LazyTensor):
-            session.check_owner(tensor)
-    _check_sharing(graph, outside, bound)
-    return bound
-
-
-def _given(outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
-    if inputs is None:
-        return {}
-    if isinstance(inputs, torch.Tensor):
-        raise InputsError("The inputs are one tensor.", hint="Put it into a list: inputs=[tensor].")
-    if not isinstance(inputs, Mapping):
-        places = [value for value in outside if not value.is_weight]
-        if len(inputs) != len(places):
-            raise InputsError(f"{len(inputs)} inputs are given, and the graph reads {len(places)} values from outside "
-                              f"that are no weights: {', '.join(value.label for value in places) or 'none'}.",
-                              hint="Give as many, in this order, or name them in a mapping. What a block makes itself "
-                                   "is no input of its graph.")
-        return {value.value: tensor for value, tensor in zip(places, inputs, strict=True)}
-    named: dict[str, list[str]] = {}
-    for value in outside:
-        named.setdefault(value.name, []).append(value.value)
-    known = {value.value for value in outside}
-    found: dict[str, Any] = {}
-    for key, tensor in inputs.items():
-        answers = [key] if key in known else named.get(key, []) if key else []
-        if len(answers) != 1:
-            why = f"is the name of several values: {', '.join(answers)}" if answers else "is no value from outside"
-            raise InputsError(f"The input {key!r} {why}.", hint="The graph reads "
-                              f"{', '.join(value.label for value in outside if not value.is_weight)}.")
-        found[answers[0]] = tensor
-    return found
-
-
-def _check_fits(value: Outside, given: Any) -> None:
-    if not isinstance(given, torch.Tensor):
-        raise InputsError(f"{value.label} is given a {type(given).__name__}, and is a tensor.")
-    spec = value.spec
-    if spec is not None and (given.shape != spec.size or given.dtype != spec.dtype):
-        raise InputsError(
-            f"{value.label} is given {given.dtype}{list(given.shape)}, and was {spec.dtype}{list(spec.size)} when the "
-            "graph was recorded.", hint="A graph holds for one size of each input; record it anew for another.")
-    if spec is None or _layout(given) == (spec.stride, spec.storage_offset):
-        return
-    overlaps = any(step == 0 != there and extent > 1
-                   for extent, step, there in zip(spec.size, spec.stride, given.stride(), strict=True))
-    if overlaps or (value.is_written and isinstance(given, LazyTensor)):
-        raise InputsError(f"{value.label} lies in memory in another way than when the graph was recorded, which "
-                          f"{'expanded it' if overlaps else 'writes there'}.",
-                          hint=f"Give a tensor with the strides {spec.stride}.")
-
-
-def _check_sharing(graph: Graph, outside: Sequence[Outside], bound: Mapping[str, Any]) -> None:
-    """What shares memory and is written must share memory now as well, or else what one writes the other misses."""
-    owners: dict[str, tuple[Outside, Any]] = {}
-    for value in outside:
-        if value.is_written:
-            storage = graph.storages.get(value.value, value.value)
-            first, memory = owners.setdefault(storage, (value, _memory(bound[value.value])))
-            if memory != _memory(bound[value.value]):
-                raise InputsError(f"{value.label} and {first.label} share memory in the graph, which writes there, and "
-                                  "what is given for them does not.", hint="Give views of one lazy tensor for both.")
-
-
-def _memory(tensor: Any) -> Any:
-    return tensor._value.slot.storage if isinstance(tensor, LazyTensor) else id(tensor)
-
-
-def _layout(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
-    if isinstance(tensor, LazyTensor):
-        spec = tensor._value.spec
-        return spec.stride, spec.storage_offset
-    return tensor.stride(), int(tensor.storage_offset())
-
-
-def _arrived(session: Session, given: torch.Tensor, value: Outside) -> torch.Tensor:
-    """Bring a tensor to the executor."""
-    if not isinstance(given, LazyTensor):
-        given = session.upload(given.detach()) if value.is_written else session.mixer.upload(given)
-    return _as_laid_out(given, value.spec)
-
-
-def _as_laid_out(given: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
-    """Lay a tensor out in memory as the graph's value was: operations may reach into its storage."""
-    if spec is None or spec.numel == 0 or _layout(given) == (spec.stride, spec.storage_offset):
-        return given
-    reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
-    base = torch.empty(spec.storage_offset + reach + 1, dtype=spec.dtype, device=given.device)
-    # Where a dimension is expanded, all its positions are one place in memory.
-    narrow = tuple(slice(0, 1) if step == 0 else slice(None) for step in spec.stride)
-    made = base.as_strided(spec.size, spec.stride, spec.storage_offset)
-    made[narrow].copy_(given[narrow])
     return made
 
 

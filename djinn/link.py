@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.kinds import Connection
+from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.model.value import Slot
 from djinn.pacing import Pace
 from djinn.programs import Layout, ProgramTable, lay_out
@@ -94,6 +95,13 @@ class Link:
     def is_broken(self) -> bool:
         """Whether nothing can be sent or received any more."""
         return self._broken is not None
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor; there is no other."""
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Learn how fast the executor is, which with one makes no difference."""
 
     def flush(self) -> None:
         """Send everything pending."""

@@ -12,7 +12,8 @@ import msgspec
 import torch
 
 from djinn import runtime
-from djinn.execution import Inputs, Run, flushing
+from djinn.execution import Run, flushing
+from djinn.inputs import Inputs
 from djinn.model.schedule import ExecutionSchedule, Span
 from djinn.protocol.messages import Batch, Rerun, Result, Send, Timing
 from djinn.protocol.messages import Run as RunCommand

@@ -11,7 +11,7 @@ import attrs
 from djinn import analysis, runtime
 from djinn.capture import Captured
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
-from djinn.execution import alive_values, outside_values
+from djinn.inputs import alive_values, outside_values
 from djinn.kinds import Scheduler as SchedulerPlugin
 from djinn.link import Link
 from djinn.model.annotated import AnnotatedGraph

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,6 +132,21 @@ class Session:
         """Keep so many bytes of results to be used again from now on; see `djinn.config.Config.result_cache_bytes`."""
         with self.lock:
             self.link.keep_results(cache_for(max_bytes, self.classifier))
+
+    @contextmanager
+    def pinned(self, executor: int) -> Iterator[torch.device]:
+        """Let everything run on one executor for the length of a block, and give the device that stands for it.
+
+        Where the user chooses among devices, name that device in the block.
+        """
+        with self.lock:
+            self.flush()
+            self.link.pin(executor)
+            try:
+                yield torch.device(self.device.type, executor if self.device_count > 1 else self.device.index)
+                self.flush()
+            finally:
+                self.link.pin(None)
 
     def flush(self) -> None:
         """Hand everything pending over without waiting for results.
@@ -373,9 +388,9 @@ class Session:
                 "pending_nodes": len(self.tape),
             }
 
-    def calibration(self) -> Calibration:
-        """Return how fast the executor is thought to be; see `djinn.calibrate`."""
-        identity = identity_of(self.link)
+    def calibration(self, executor: int = 0) -> Calibration:
+        """Return how fast an executor is thought to be; see `djinn.calibrate`."""
+        identity = identity_of(self.link.links[executor])
         if identity not in self.calibrations:
             self.calibrations[identity] = load(identity)
         return self.calibrations[identity]

@@ -15,7 +15,7 @@ from djinn_conformance.twins import Line, compare_values
 __all__ = ("ReusingMachine", "reused")
 
 _PURE = ("view", "compute", "random", "read", "data_dependent", "late", "out")
-_DISTURBING = ("write", "write", "metadata", "mixed", "gradient", "random_state", "out", "sliced", "drop")
+_DISTURBING = ("write", "write", "metadata", "mixed", "gradient", "random_state", "out", "sliced")
 _MOST_LINES = 8
 _ROOM_BYTES = (2**26, 2**26, 2048, 256)
 """What is enough for everything that a program makes, and what is soon used up."""
@@ -51,26 +51,54 @@ class ReusingMachine(Machine):
         return [line for line in self.lines if there >= set(_NAME.findall(line.text))]
 
     @precondition(lambda self: self._repeatable())
-    @rule(data=st.data(), times=st.integers(1, 3), waits=st.booleans(), compares=st.booleans(), writes=st.booleans())
-    def do_again(self, data: Any, times: int, waits: bool, compares: bool, writes: bool) -> None:
-        """Do again what was done before, as often as it takes to be known; write something, and do it again."""
+    @rule(data=st.data())
+    def do_again(self, data: Any) -> None:
+        """Do again what was done before."""
+        self._again(data, writes=False)
+
+    @precondition(lambda self: self._repeatable())
+    @rule(data=st.data())
+    def do_again_after_a_write(self, data: Any) -> None:
+        """Do again what was done before, write something, and do it again."""
+        self._again(data, writes=True)
+
+    @precondition(lambda self: self._repeatable())
+    @rule(data=st.data())
+    def write_into_a_result(self, data: Any) -> None:
+        """Do again what was done before until it is known, write into what it gave, and do it again."""
+        names = self._again(data, writes=False)
+        there = [name for name in names if name in self.eager.tensors]
+        if there:
+            name = data.draw(st.sampled_from(there))
+            mode = "with torch.inference_mode(): " if self.eager.tensors[name].is_inference() else ""
+            self._do(f"{mode}{name}.detach().zero_()", "write")
+            self._again(data, writes=False)
+
+    def _again(self, data: Any, *, writes: bool) -> tuple[str, ...]:
+        """Do something as often as it takes to be known; gives the names of what it gave at last."""
+        times, waits = data.draw(st.integers(2, 3)), data.draw(st.sampled_from((True, True, True, False)))
+        compares = data.draw(st.booleans())
         line = data.draw(st.sampled_from(self._repeatable()))
         before = reused(self.session)
+        names: tuple[str, ...] = ()
         for _ in range(times):
-            self._once_more(line, waits=waits)
-        if writes:
-            self._draw(data, data.draw(st.sampled_from(_DISTURBING)))
+            names = self._once_more(line, waits=waits) or names
+        if writes and any(self.groups.get(group) for group in _DISTURBING):
+            self._draw(data, data.draw(st.sampled_from([group for group in _DISTURBING if self.groups.get(group)])))
             if line in self._repeatable():
                 self._once_more(line, waits=waits)
         if compares:
             self._settle()
             compare_values(self.eager, self.remote, None, self._where)
         self.statistics.counts["reused"] += reused(self.session) > before
+        return names
 
-    def _once_more(self, line: Line, *, waits: bool) -> None:
-        if set(_NAME.findall(line.text)) <= self.eager.tensors.keys():
-            self._do(line.text, line.group)
-            self._do("synchronize()" if waits else "flush()", "wait")
+    def _once_more(self, line: Line, *, waits: bool) -> tuple[str, ...]:
+        if not set(_NAME.findall(line.text)) <= self.eager.tensors.keys():
+            return ()
+        names = self._do(line.text, line.group).names
+        self._do("synchronize()" if waits else "flush()", "wait")
+        return names
 
     def teardown(self) -> None:
         """Finish as every program does, and keep nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import Placed
 from djinn.fleet.whereabouts import Whereabouts
+from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.session import Session
 from djinn.tape import Node
 
@@ -37,6 +38,13 @@ class Scattered:
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
         """Run everything anywhere, in program order."""
         return [(node, self._lot(f"{index} {node.signature.template.operator}")) for index, node in enumerate(nodes)]
+
+    def pin(self, executor: int | None) -> None:
+        """Go on drawing lots."""
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Go on drawing lots."""
 
     def _lot(self, what: str) -> int:
         return crc32(f"{self._seed} {what}".encode()) % self._executors

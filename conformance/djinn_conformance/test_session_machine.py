@@ -22,6 +22,8 @@ from djinn_conformance.subjects import Subject
 _LINES = 25
 _REUSED = 0.2
 """How often, in each program, repeating a line must have used a result again, for the law to mean anything."""
+_ENOUGH_TO_REUSE = 50
+"""Fewer programs may happen to have nothing in them that could be used again."""
 _AT_ONCE = 100
 """Hypothesis leads programs that begin alike to the same point again, and gives up if other choices are offered there.
 They may be: what threads and garbage have left differs. Then others are drawn, as long as none was different."""
@@ -44,6 +46,8 @@ def test_reuse_invisible(subject: Subject, session: Session, record_property: Ca
     wanted = max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2)
     statistics = _run(session, ReusingMachine, wanted)
     record_property("djinn_said", f"{statistics}")
+    if wanted < _ENOUGH_TO_REUSE:
+        return
     count = statistics.counts["reused"]
     expect(count >= _REUSED * wanted, "repetitions that were reused", got=count,
            wanted=f"at least {_REUSED} in each program", where=str(subject))

@@ -10,6 +10,7 @@ from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
 from djinn.kinds import Connection, Scheduler
 from djinn.model.graph import Graph
+from djinn.planning.profiles import identity_of, load
 from djinn.results import cache_for
 from djinn.tape import Tape
 
@@ -35,8 +36,10 @@ def compose_fleet(
     """
     placement: ExplicitPlacement | AutomaticPlacement = ExplicitPlacement()
     if scheduler is not None:
-        members = [Member(f"{session.device.type}:{index}", connection.welcome)
-                   for index, connection in enumerate(connections)]
+        found = [load(identity_of(connection)) for connection in connections]
+        members = [Member(f"{session.device.type}:{index}", connection.welcome, known.profile,
+                          home_link=known.home_link)
+                   for index, (connection, known) in enumerate(zip(connections, found, strict=True))]
         placement = AutomaticPlacement(scheduler, members, _with_meaning)
     fleet = Fleet(connections, tape, released, placement, session.pace,
                   is_debugging=session.config.debug)

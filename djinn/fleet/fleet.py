@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from djinn.fleet.views import changes_metadata, is_view, view_chain
 from djinn.fleet.whereabouts import Held, Whereabouts
 from djinn.kinds import Connection
 from djinn.link import Link
+from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.model.spec import TensorSpec
 from djinn.model.value import Slot
 from djinn.pacing import Pace
@@ -78,6 +79,15 @@ class Fleet:
     def live_handles(self) -> int:
         """How many values the executors hold, copies included."""
         return sum(link.live_handles for link in self.links)
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor from now on; ``None``: where the placement wants it."""
+        self.placement.pin(executor)
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Learn how fast an executor is, and the links from it."""
+        self.placement.learn(executor, profile, home_link, links)
 
     def use(self, placement: Placement) -> None:
         """Let another placement decide from now on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -49,6 +49,13 @@ class Placement(Protocol):
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
         """Choose executor and order of a piece of tape."""
 
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor from now on; ``None``: wherever it is placed."""
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Learn how fast an executor is, and the links from it."""
+
 
 class ExplicitPlacement:
     """The user's: each executor is a device of its own, ``remote_accelerator:0``, ``:1``, ..."""
@@ -62,6 +69,13 @@ class ExplicitPlacement:
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
         """Let each node run on the device of what it makes or writes."""
         return [(node, _device_index(node)) for node in nodes]
+
+    def pin(self, executor: int | None) -> None:
+        """Leave it to the user, who names the device."""
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Decide nothing by it."""
 
 
 def _device_index(node: Node) -> int:
@@ -104,7 +118,7 @@ class AutomaticPlacement:
         self, scheduler: Scheduler, members: Sequence[Member], annotate: Callable[[Graph], Graph]
     ) -> None:
         self._scheduler = scheduler
-        self._members = members
+        self._members = list(members)
         self._annotate = annotate
         self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
         # Servers with less to do come first; the first is filled before the next is used, so that what is uploaded
@@ -117,6 +131,14 @@ class AutomaticPlacement:
     def pin(self, executor: int | None) -> None:
         """Let everything run on one executor from now on; ``None``: wherever the scheduler wants it."""
         self._pinned = executor
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Learn how fast an executor and its links are; pieces that come are scheduled by that."""
+        named = {self._members[index].id: link for index, link in links.items()}
+        self._members[executor] = attrs.evolve(self._members[executor], profile=profile, home_link=home_link,
+                                               links={**self._members[executor].links, **named})
+        self._schedules.clear()
 
     def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
         """Choose the first executor with room.

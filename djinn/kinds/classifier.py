@@ -60,7 +60,7 @@ class CandidClassifier(Classifier, Protocol):
     """What a classifier may have beside the methods of `Classifier`: with them, results can be used again."""
 
     def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it may write what its schema does not say, or depend on more than its arguments and random numbers."""
+        """Whether it may write what its schema does not say, or depend on more than its arguments and the generator."""
 
     def shares_silently(self, operator: torch._ops.OpOverload) -> bool:
         """Whether results may share memory with its first tensor though its schema does not say so."""

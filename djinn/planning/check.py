@@ -171,8 +171,8 @@ class _Walk:
                     for transfer in entry]:
             lost = left[0]
             state = f"as {lost.after} leaves it" if lost.after else "as it was before"
-            raise _BrokenError("transfers", f"{lost.value} is to move from {lost.source} to {lost.target}, and is never "
-                                            f"on {lost.source} {state}")
+            raise _BrokenError("transfers", f"{lost.value} is to move from {lost.source} to {lost.target}, and is "
+                                            f"never on {lost.source} {state}")
         for transfer in self._schedule.transfers:
             written = self._away.get((transfer.value, transfer.after)) is not None
             if (transfer.value, transfer.target, transfer.after) not in self._read and not (
@@ -198,8 +198,8 @@ class _Walk:
         for value in node.inputs:
             if place != self._home_of(value):
                 if place not in self._copies.get(value, ()):
-                    raise _BrokenError("transfers", f"{node.id} reads {value} on {place}, where it is not, or no longer "
-                                                    "as it is")
+                    raise _BrokenError("transfers", f"{node.id} reads {value} on {place}, where it is not, or no "
+                                                    "longer as it is")
                 self._read.add((value, place, self._version(value)))
 
     def _make(self, node: GraphNode, place: str, position: int) -> None:

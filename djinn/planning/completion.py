@@ -142,7 +142,7 @@ class _Completion(Rehearsal):
         chain, bases = self._chain(value, device)
         if chain:
             problem = self.problem
-            source, _, end = self.cheapest(value, device)
+            source = self.cheapest(value, device)[0]
             moving_s = problem.moving_s(value, source, device)
             again_s = sum(problem.seconds(node, device) for node in chain) + sum(
                 0.0 if self._comes_anyway(base, device) else self._moving_s(base, device) for base in bases)
@@ -227,8 +227,9 @@ class _Completion(Rehearsal):
         best, between = end, NOWHERE
         for other in range(width):
             if other != device and other not in at and self._is_roomy[other]:
-                there = max(since, self._links.get(source * width + other, 0.0)) + problem.moving_s(value, source, other)
-                whole = max(there, self._links.get(other * width + device, 0.0)) + problem.moving_s(value, other, device)
+                first, second = source * width + other, other * width + device
+                there = max(since, self._links.get(first, 0.0)) + problem.moving_s(value, source, other)
+                whole = max(there, self._links.get(second, 0.0)) + problem.moving_s(value, other, device)
                 if whole < best:
                     best, between = whole, other
         if between != NOWHERE:
@@ -275,7 +276,7 @@ class _Completion(Rehearsal):
 
     def _flags(self, estimate: CostEstimate) -> frozenset[str]:
         problem = self.problem
-        flags = {f"phase:{meaning.execution_phase}" for meaning in map(meaning_of, problem.nodes) if meaning is not None}
+        flags = {f"phase:{known.execution_phase}" for known in map(meaning_of, problem.nodes) if known is not None}
         if len(set(self._place)) > 1:
             flags.add("split")
         if any(not problem.is_view[node] for node in self._replicas):

@@ -72,7 +72,8 @@ class _Spans:
         names = [node.id for node in problem.nodes]
         for value, maker in enumerate(problem.maker):
             if maker == NOWHERE:
-                self._home.setdefault(problem.root[value], index.get(schedule.placements.get(problem.values[value], ""), 0))
+                place = schedule.placements.get(problem.values[value], "")
+                self._home.setdefault(problem.root[value], index.get(place, 0))
             elif problem.root[value] == value:
                 self._home[value] = index[schedule.devices[names[maker]]]
         for value, maker in enumerate(problem.maker):

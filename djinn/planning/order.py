@@ -25,14 +25,12 @@ def ranks(problem: Problem, seconds: Sequence[float], moving: Callable[[int, int
     for node in range(len(found) - 1, -1, -1):
         rank = found[node] = found[node] + seconds[node]
         for earlier in problem.before[node]:
-            if found[earlier] < rank:
-                found[earlier] = rank
+            found[earlier] = max(found[earlier], rank)
         for value in problem.reads[node]:
             earlier = maker[value]
             if earlier >= 0:
                 through = rank + moving(value, node)
-                if found[earlier] < through:
-                    found[earlier] = through
+                found[earlier] = max(found[earlier], through)
     return found
 
 

@@ -126,7 +126,7 @@ class Problem:
         self.outlives: list[bool] = [maker == NOWHERE for maker in self.maker]
         """By value: whether it is known to be wanted after the graph. What nobody reads is, too."""
         size, root = self.size, self.root
-        for node, (known, reads, makes) in enumerate(zip(self.nodes, self.reads, self.makes, strict=True)):
+        for known, reads, makes in zip(self.nodes, self.reads, self.makes, strict=True):
             meaning = meaning_of(known)
             pure = not known.writes and not known.is_random
             is_view = pure and bool(makes) and all(root[value] != value for value in makes)

@@ -21,6 +21,7 @@ import torch
 from djinn.model.schedule import DeviceProfile, LinkProfile
 
 if TYPE_CHECKING:
+    from djinn.kinds import Connection
     from djinn.link import Link
 
 __all__ = ("Calibration", "Identity", "folder", "identity_of", "load", "path_of", "save")
@@ -92,8 +93,8 @@ class _File:
     calibration: Calibration
 
 
-def identity_of(link: Link) -> Identity:
-    """Say what a session's link leads to."""
+def identity_of(link: Link | Connection) -> Identity:
+    """Say what a connection leads to."""
     welcome = link.welcome
     parts = urlsplit(link.address)
     if parts.scheme == "local":

@@ -84,20 +84,17 @@ class Rehearsal:
                 since = at.get(device)
                 if since is None:
                     since = _NEVER
-                    for source, comes in at.items():
+                    for source, there in at.items():
                         line = source * width + device
-                        if written > comes and source == home:
-                            comes = written
-                        if line in links and links[line] > comes:
-                            comes = links[line]
+                        leaves = written if written > there and source == home else there
+                        if line in links and links[line] > leaves:
+                            leaves = links[line]
                         latency_s, byte_s = lines[line]
-                        comes += latency_s + size * byte_s
-                        if comes < since:
-                            since = comes
+                        comes = leaves + latency_s + size * byte_s
+                        since = min(since, comes)
                 elif self._returned and device == home:
                     since = max(since, self._returned.get(storage, 0.0))
-                if since > found[index]:
-                    found[index] = since
+                found[index] = max(found[index], since)
         return found
 
     def cheapest(self, value: int, device: int) -> tuple[int, float, float]:
@@ -112,9 +109,8 @@ class Rehearsal:
         best, departs, comes = NOWHERE, 0.0, _NEVER
         for source, since in self.where[value].items():
             line = source * width + device
-            begin = self._links.get(line, 0.0)
-            if since > begin:
-                begin = since
+            busy_until = self._links.get(line, 0.0)
+            begin = max(busy_until, since)
             if source == home and written > begin:
                 begin = written
             latency_s, byte_s = problem.lines[line]
@@ -156,8 +152,7 @@ class Rehearsal:
             since = at.get(device)
             if since is None:
                 since = self.bring(value, device)
-            if since > ready:
-                ready = since
+            ready = max(ready, since)
             if self._returned and self.home[problem.root[value]] == device:
                 ready = max(ready, self._returned.get(problem.root[value], 0.0))
         if problem.is_random[node]:

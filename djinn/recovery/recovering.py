@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.kinds import Connection
 from djinn.link import Link
+from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.model.value import Slot
 from djinn.programs import Layout
 from djinn.protocol.messages import GENERATOR_HANDLE, Welcome
@@ -93,6 +94,7 @@ class Recovering:
         self._past: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._sent_at: float | None = None
+        self._pinned: int | None = None
         self._busy_s = self._busy_since_checkpoint_s = 0.0
         self._bytes_per_s = BYTES_PER_S
         self._considered_at = 0
@@ -168,6 +170,16 @@ class Recovering:
             self._handed_over(lambda hands: _add(hands, own, self._losses.present(gone)))
         else:
             self._handed_over(lambda hands: hands.link.run(nodes, released, layout))
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor from now on; ``None``: wherever the placement wants it."""
+        self._pinned = executor
+        self._hands.link.pin(executor)
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Learn how fast an executor of those is that there are now."""
+        self._hands.link.learn(executor, profile, home_link, links)
 
     def keep_results(self, results: ResultCache | None) -> None:
         """Let go of results that are kept, and keep others from now on; after a recovery, as the settings say."""
@@ -316,6 +328,8 @@ class Recovering:
         self.journal.compact()
         try:
             hands = self._make(connections)
+            if self._pinned is not None:
+                hands.link.pin(min(self._pinned, len(connections) - 1))
             replay = Replay(self.journal, hands)
             log.warning("going on at %s: %d operations are carried out again", hands.link.address,
                         self.journal.node_count)

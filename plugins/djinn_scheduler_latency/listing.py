@@ -168,8 +168,7 @@ class ListPass(Rehearsal):
         for index in range(bisect_right(ends, ready), len(ends)):
             if begin + took <= begins[index]:
                 return begin
-            if ends[index] > begin:
-                begin = ends[index]
+            begin = max(begin, ends[index])
         return begin
 
     def _append(self, node: int, device: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-
-
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule
 from djinn.planning.completion import complete, settled

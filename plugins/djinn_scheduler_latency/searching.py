@@ -103,8 +103,8 @@ class Search:
         """Look for a better plan in so many steps."""
         problem, homes = self._problem, self._homes
         place = settled(homes, [NOWHERE] * len(problem.nodes))
-        begin = _State(Rehearsal(problem, homes, place), place, (), [len(before) for before in problem.before], 0.0, 0.0,
-                       sum(self._least))
+        begin = _State(Rehearsal(problem, homes, place), place, (), [len(before) for before in problem.before],
+                       0.0, 0.0, sum(self._least))
         states = [begin]
         while states and effort > 0:
             state = states.pop()

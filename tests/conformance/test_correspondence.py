@@ -73,4 +73,4 @@ def test_a_kind_without_a_suite_ends_the_run(kit: Any, copied_package: Callable[
 def test_an_untouched_copy_runs_from_its_own_specifications(kit: Any, copied_package: Callable[[], Path]) -> None:
     outcome = kit.run("--djinn-plugin=scheduler:single", package=copied_package())
     assert outcome.status == pytest.ExitCode.OK, outcome.output
-    assert "7 laws kept" in outcome.output
+    assert "10 laws kept" in outcome.output

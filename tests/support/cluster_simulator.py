@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from djinn.measuring import Measurement
 from djinn.model.graph import Graph, GraphNode
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
 from djinn.planning.costs import CostModel
@@ -462,3 +463,21 @@ class _Memory:
         """Name the devices that had to hold more than they have."""
         return [f"{device} holds {self.peaks[device]} bytes and has {limit}" for device, limit in self._limits.items()
                 if limit is not None and self.peaks[device] > limit]
+
+
+def as_measured(schedule: ExecutionSchedule, measurement: Measurement) -> SimulatedRun:
+    """Simulate a schedule with what its nodes and transfers really took, so that only the order of things is judged.
+
+    Args:
+        schedule: What was run.
+        measurement: What `djinn.measuring.measure` found; pieces of several nodes are shared out evenly.
+    """
+    took_s = {node: (piece.span.end_s - piece.span.begin_s) / len(piece.nodes)
+              for piece in measurement.pieces for node in piece.nodes}
+    moves: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for move in measurement.transfers:
+        moves[move.source, move.target].append(move.span.end_s - move.span.begin_s)
+    devices = tuple(attrs.evolve(info, load=0.0, links={
+        target: LinkProfile(sum(times) / len(times), math.inf) for (source, target), times in moves.items()
+        if source == info.id}) for info in schedule.device_infos)
+    return simulate(schedule, Cluster(devices), node_seconds=lambda node, _: took_s[node.id])

@@ -195,5 +195,6 @@ def layered_devices(rng: random.Random, graph: Graph, count: int, *, is_uniform:
     def link() -> LinkProfile:
         return LinkProfile(latency_s, bytes_per_s * (1 if is_uniform else rng.uniform(0.7, 1.3)))
 
-    return [DeviceInfo(name, holds=frozenset(holds[name]), profile=DeviceProfile(rate=Rate(rng.uniform(2e10, 1e11), 1e10)),
+    return [DeviceInfo(name, holds=frozenset(holds[name]),
+                       profile=DeviceProfile(rate=Rate(rng.uniform(2e10, 1e11), 1e10)),
                        links={other: link() for other in names if other != name}) for name in names]

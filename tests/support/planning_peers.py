@@ -20,8 +20,9 @@ class Numbers:
         index = {node.outputs[0]: number for number, node in enumerate(self.nodes)}
         names = [device.id for device in devices]
         self.took = [[seconds(node, device) for device in devices] for node in self.nodes]
-        sizes = {name: spec.size_bytes for node in self.nodes for name, spec in
-                 (*zip(node.inputs, node.input_specs, strict=True), *zip(node.outputs, node.specs, strict=True)) if spec}
+        known = [pair for node in self.nodes for pair in (*zip(node.inputs, node.input_specs, strict=True),
+                                                          *zip(node.outputs, node.specs, strict=True))]
+        sizes = {name: spec.size_bytes for name, spec in known if spec is not None}
         outside = sorted({value for node in self.nodes for value in node.inputs} - set(index))
         index.update({value: len(self.nodes) + number for number, value in enumerate(outside)})
         self.reads = [[index[value] for value in dict.fromkeys(node.inputs)] for node in self.nodes]
@@ -77,8 +78,8 @@ def optimum(graph: Graph, devices: Sequence[DeviceInfo], bound: float) -> tuple[
                 if begin >= begun and end + tail[node] < best and (
                         sum(free) - free[device] + end + left - least[node] < best * width):
                     choices.append((end + tail[node], node, device))
-        for bound, node, device in sorted(choices):
-            if bound >= best:
+        for soonest, node, device in sorted(choices):
+            if soonest >= best:
                 break
             steps += 1
             kept, came, begin = links.copy(), [], free[device]

@@ -48,7 +48,9 @@ class _Scheduler:
         if count > _LARGE:
             order = tuple(node.id for node in graph.nodes())
             return ExecutionSchedule(order, dict.fromkeys(order, devices[0].id), scheduler=self.name)
-        is_bounded = any(device.memory_bytes is not None for device in devices) and self._flaw != "overfills"
+        whole = sum(problem.size)
+        is_bounded = self._flaw != "overfills" and any(
+            device.memory_bytes is not None and device.memory_bytes < whole for device in devices)
         place = [0 if is_bounded else node % len(devices) for node in range(count)]
         made = complete(problem, place, range(count), scheduler=self.name)
         return attrs.evolve(made, budgets={})

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 import djinn
 from djinn.errors import InputsError, ScheduleError, UnknownOperatorError
-from djinn.execution import outside_values, results_of
+from djinn.execution import Run, results_of
+from djinn.inputs import outside_values
 from djinn.measuring import measure
 from djinn.model.graph import RecordedGraph
 from djinn.model.schedule import CachingPolicy, ExecutionSchedule
@@ -203,8 +204,16 @@ def test_values_go_when_nobody_needs_them_any_more() -> None:
     x = torch.ones(3).to(DEVICE)
     djinn.synchronize()
     before = djinn.stats()["live_handles"]
-    (made,) = djinn.execute(schedule, [x], strategy="compiled")
-    assert djinn.stats()["live_handles"] == before + 1
+    session = djinn.ensure_initialized()
+    live = []
+
+    def look(position: int) -> None:
+        if position % 10 == 9:
+            session.synchronize()
+            live.append(djinn.stats()["live_handles"] - before)
+
+    (made,) = Run(session, schedule, [x], None).remotely(look)
+    assert live == [1] * 5
     same(made, torch.full((3,), 51.0))
 
 

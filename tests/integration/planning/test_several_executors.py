@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
 import attrs
 import pytest
 import torch
-from cluster_simulator import Cluster, simulate
+from cluster_simulator import Cluster, as_measured, simulate
 from fleet_support import fleet_of
 from torch import nn
 
@@ -171,6 +172,40 @@ def test_the_simulated_cluster_moves_what_the_real_one_moves(session: Session) -
     djinn.execute(schedule, [torch.ones(4, 64)])
     djinn.synchronize()
     assert djinn.stats()["bytes_transferred"] == sum(simulated.link_bytes.values())
+
+
+def test_two_real_servers_take_as_long_as_the_simulated_ones(start_server: Callable[..., Any]) -> None:
+    session = djinn.init(servers=[start_server().address, start_server().address], placement="automatic")
+    try:
+        torch.manual_seed(0)
+        branches = [torch.randn(768, 768) for _ in range(4)]
+        placement: Any = fleet_of(session).placement
+        weights = []
+        for index, branch in enumerate(branches):
+            placement.pin(index % 2)
+            weights.append(branch.to(DEVICE))
+            djinn.flush()
+        placement.pin(None)
+        x = torch.randn(768, 768)
+        there = x.to(DEVICE)
+        with djinn.capture() as captured, torch.inference_mode():
+            parts = [(there @ weight).relu() @ weight for weight in weights]
+            parts[0] + parts[1] + parts[2] + parts[3]
+        schedule = djinn.schedule(captured, "latency")
+        assert len({*schedule.devices.values()}) == 2
+        ratios = []
+        for _ in range(5):
+            found = measure(schedule, pieces=len(schedule.order))
+            simulated = as_measured(schedule, found)
+            assert simulated.violations == ()
+            real_s = max(piece.span.end_s for piece in found.pieces)
+            ratios.append(simulated.makespan_s / real_s)
+        expected = sum(((x @ branch).relu() @ branch for branch in branches), torch.zeros(768, 768))
+        torch.testing.assert_close(found.results[-1].cpu(), expected, rtol=1e-3, atol=1e-1)
+    finally:
+        djinn.shutdown()
+    # What the simulation leaves out is the way of commands, a fraction of a millisecond for each.
+    assert 0.6 < statistics.median(ratios) < 1.25, ratios
 
 
 def test_devices_that_the_user_chooses_are_no_schedules_choice() -> None:

@@ -7,6 +7,8 @@ import random
 import attrs
 import planning_graphs as made
 import pytest
+from djinn_scheduler_latency.scheduler import LatencyScheduler
+from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
 from djinn.errors import ScheduleError
 from djinn.model.graph import RecordedGraph
@@ -14,8 +16,6 @@ from djinn.model.schedule import DeviceInfo, ExecutionSchedule, Transfer
 from djinn.planning.check import RULES, check_schedule
 from djinn.planning.completion import complete
 from djinn.planning.problem import Problem
-from djinn_scheduler_latency.scheduler import LatencyScheduler
-from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
 DEVICES = (DeviceInfo("a", holds=frozenset({"x"})), DeviceInfo("b"), DeviceInfo("c"))
 CHAIN = RecordedGraph((
@@ -67,7 +67,7 @@ def without(name: str) -> tuple[Transfer, ...]:
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("x", "b", "c"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("v", "a", "c"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("v", "a", "c", "view"))}),
-    ("transfers", {"transfers": (*without("w"), Transfer("w", "a", "b", "view"))}),
+    ("needless", {"transfers": (*without("w"), Transfer("w", "a", "b", "view"))}),
     ("transfers", {"transfers": (*GOOD.transfers, Transfer("r", "b", "c", "nobody"))}),
     ("transfers", {"devices": {**GOOD.devices, "late": "c"}}),
     ("budgets", {"budgets": {"a": 101}}),

@@ -90,7 +90,8 @@ def test_values_go_through_a_nearer_device_only_if_that_is_faster(is_far: bool) 
 
 def test_what_several_devices_hold_is_written_where_most_of_it_is() -> None:
     sizes = {"x": 4, "y": 4000}
-    graph = RecordedGraph((made.node("w", ["x", "y"], [], sizes, writes=("x", "y")), made.node("r", ["x"], ["v"], sizes)))
+    graph = RecordedGraph((made.node("w", ["x", "y"], [], sizes, writes=("x", "y")),
+                           made.node("r", ["x"], ["v"], sizes)))
     schedule = completed(graph, devices(p="x", q="y"))
     assert schedule.devices["w"] == "q"
     assert moves(schedule) == {("x", "p", "q", ""), ("x", "q", "p", "w")}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
 
 import planning_graphs as made
 import pytest
+from djinn_scheduler_latency.scheduler import LatencyScheduler
 from planning_peers import Numbers, heft, optimum, simulated
 
 from djinn.model.graph import RecordedGraph
 from djinn.model.schedule import DeviceInfo, LinkProfile
 from djinn.planning.check import check_schedule
-from djinn_scheduler_latency.scheduler import LatencyScheduler
 
 LATENCY = LatencyScheduler()
 
@@ -61,11 +62,11 @@ def test_times_are_those_of_devices_and_links_that_do_one_thing_at_a_time(seed: 
     for device in devices:
         spans = sorted((schedule.spans[node].begin_s, schedule.spans[node].end_s)
                        for node in schedule.order if schedule.devices[node] == device.id)
-        assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
     for link in {(transfer.source, transfer.target) for transfer in schedule.transfers}:
         spans = sorted((span.begin_s, span.end_s) for transfer, span in schedule.transfer_spans.items()
                        if (transfer.source, transfer.target) == link)
-        assert all(first[1] <= second[0] for first, second in zip(spans, spans[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
 
 
 def linked(count: int) -> list[DeviceInfo]:

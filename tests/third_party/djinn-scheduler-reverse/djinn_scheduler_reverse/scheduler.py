@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from djinn.errors import ScheduleError
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule
+from djinn.planning.completion import complete
+from djinn.planning.problem import Problem
 
 
 class ReverseScheduler:
@@ -24,6 +26,10 @@ class ReverseScheduler:
         if not devices:
             raise ScheduleError("There is no device to schedule on.", hint="Connect an executor first.")
         order = _latest_first(graph)
+        if any(device.holds for device in devices[1:]):
+            problem = Problem(graph, devices)
+            position = {node.id: index for index, node in enumerate(problem.nodes)}
+            return complete(problem, [0] * len(order), [position[name] for name in order], scheduler=self.name)
         return ExecutionSchedule(order, dict.fromkeys(order, devices[0].id), scheduler=self.name)
 
 
