@@ -91,17 +91,17 @@ class Link:
         """Every link of the session: this one."""
         return [self]
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can be sent or received any more."""
+        return self._broken is not None
+
     def pin(self, executor: int | None) -> None:
         """Let everything run on one executor; there is no other."""
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
         """Learn how fast the executor is, which with one makes no difference."""
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether nothing can be sent or received any more."""
-        return self._broken is not None
 
     def flush(self) -> None:
         """Send everything pending."""

@@ -252,7 +252,9 @@ def _is_needed(entry: Upload | Seed | Generators | Snapshot | Cut, values: set[i
     if isinstance(entry, Snapshot):
         is_needed = not values.isdisjoint(entry.made)
         values -= entry.made
-        reads.discard(journal.storage_of(Slot(entry.number, entry.number)))
+        if not journal.is_merged(entry.number):
+            # Of storages that count as one, it has the contents of one only.
+            reads.discard(entry.number)
         return is_needed
     if isinstance(entry, Upload) and entry.number != GENERATOR_HANDLE:
         return entry.number in values

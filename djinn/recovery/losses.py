@@ -38,8 +38,8 @@ class Losses:
 
     def restore(self, number: int, made: Iterable[int] = ()) -> None:
         """Learn that a storage, or the random numbers, are known again, and with them values."""
-        storage = GENERATOR if number == GENERATOR_HANDLE else self._journal.storage_of(Slot(number, number))
-        self._why.pop(storage, None)
+        if not self._journal.is_merged(number):
+            self._why.pop(GENERATOR if number == GENERATOR_HANDLE else number, None)
         self._absent.difference_update(made)
 
     def allows(self, node: Node) -> bool:

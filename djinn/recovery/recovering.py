@@ -86,7 +86,6 @@ class Recovering:
         self._devices = devices
         self._dead: set[int] = set()
         self._losses = Losses(self.journal)
-        self._pinned: int | None = None
         self._is_alive = True
         self._ended: DjinnError | None = None
         self._tries = 0
@@ -96,6 +95,7 @@ class Recovering:
         self._past: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._sent_at: float | None = None
+        self._pinned: int | None = None
         self._busy_s = self._busy_since_checkpoint_s = 0.0
         self._bytes_per_s = BYTES_PER_S
         self._considered_at = 0
@@ -121,18 +121,6 @@ class Recovering:
     def inner(self) -> Link | Fleet:
         """What hands over to the servers that there are now."""
         return self._hands.link
-
-    def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor from now on, also after a recovery; ``None``: where it is usual."""
-        self._pinned = executor
-        if self._is_alive:
-            self._hands.link.pin(executor)
-
-    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
-              links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast an executor is, and the links from it; whoever begins anew looks that up."""
-        if self._is_alive:
-            self._hands.link.learn(executor, profile, home_link, links)
 
     def flush(self) -> None:
         """Send everything pending."""
@@ -188,6 +176,16 @@ class Recovering:
             self._handed_over(lambda hands: _add(hands, own, self._losses.present(gone)))
         else:
             self._handed_over(lambda hands: hands.link.run(nodes, released, layout))
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor from now on; ``None``: wherever the placement wants it."""
+        self._pinned = executor
+        self._hands.link.pin(executor)
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Learn how fast an executor of those is that there are now."""
+        self._hands.link.learn(executor, profile, home_link, links)
 
     def keep_results(self, results: ResultCache | None) -> None:
         """Let go of results that are kept, and keep others from now on; after a recovery, as the settings say."""
@@ -336,12 +334,12 @@ class Recovering:
         self.journal.compact()
         try:
             hands = self._make(connections)
+            if self._pinned is not None:
+                hands.link.pin(min(self._pinned, len(connections) - 1))
             replay = Replay(self.journal, hands)
             log.warning("going on at %s: %d operations are carried out again", hands.link.address,
                         self.journal.node_count)
             replay.run()
-            if self._pinned is not None and self._pinned < len(hands.link.links):
-                hands.link.pin(self._pinned)
         except DjinnError as error:
             self._last_words = error.summary
             log.warning("died again: %s", error.summary)

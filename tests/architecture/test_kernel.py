@@ -33,7 +33,7 @@ FLEET = ("fleet/",)
 MAX_PLANNING_LINES = 2800
 RECOVERY = ("recovery/",)
 """What a session has beside that goes on when its server dies."""
-MAX_RECOVERY_LINES = 1030
+MAX_RECOVERY_LINES = 1050
 MAX_FLEET_LINES = 800
 REUSE = ("results.py", "purity.py")
 """What a link that keeps results has beside."""

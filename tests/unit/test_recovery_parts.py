@@ -118,6 +118,19 @@ def test_a_view_whose_base_is_gone_is_checkpointed_with_it(session: Session) -> 
     assert view.stride() == wanted.t().stride()
 
 
+def test_a_storage_that_is_taken_over_behind_a_checkpoint_keeps_its_own_history(session: Session) -> None:
+    one, other = torch.zeros(3, device=DEVICE), torch.randn(3, device=DEVICE)
+    taken = torch.zeros(3, device=DEVICE)
+    taken.set_(one)
+    one.add_(1)
+    session.synchronize()
+    session.link.checkpoint()
+    other.set_(one)
+    session.synchronize()
+    let_die(session)
+    assert other.cpu().tolist() == one.cpu().tolist() == taken.cpu().tolist() == [1, 1, 1]
+
+
 def test_counters_only_rise(session: Session) -> None:
     x = torch.ones(3, device=DEVICE) + 1
     x.cpu()

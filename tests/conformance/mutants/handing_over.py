@@ -82,7 +82,8 @@ MUTANTS = (
     mutant("write-not-made-again", "session.recovery_exact", "djinn.recovery.journal:needed_entries",
            "or any(storage_of(inputs[index]) in reads for index in signature.writes)", "", within=_WRITES),
     mutant("checkpoint-of-older-contents-counts", "session.recovery_exact", "djinn.recovery.journal:_is_needed",
-           "values -= entry.made", "pass", "return is_needed", "return False", within="add.Tensor neg mul.Scalar"),
+           "is_needed = not values.isdisjoint(entry.made)", "is_needed = False", "values -= entry.made", "pass",
+           within=_WRITES),
     # Results that are used again.
     mutant("write-not-forgotten", "session.reuse_invisible", "djinn.results:ResultCache.written",
            "self._forget(known)", "pass", within=_AGAIN),
