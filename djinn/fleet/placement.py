@@ -125,6 +125,7 @@ class AutomaticPlacement:
         # together stays together.
         self._preference = sorted(range(len(members)), key=lambda index: (
             members[index].welcome.sessions, members[index].welcome.held_bytes, index))
+        self._filling = 0
         self._pinned: int | None = None
         self.last: ExecutionSchedule | None = None
 
@@ -141,23 +142,29 @@ class AutomaticPlacement:
         self._schedules.clear()
 
     def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
-        """Choose the first executor with room.
+        """Choose the executor that is being filled; once something does not fit there, the next.
+
+        Small tensors that would still fit an earlier one stay with those that they were uploaded with.
 
         Raises:
-            OutOfMemoryError: None has any.
+            OutOfMemoryError: None has room.
         """
         if self._pinned is not None:
             return self._pinned
         for share in (1 - ROOM_FOR_ACTIVATIONS, 1.0):
-            for index in self._preference:
-                member = self._members[index]
-                held_bytes = where.held_bytes[index] + member.welcome.held_bytes
-                if member.memory_bytes is None or held_bytes + size_bytes <= share * member.memory_bytes:
-                    return index
+            for place in (*range(self._filling, len(self._preference)), *range(self._filling)):
+                if self._has_room(self._preference[place], size_bytes, share, where):
+                    self._filling = max(place, self._filling)
+                    return self._preference[place]
         held = ", ".join(f"{where.held_bytes[index]:,} of {member.memory_bytes:,} bytes on {member.id}"
                          for index, member in enumerate(self._members))
         raise OutOfMemoryError(f"A tensor of {size_bytes:,} bytes fits none of the servers; in use are {held}.",
                                hint="Free tensors, add a server, or start servers with more memory (--memory-mib).")
+
+    def _has_room(self, index: int, size_bytes: int, share: float, where: Whereabouts) -> bool:
+        member = self._members[index]
+        held_bytes = where.held_bytes[index] + member.welcome.held_bytes
+        return member.memory_bytes is None or held_bytes + size_bytes <= share * member.memory_bytes
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
         """Ask the scheduler, or remember what it said of such a piece."""

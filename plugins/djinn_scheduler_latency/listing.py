@@ -9,7 +9,7 @@ from djinn.planning.homes import Homes
 from djinn.planning.order import arranged, ranks
 from djinn.planning.problem import NOWHERE, Problem
 from djinn.planning.room import Room
-from djinn.planning.timing import Rehearsal
+from djinn.planning.timing import MOVING_WEIGHT, Rehearsal
 
 _MANY_DEVICES = 8
 _INSERTING_NODES = 4_000
@@ -93,6 +93,7 @@ class ListPass(Rehearsal):
         self._groups = homes.members()
         self._room = room
         self._ahead = ahead
+        self._moving = mean_moving(problem) if ahead else []
         self._begins = [0.0] * len(problem.nodes)
         self._ends = [0.0] * len(problem.nodes)
         self._floor = 0.0
@@ -127,7 +128,7 @@ class ListPass(Rehearsal):
             took = self.problem.seconds(node, device)
             score = took + (self._gap(device, ready, took) if self._inserts else max(ready, self.free[device]))
             if ahead is not None:
-                score += ahead[device]
+                score += ahead[device] + MOVING_WEIGHT * self._missing_s(node, device)
             if score < least:
                 best, least = device, score
         if best == NOWHERE:
@@ -135,6 +136,11 @@ class ListPass(Rehearsal):
         self._room.take(group, best)
         for member in self._groups[group]:
             self.place[member] = best
+
+    def _missing_s(self, node: int, device: int) -> float:
+        """Predict how long what a node reads and a device does not have would be on links."""
+        return sum(self._moving[value] for value in self.problem.reads[node]
+                   if self.where[value] and device not in self.where[value])
 
     def _candidates(self, node: int, group: int) -> Sequence[int]:
         """List devices to try: those of weights and caches if there are any, which stay where they are."""

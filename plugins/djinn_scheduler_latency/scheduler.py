@@ -53,8 +53,11 @@ class LatencyScheduler:
 
     def _made(self, problem: Problem, homes: Homes, *, is_strict: bool) -> ExecutionSchedule:
         best = min(_plans(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds)
-        if len(problem.nodes) <= _IMPROVED_NODES and not any(left != float("inf") for left in problem.room()):
-            best = _searched(problem, homes, best)
+        if len(problem.nodes) <= _IMPROVED_NODES:
+            better = _searched(problem, homes, best)
+            made = complete(problem, better.place, better.order, scheduler=self.name, homes=homes)
+            if better is best or not is_over(problem, made.budgets):
+                return made
         return complete(problem, best.place, best.order, scheduler=self.name, homes=homes)
 
 
