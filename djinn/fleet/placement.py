@@ -123,7 +123,7 @@ class AutomaticPlacement:
         self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
         # Servers with less to do come first; the first is filled before the next is used, so that what is uploaded
         # together stays together.
-        self._preference = sorted(range(len(members)), key=lambda index: (
+        self._preference: list[int] = sorted(range(len(members)), key=lambda index: (
             members[index].welcome.sessions, members[index].welcome.held_bytes, index))
         self._filling = 0
         self._pinned: int | None = None
