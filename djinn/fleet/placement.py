@@ -123,7 +123,7 @@ class AutomaticPlacement:
         self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
         # Servers with less to do come first; the first is filled before the next is used, so that what is uploaded
         # together stays together.
-        self._preference: list[int] = sorted(range(len(members)), key=lambda index: (
+        self._preference = sorted(range(len(members)), key=lambda index: (
             members[index].welcome.sessions, members[index].welcome.held_bytes, index))
         self._filling = 0
         self._pinned: int | None = None
@@ -152,7 +152,7 @@ class AutomaticPlacement:
         if self._pinned is not None:
             return self._pinned
         for share in (1 - ROOM_FOR_ACTIVATIONS, 1.0):
-            for place in (*range(self._filling, len(self._preference)), *range(self._filling)):
+            for place in [*range(self._filling, len(self._preference)), *range(self._filling)]:
                 if self._has_room(self._preference[place], size_bytes, share, where):
                     self._filling = max(place, self._filling)
                     return self._preference[place]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 import torch
+from fleet_support import fleet_of
+from gpt2 import generated, gpt2
 
 import djinn
 from djinn.errors import OutOfMemoryError
 from djinn.fleet.fleet import Fleet
 from djinn.session import Session
 from djinn.tape import Node
-from fleet_support import fleet_of
-from gpt2 import generated, gpt2
 
 DEVICE = "remote_accelerator:0"
 MODEL = {"n_layer": 6, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 64}
