@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Protocol, TypeAlias
 
 import attrs
@@ -152,7 +153,7 @@ class AutomaticPlacement:
         if self._pinned is not None:
             return self._pinned
         for share in (1 - ROOM_FOR_ACTIVATIONS, 1.0):
-            for place in [*range(self._filling, len(self._preference)), *range(self._filling)]:
+            for place in chain(range(self._filling, len(self._preference)), range(self._filling)):
                 if self._has_room(self._preference[place], size_bytes, share, where):
                     self._filling = max(place, self._filling)
                     return self._preference[place]
