@@ -124,6 +124,14 @@ def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
     assert running.stop() == 0, running.log.read_text()
 
 
+@pytest.fixture(scope="session")
+def frugal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that lets programs have little memory, which tests share."""
+    running = _start(tmp_path_factory.mktemp("frugal-server") / "log", ("--program-mib", "1"), {})
+    yield running
+    assert running.stop() == 0, running.log.read_text()
+
+
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers of a test's own: ``start_server("--port", "7070", DJINN_TOKEN="secret")``."""
