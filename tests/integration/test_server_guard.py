@@ -119,7 +119,8 @@ def numbers_for(name: str, size: list[int], stride: list[int], number: int, othe
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(size=SIZES, stride=SIZES, number=EXTREMES, other=EXTREMES)
 def test_extreme_sizes_do_no_harm(
-    frugal_server: Any, connection: SocketConnection, name: str, size: list[int], stride: list[int], number: int, other: int,
+    frugal_server: Any, connection: SocketConnection, name: str, size: list[int], stride: list[int], number: int,
+    other: int,
 ) -> None:
     # What the server imports when it is first asked is no growth.
     run(connection, STRIDED[name], numbers_for(name, [2], [1], 2, 1))
