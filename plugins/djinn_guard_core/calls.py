@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -33,29 +33,32 @@ class Asked:
 
     Attributes:
         operator: The operator.
+        base: Its name without namespace and overload.
         names: Names of its arguments.
         defaults: Those that it has.
         rules: What must hold.
+        size_of: Tells how many bytes it would allocate, if that takes a look at elements.
         limit_bytes: What a call may allocate, where that takes a look at elements; 0 for anything.
         reads_values: Whether elements are looked at.
     """
 
     operator: torch._ops.OpOverload
+    base: str
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
     rules: tuple[Rule, ...]
+    size_of: Callable[[Mapping[str, Any]], int] | None
     limit_bytes: int
     reads_values: bool
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise what the kernel should, if it must not be called."""
         named = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-        base = base_of(self.operator)
+        base = self.base
         try:
             for rule in self.rules:
                 rule(named)
-            size_of = RESULT_BYTES.get(base)
-            size_bytes = 0 if size_of is None else size_of(named)
+            size_bytes = 0 if self.size_of is None else self.size_of(named)
         except RuntimeError as error:
             raise RuntimeError(f"{base}: {error}.") from None
         except (ArithmeticError, AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
@@ -73,5 +76,5 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
         return None
     arguments = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    return Asked(operator, tuple(argument.name for argument in arguments), defaults, rules, limit_bytes,
-                 base in VALUES or base in READS_VALUES)
+    return Asked(operator, base, tuple(argument.name for argument in arguments), defaults, rules,
+                 RESULT_BYTES.get(base), limit_bytes, base in VALUES or base in READS_VALUES)
