@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djinn.errors import DjinnError, SessionClosedError, TransportError
+from djinn.errors import DjinnError, ScheduleError, SessionClosedError, TransportError
 from djinn.kinds import Connection
 from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.model.value import Slot
@@ -242,7 +242,14 @@ class Link:
                 self._commands.append(Copy(copies))
                 self.live_handles += len(copies)
         if alive:
-            self._add(alive, gone, layout, held)
+            try:
+                self._add(alive, gone, layout, held)
+            except ScheduleError:
+                # Nothing has run, and nothing is lost.
+                self.tape.nodes[:0] = nodes
+                self.nodes_taken -= len(nodes)
+                self._dead |= gone
+                raise
         elif held:
             self._commands.append(Free(tuple(held)))
         self.live_handles -= len(held)

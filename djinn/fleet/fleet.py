@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from djinn.errors import ConfigurationError
-from djinn.fleet.placement import Placement
+from djinn.fleet.placement import Placed, Placement
 from djinn.fleet.views import changes_metadata, is_view, view_chain
 from djinn.fleet.whereabouts import Held, Whereabouts
 from djinn.kinds import Connection
@@ -166,7 +166,7 @@ class Fleet:
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
         """Run a piece of tape again, behind everything pending; see `djinn.link.Link.run`."""
         self._take(None)
-        self._distribute(nodes, set(released))
+        self._distribute(self.placement.place(nodes, released, self.where), set(released))
 
     def close(self) -> None:
         """Close the connections."""
@@ -218,17 +218,23 @@ class Fleet:
         self.nodes_taken += len(nodes)
         busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
         gone = self._dead - busy
+        try:
+            placed = self.placement.place(without_dead(nodes, gone), gone, self.where)
+        except BaseException:
+            # A schedule that breaks a rule, for one. Nothing has run, and nothing is lost.
+            self._tape.nodes[:0] = nodes
+            self.nodes_taken -= len(nodes)
+            raise
         self._dead -= gone
-        self._distribute(without_dead(nodes, gone), gone)
+        self._distribute(placed, gone)
 
-    def _distribute(self, nodes: Sequence[Node], gone: set[int]) -> None:
+    def _distribute(self, placed: Placed, gone: set[int]) -> None:
         """Give each executor its part.
 
         Args:
-            nodes: What to run.
+            placed: What to run, and where.
             gone: Values that nobody names once it has run.
         """
-        placed = self.placement.place(nodes, gone, self.where)
         self._leaving = _last_uses(placed, gone)
         for self._position, (node, executor) in enumerate(placed):
             self._put(node, self._allowed(node, executor))

@@ -124,7 +124,7 @@ class AutomaticPlacement:
         self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
         # Servers with less to do come first; the first is filled before the next is used, so that what is uploaded
         # together stays together.
-        self._preference = sorted(range(len(members)), key=lambda index: (
+        self._preference: list[int] = sorted(range(len(members)), key=lambda index: (
             members[index].welcome.sessions, members[index].welcome.held_bytes, index))
         self._filling = 0
         self._pinned: int | None = None
@@ -165,7 +165,7 @@ class AutomaticPlacement:
     def _has_room(self, index: int, size_bytes: int, share: float, where: Whereabouts) -> bool:
         member = self._members[index]
         held_bytes = where.held_bytes[index] + member.welcome.held_bytes
-        return member.memory_bytes is None or held_bytes + size_bytes <= share * member.memory_bytes
+        return member.memory_bytes is None or bool(held_bytes + size_bytes <= share * member.memory_bytes)
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
         """Ask the scheduler, or remember what it said of such a piece."""
@@ -207,7 +207,7 @@ class AutomaticPlacement:
         schedule = self._scheduler.schedule(graph, devices)
         check_schedule(schedule, graph, devices)
         self.last = attrs.evolve(schedule, graph=graph)
-        indices = {device.id: index for index, device in enumerate(devices)}
+        indices = {member.id: index for index, member in enumerate(self._members)}
         positions = {node.id: index for index, node in enumerate(graph.nodes())}
         for node in graph.nodes():
             if schedule.devices[node.id] not in indices:
@@ -216,14 +216,15 @@ class AutomaticPlacement:
                 tuple(indices[schedule.devices[name]] for name in schedule.order))
 
     def devices(self, where: Whereabouts, values: Sequence[int] = ()) -> list[DeviceInfo]:
-        """Describe the executors to a scheduler.
+        """Describe the executors to a scheduler, the one that is being filled first.
 
         Args:
             where: The books.
             values: Values whose place matters.
         """
         made = []
-        for index, member in enumerate(self._members):
+        for index in (*self._preference[self._filling:], *self._preference[:self._filling]):
+            member = self._members[index]
             held = [number for number in values if where.is_at(number, index)]
             at_home = frozenset(f"v{number}" for number in held if where.home_of(number) == index)
             busy = member.welcome.sessions

@@ -8,8 +8,8 @@ from djinn.planning.homes import Homes
 from djinn.planning.problem import NOWHERE, Problem
 
 MOVING_WEIGHT = 0.01
-"""What a second on a link costs beside the time that it delays, in seconds: of two plans as quick, that which moves
-less is better."""
+"""What a second on a link costs beside what waits for it, in seconds: of two plans as quick, the one that moves less is
+better."""
 _NEVER = float("inf")
 _GENERATOR_BYTES = 5056
 """State of PyTorch's generator on the CPU, the largest there is."""

@@ -19,6 +19,8 @@ _SEARCH_STEPS = 2_000
 _IMPROVED_NODES = 300
 _IMPROVING = 6_000
 _COMPARED_NODES = 5_000
+WORTH_SAVING = 0.1
+"""Part of the time that spreading has to save."""
 
 
 class LatencyScheduler:
@@ -52,17 +54,23 @@ class LatencyScheduler:
         return made
 
     def _made(self, problem: Problem, homes: Homes, *, is_strict: bool) -> ExecutionSchedule:
-        best = min(_plans(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds)
+        spread = min(_plans(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds)
+        together = min(_together(problem, homes, is_strict=is_strict), key=lambda plan: plan.seconds, default=spread)
+        best = min(spread, together, key=lambda plan: plan.seconds)
         if len(problem.nodes) <= _IMPROVED_NODES:
             better = _searched(problem, homes, best)
+            if not _is_worth_it(problem, better, together):
+                better = together
             made = complete(problem, better.place, better.order, scheduler=self.name, homes=homes)
-            if better is best or not is_over(problem, made.budgets):
+            if better in (best, together) or not is_over(problem, made.budgets):
                 return made
+        elif not _is_worth_it(problem, best, together):
+            best = together
         return complete(problem, best.place, best.order, scheduler=self.name, homes=homes)
 
 
 def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]:
-    count, width = len(problem.nodes), len(problem.devices)
+    count = len(problem.nodes)
     ranks = average_ranks(problem, homes)
     passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict))
     order = passed.follow(ranks)
@@ -75,13 +83,33 @@ def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]
         passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict), ahead)
         order = passed.follow(ranks)
         yield planned(problem, homes, passed.place, order)
+
+
+def _together(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]:
+    """Leave everything on one device that nothing holds on another."""
+    count = len(problem.nodes)
+    if count > _COMPARED_NODES:
+        return
     kinds = problem.kinds_of_devices()
-    for device in range(width):
+    for device in range(len(problem.devices)):
         if kinds[device] == device or device in problem.held.values():
             room = Room(problem, homes, is_strict=is_strict)
             place = settled(homes, [device] * count)
             if _takes(room, homes, place):
                 yield planned(problem, homes, place, range(count))
+
+
+def _is_worth_it(problem: Problem, spread: Plan, together: Plan) -> bool:
+    """Say whether spreading saves enough: what has no need to be on several devices cuts programs.
+
+    Where devices hold something, the graph is a piece of something larger, and others will read what it makes: then at
+    least as much must be saved as it takes to bring that together again.
+    """
+    if not any(device.held_bytes for device in problem.devices):
+        return spread.seconds <= together.seconds
+    width = len(problem.devices)
+    latency_s = min(line[0] for index, line in enumerate(problem.lines) if index % (width + 1))
+    return together.seconds - spread.seconds >= max(WORTH_SAVING * together.seconds, 2 * latency_s)
 
 
 def _takes(room: Room, homes: Homes, place: Sequence[int]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -80,6 +83,22 @@ def test_a_server_that_is_killed_in_a_fetch_is_no_exception(server: Supervised) 
         x = x @ x
     threading.Timer(0.05, server.kill).start()
     assert torch.equal(x.cpu(), torch.eye(700))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
+def test_a_worker_that_is_killed_is_no_exception(start_server: Any) -> None:
+    gateway = start_server()
+    djinn.init(server=gateway.address, recovery="replay", log_level="ERROR")
+    torch.manual_seed(4)
+    x = torch.rand(3, device=DEVICE)
+    wanted = x.cpu()
+    for count in (1, 2):
+        [worker] = gateway.workers
+        os.kill(worker, signal.SIGKILL)
+        x = x + torch.ones(3, device=DEVICE)
+        assert torch.equal(x.cpu(), wanted + count)
+        assert worker not in gateway.workers
+        assert djinn.stats()["recoveries"] == count
 
 
 def test_recovery_takes_little_more_than_the_server_needs(server: Supervised) -> None:

@@ -22,22 +22,39 @@ import djinn
 
 START_TIMEOUT_S = 120.0
 DEVICE = "remote_accelerator:0"
-# Everything is imported once, so that a server that was killed has a successor within the time that a fork takes.
+# Everything is imported once, so that a server that was killed has a successor within the time that a fork takes. There
+# is no gateway before it for that reason: a worker of one imports everything anew.
 PROGRAM = """
 import ctypes, os, signal, sys
-import torch, djinn.cli, djinn.plugins, djinn.protocol.service
-import djinn_server.command, djinn_executor_torch, djinn_transport_tcp.listener
+from functools import partial
+import torch
+import djinn_guard_core.guard
+from djinn.kinds.guard import Bounds
+from djinn.kinds.transport import ListenOptions
+from djinn.plugins import Plugins
+from djinn_server.couriers import PeerRules
+from djinn_server.server import Server
+plugins = Plugins.load()
+djinn_guard_core.guard._warm_up()
 def die_with_parent():
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+def serve():
+    torch.set_num_threads(1)
+    executor = plugins.choose("executor", "torch").open("cpu")
+    guard, shapes = plugins.choose("guard", "core"), plugins.choose("shapes", "meta")
+    listener = plugins.transport_for("tcp").listen(f"tcp://127.0.0.1:{sys.argv[1]}", ListenOptions())
+    server = Server(listener, executor, admit=lambda channel, hello: None, transport_for=plugins.transport_for,
+                    watch=partial(guard.watch, Bounds("cpu", 2**33), shapes), peers=PeerRules.parse("", is_private=True))
+    server.start()
+    print("djinn serving", server.address, flush=True)
+    signal.pause()
 die_with_parent()
 while True:
     child = os.fork()
     if not child:
         die_with_parent()
-        sys.argv = ["djinn", "serve", *sys.argv[1:]]
-        djinn.cli.main()
-        os._exit(0)
+        serve()
     print("pid", child, flush=True)
     os.waitpid(child, 0)
 """
@@ -50,9 +67,9 @@ def free_port() -> int:
 
 
 class Supervised:
-    """``djinn serve`` on one port, started again whenever it dies."""
+    """A server on one port, started again whenever it dies."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path) -> None:
         self.port = free_port()
         self.address = f"tcp://127.0.0.1:{self.port}"
         self.pid = 0
@@ -61,8 +78,8 @@ class Supervised:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         with log.open("w") as errors:
             self._parent = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, "--threads", "1", "--port", str(self.port), *arguments],
-                env=clean, stdout=subprocess.PIPE, stderr=errors, text=True)
+                [sys.executable, "-c", PROGRAM, str(self.port)], env=clean, stdout=subprocess.PIPE, stderr=errors,
+                text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.wait_for(1)
