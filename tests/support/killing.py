@@ -44,8 +44,9 @@ def serve():
     executor = plugins.choose("executor", "torch").open("cpu")
     guard, shapes = plugins.choose("guard", "core"), plugins.choose("shapes", "meta")
     listener = plugins.transport_for("tcp").listen(f"tcp://127.0.0.1:{sys.argv[1]}", ListenOptions())
-    server = Server(listener, executor, admit=lambda channel, hello: None, transport_for=plugins.transport_for,
-                    watch=partial(guard.watch, Bounds("cpu", 2**33), shapes), peers=PeerRules.parse("", is_private=True))
+    watch = partial(guard.watch, Bounds("cpu", 2**33), shapes)
+    server = Server(listener, executor, admit=lambda channel, hello: None, watch=watch,
+                    transport_for=plugins.transport_for, peers=PeerRules.parse("", is_private=True))
     server.start()
     print("djinn serving", server.address, flush=True)
     signal.pause()
