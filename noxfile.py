@@ -51,7 +51,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    _install(session, "-e", ".", "hypothesis", "mypy", "nox", "pytest", "types-networkx")
+    _install(session, "-e", ".", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")
     session.run("mypy")
 
 
@@ -118,6 +118,14 @@ def bench(session: nox.Session) -> None:
                 "--benchmark-columns=median,rounds", f"--benchmark-json={measured}", "--timeout=1800", *arguments,
                 env={"OMP_NUM_THREADS": "1"})
     session.run("python", "tests/benchmarks/performance.py", str(measured), *judging)
+
+
+@nox.session
+def chaos(session: nox.Session) -> None:
+    """Kill servers again and again, and expect that nobody notices: half an hour."""
+    _install(session, "-e", ".[test]")
+    session.run("pytest", "tests/chaos", "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *session.posargs,
+                env=PROFILE)
 
 
 @nox.session

@@ -104,7 +104,8 @@ def _executor_devices(plugins: Plugins) -> str:
 
 def _server(plugins: Plugins, config: Config) -> str:
     scheme = config.server.partition("://")[0]
-    options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s)
+    options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
+                             tls_cert=config.tls_cert, tls_key=config.tls_key)
     begun = time.perf_counter()
     connection = plugins.transport_for(scheme).connect(config.server, options)
     connected_s = time.perf_counter() - begun

@@ -108,6 +108,7 @@ def _protocol(kind: str) -> type:
         "scheduler": kinds.Scheduler,
         "transport": kinds.Transport,
         "executor": kinds.ExecutorFactory,
+        "guard": kinds.Guard,
         "observer": kinds.Observer,
     }
     return protocols[kind]

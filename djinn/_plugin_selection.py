@@ -22,6 +22,7 @@ KINDS = (
     "scheduler",
     "transport",
     "executor",
+    "guard",
     "observer",
 )
 """The kinds of plugin."""
@@ -33,6 +34,7 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
     "source": "fx",
     "scheduler": "single",
     "executor": "torch",
+    "guard": "core",
 })
 """For each kind of which exactly one object is used: its name where the configuration chooses none."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
@@ -21,15 +23,21 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_PLACEMENT": "placement",
     "DJINN_TOKEN": "token",
     "DJINN_OWNER": "owner",
+    "DJINN_TLS_CA": "tls_ca",
+    "DJINN_TLS_CERT": "tls_cert",
+    "DJINN_TLS_KEY": "tls_key",
     "DJINN_PLUGINS": "plugins",
     "DJINN_LOG_LEVEL": "log_level",
     "DJINN_LOG_COMPONENT": "log_component",
     "DJINN_DEBUG": "debug",
+    "DJINN_RECOVERY": "recovery",
+    "DJINN_LOCAL_FALLBACK": "local_fallback",
     "DJINN_RESULT_CACHE_BYTES": "result_cache_bytes",
 })
 """Environment variables, and the setting that each of them sets."""
 
 PLACEMENTS = ("explicit", "automatic")
+RECOVERIES = ("none", "replay")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -38,7 +46,8 @@ class Config:
     """Everything that can be said about a session before it begins."""
 
     server: str = ""
-    """Address of the executor, ``tcp://host:port`` or ``unix:///path``; empty for an executor in this process."""
+    """Address of the executor, ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; empty for an executor in
+    this process."""
     servers: tuple[str, ...] = ()
     """Addresses of several executors, instead of ``server``; in ``DJINN_SERVERS``, separated by commas."""
     placement: Literal["explicit", "automatic"] = "explicit"
@@ -49,6 +58,12 @@ class Config:
     owner: str = attrs.field(default="auto", repr=False)
     """A secret of the user's: what sessions with the same one upload is kept by the server, and not sent again.
     ``auto``: this process alone, and only where the server is another machine. Empty: the server keeps nothing."""
+    tls_ca: str = ""
+    """File with the certificates of the authorities that may vouch for a ``tls://`` server; empty for the system's."""
+    tls_cert: str = ""
+    """File with a certificate of this client's, for servers that ask for one."""
+    tls_key: str = ""
+    """File with its key; empty if the certificate's file has it."""
     device: str = ""
     """Device of an executor in this process, for example ``cuda:0``; empty for the best there is."""
     selection: PluginSelection = attrs.field(factory=PluginSelection)
@@ -71,6 +86,14 @@ class Config:
     """How long a connection may take to come about."""
     request_timeout_s: float | None = None
     """How long an answer may take; ``None``: as long as the server lives."""
+    recovery: Literal["none", "replay"] = "none"
+    """What happens when a server dies: its values are lost; or they are made again, and the program goes on."""
+    recovery_bytes: int = 2**30
+    """How many bytes of tensors may be kept here for that."""
+    recovery_timeout_s: float = 30.0
+    """How long servers may take to come back."""
+    local_fallback: bool = False
+    """Whether operations run in this process if no server comes back."""
 
     @classmethod
     def resolve(cls, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
@@ -139,6 +162,10 @@ def _placement(value: Any) -> str:
     return _text(value) if value in PLACEMENTS else _refuse()
 
 
+def _path(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, Path) else _text(value)
+
+
 def _level(value: Any) -> str:
     level = _text(value).upper()
     return level if level in LOG_LEVELS else _refuse()
@@ -160,6 +187,10 @@ def _count(value: Any) -> int | Literal["auto"] | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         _refuse()
     return value
+
+
+def _recovery(value: Any) -> str:
+    return _text(value) if value in RECOVERIES else _refuse()
 
 
 def _bytes(value: Any) -> int:
@@ -187,6 +218,9 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "placement": _Rule(_placement, f"one of {', '.join(PLACEMENTS)}"),
     "token": _Rule(_text, "text"),
     "owner": _Rule(_text, "text"),
+    "tls_ca": _Rule(_path, "the path of a file"),
+    "tls_cert": _Rule(_path, "the path of a file"),
+    "tls_key": _Rule(_path, "the path of a file"),
     "device": _Rule(_text, "a device of PyTorch's such as cpu or cuda:0"),
     "flush_every": _Rule(_count, "a whole number from 1, or None, or 'auto'"),
     "strict": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
@@ -196,6 +230,10 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "log_component": _Rule(_text, "names of components separated by commas"),
     "connect_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
     "request_timeout_s": _Rule(_optional_seconds, "a number of seconds above 0, or None"),
+    "recovery": _Rule(_recovery, f"one of {', '.join(RECOVERIES)}"),
+    "recovery_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
+    "recovery_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
+    "local_fallback": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
 })
 
 

@@ -16,11 +16,13 @@ __all__ = (
     "DjinnError",
     "DocumentError",
     "InputsError",
+    "LimitError",
     "OutOfMemoryError",
     "PeerError",
     "PluginError",
     "PluginLoadError",
     "PluginValidationError",
+    "ProgramTooLargeError",
     "ProtocolError",
     "ProtocolVersionError",
     "RefusedError",
@@ -28,6 +30,7 @@ __all__ = (
     "ScheduleError",
     "SchemaMismatchError",
     "SessionClosedError",
+    "StateLostError",
     "TransportError",
     "UnknownHandleError",
     "UnknownOperatorError",
@@ -187,3 +190,21 @@ class OutOfMemoryError(DjinnError, RuntimeError):
     """No executor has room for what is to be put there; names the sizes."""
 
     code = "DJ310"
+
+
+class StateLostError(DjinnError, RuntimeError):
+    """A value went with the server that held it, and could not be made again."""
+
+    code = "DJ311"
+
+
+class LimitError(DjinnError, RuntimeError):
+    """A session asked for more than the server grants it."""
+
+    code = "DJ312"
+
+
+class ProgramTooLargeError(DjinnError, RuntimeError):
+    """A step would take more memory than the server lets a program have; the step was not made."""
+
+    code = "DJ313"

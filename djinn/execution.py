@@ -161,7 +161,7 @@ class Run:
             between: Called behind each node with its position in the schedule's order.
         """
         session = self.session
-        if isinstance(session.link, Link):
+        if isinstance(session.handing_over, Link):
             return self._recorded(between, lambda device: None)
         with placed_by_schedule(session) as use:
             return self._recorded(between, use)
@@ -380,7 +380,7 @@ def placed_by_schedule(session: Session) -> Iterator[Callable[[int], None]]:
 
     Everything is handed over before and behind the block, so that nothing of others is placed by it.
     """
-    fleet: Any = session.link
+    fleet: Any = session.handing_over
     with session.lock:
         session.flush()
         usual = fleet.placement

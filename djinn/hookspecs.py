@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ExecutorFactory,
         Exporter,
         GraphSource,
+        Guard,
         Interceptor,
         Observer,
         Pattern,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     RegisterScheduler: TypeAlias = Callable[[Scheduler], None]
     RegisterTransport: TypeAlias = Callable[[Transport], None]
     RegisterExecutor: TypeAlias = Callable[[ExecutorFactory], None]
+    RegisterGuard: TypeAlias = Callable[[Guard], None]
     RegisterObserver: TypeAlias = Callable[[Observer], None]
     RegisterWorkload: TypeAlias = Callable[[Workload], None]
 
@@ -282,6 +284,29 @@ def djinn_register_executors(register: RegisterExecutor) -> None:
 
     Laws:
         Those of the kind ``executor``, in ``specs/kinds/executor.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_guards(register: RegisterGuard) -> None:
+    """Register guards, which look at the programs of a server's clients before they run.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.Guard`.
+
+    Raises:
+        PluginValidationError: The object has not all that a guard has, or its name is registered already by the same
+            plugin.
+
+    Laws:
+        Those of the kind ``guard``, in ``specs/kinds/guard.toml``.
 
     Since:
         0.1.0

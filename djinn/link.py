@@ -91,6 +91,11 @@ class Link:
         """Every link of the session: this one."""
         return [self]
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether nothing can be sent or received any more."""
+        return self._broken is not None
+
     def pin(self, executor: int | None) -> None:
         """Let everything run on one executor; there is no other."""
 

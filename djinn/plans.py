@@ -106,7 +106,7 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
         graph: Says of which values it matters where they are held.
     """
     held = {} if graph is None else alive_values(session, outside_values(graph))
-    link: Any = session.link
+    link: Any = session.handing_over
     if isinstance(link, Link):
         sizes = {tensor._value.slot.storage: storage_bytes(tensor._value.spec) for tensor in held.values()}
         known, welcome = _calibration(session, link), link.welcome

@@ -115,11 +115,12 @@ def init(server: str | None = None, **settings: Any) -> Session:
     """Start a session; a session that is running ends first.
 
     Args:
-        server: ``tcp://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``, operations run in
-            this process.
-        **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``device``,
-            ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``, ``log_component``,
-            ``connect_timeout_s``, ``request_timeout_s``.
+        server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without
+            ``DJINN_SERVER``, operations run in this process.
+        **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
+            ``tls_cert``, ``tls_key``, ``device``, ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``,
+            ``log_component``, ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``,
+            ``recovery_timeout_s``, ``local_fallback``.
 
     Raises:
         ConfigurationError: A setting makes no sense.
@@ -164,7 +165,7 @@ def _start(config: Config) -> Session:
     plugins = Plugins.load(config.selection)
     connections: list[Connection] = []
     try:
-        connections.extend(_connect(config, plugins, address) for address in config.addresses)
+        connections.extend(connect(config, plugins, address) for address in config.addresses)
         session = Session(config, plugins, connections, logical_device())
         session.seed(next_seed())
     except BaseException:
@@ -186,11 +187,17 @@ def _start(config: Config) -> Session:
     return session
 
 
-def _connect(config: Config, plugins: Plugins, address: str) -> Connection:
+def connect(config: Config, plugins: Plugins, address: str) -> Connection:
+    """Connect to an executor; an empty address stands for one in this process.
+
+    Raises:
+        TransportError: The server cannot be reached, or refuses.
+    """
     scheme = address.partition("://")[0] if address else "local"
     return plugins.transport_for(scheme).connect(address, ConnectOptions(
         token=config.token, owner=config.owner, connect_timeout_s=config.connect_timeout_s,
         request_timeout_s=config.request_timeout_s,
+        tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key,
         open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))
 
 
@@ -269,7 +276,8 @@ def seed_all(seed: int) -> None:
 
 
 _baseline: dict[str, int] = {}
-_LEVELS = frozenset({"live_handles", "pending_nodes", "programs_known", "results_kept", "results_kept_bytes"})
+_LEVELS = frozenset({"journal_bytes", "journal_nodes", "live_handles", "pending_nodes", "programs_known",
+                     "results_kept", "results_kept_bytes"})
 """Entries of `stats` that are levels, not counters; `reset_stats` leaves them alone."""
 
 

@@ -35,6 +35,7 @@ from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 
 if TYPE_CHECKING:
     from djinn.fleet.fleet import Fleet
+    from djinn.recovery.recovering import Recovering
 
 log = logging.getLogger("djinn.session")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -70,25 +71,49 @@ class Session:
         self.flush_after(config.flush_every)
         self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
-        is_automatic = len(connections) > 1 and config.placement == "automatic"
-        self._scheduler: Scheduler = plugins.choose("scheduler", "latency" if is_automatic else "single")
-        self.device_count = 1 if is_automatic else len(connections)
+        self._is_automatic = len(connections) > 1 and config.placement == "automatic"
+        self._scheduler: Scheduler = plugins.choose("scheduler", "latency" if self._is_automatic else "single")
+        self.device_count = 1 if self._is_automatic else len(connections)
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan)
-        self.link = self._linked(connections, is_automatic)
+        self.link = self._linked(connections)
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
         self.calibrations: dict[Identity, Calibration] = {}
 
-    def _linked(self, connections: Sequence[Connection], is_automatic: bool) -> Link | Fleet:
+    def _linked(self, connections: Sequence[Connection]) -> Link | Fleet | Recovering:
+        if self.config.recovery == "none":
+            return self.link_of(connections, self.tape, self.released)
+        from djinn.recovery.composing import compose_recovering
+
+        return compose_recovering(connections, self, self.link_of)
+
+    def link_of(self, connections: Sequence[Connection], tape: Tape, released: deque[int]) -> Link | Fleet:
+        """Make what hands a tape over to executors.
+
+        Args:
+            connections: One for each.
+            tape: What is to be handed over.
+            released: Numbers of values that nobody names any more.
+
+        Raises:
+            PeerError: A server cannot reach another.
+            ConfigurationError: The servers are not alike.
+        """
         if len(connections) == 1:
-            return Link(connections[0], self.tape, self.released, self._arrange, self.pace, self.config.debug,
+            return Link(connections[0], tape, released, self._arrange, self.pace, self.config.debug,
                         results=cache_for(self.config.result_cache_bytes, self.classifier))
         from djinn.fleet.composing import compose_fleet
 
-        return compose_fleet(connections, self, self._scheduler if is_automatic else None)
+        return compose_fleet(connections, self, self._scheduler if self._is_automatic else None, tape, released)
+
+    @property
+    def handing_over(self) -> Link | Fleet:
+        """What hands over to the servers that there are now, beneath what goes on when they die."""
+        link: Any = self.link
+        return getattr(link, "inner", link)  # type: ignore[no-any-return]  # a link, or a fleet
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out one operation."""

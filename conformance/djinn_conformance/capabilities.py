@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 
 from djinn.errors import ConfigurationError
-from djinn.kinds import CarryingTransport, ListenOptions
+from djinn.kinds import CarryingTransport, ConnectOptions, ListenOptions
 from djinn_conformance.assertions import Tolerance
+from djinn_conformance.certificates import certificates
 from djinn_conformance.oracle import has_eager_stream
 from djinn_conformance.specs import Law
 from djinn_conformance.subjects import Subject, torch_device
 
-__all__ = ("FOUND_OUT", "listening_address", "listens", "missing", "tolerance_of")
+__all__ = ("FOUND_OUT", "connect_options", "listen_options", "listening_address", "listens", "missing", "tolerance_of")
 
 
 def declares(subject: Subject, capability: str) -> bool:
@@ -28,10 +30,24 @@ def listening_address(subject: Subject) -> str:
     return str(getattr(transport, "loopback_address", f"{transport.scheme}://127.0.0.1:0"))
 
 
+def listen_options(subject: Subject) -> ListenOptions:
+    """Return what a transport is given to listen with: a certificate, if it encrypts."""
+    if not getattr(subject.registered.value, "encrypts", False):
+        return ListenOptions()
+    return ListenOptions(tls_cert=certificates().server)
+
+
+def connect_options(subject: Subject, **options: Any) -> ConnectOptions:
+    """Return what a transport is given to connect with: whom to trust, if it encrypts."""
+    if not getattr(subject.registered.value, "encrypts", False):
+        return ConnectOptions(**options)
+    return ConnectOptions(tls_ca=certificates().authority, **options)
+
+
 def listens(subject: Subject) -> bool:
     """Whether a transport has a listening side."""
     try:
-        listener = subject.registered.value.listen(listening_address(subject), ListenOptions())
+        listener = subject.registered.value.listen(listening_address(subject), listen_options(subject))
     except ConfigurationError:
         return False
     listener.close()

@@ -53,7 +53,8 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str]) -> list[Subjec
     """List the sessions that plugins of some kinds take part in, each once."""
     made: dict[Composition, Subject] = {}
     for subject in subjects:
-        if subject.kind in kinds:
+        # What is encrypted on its way is the same to a session.
+        if subject.kind in kinds and not getattr(subject.registered.value, "encrypts", False):
             composition = _composition(subject)
             made.setdefault(composition, _as_subject(composition, subject))
             if subject.kind == "executor":

@@ -18,6 +18,7 @@ import torch
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
 from djinn.kinds import (
+    Bounds,
     Carrier,
     CarryingTransport,
     Channel,
@@ -25,19 +26,20 @@ from djinn.kinds import (
     ConnectOptions,
     Executor,
     Listener,
-    ListenOptions,
     Transport,
+    Watch,
 )
 from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
 from djinn.protocol.post import MailPost, deliver
 from djinn.protocol.service import SessionService
-from djinn_conformance.capabilities import listening_address, listens
+from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 
 __all__ = ("Place", "open_executor", "served")
 
 _PATIENCE_S = 2.0
+_PROGRAM_BYTES = 2**33
 
 
 def open_executor() -> Executor:
@@ -57,6 +59,7 @@ class Place:
     """
 
     def __init__(self, subject: Subject) -> None:
+        self._subject = subject
         self._transport: Transport = subject.registered.value
         self._listener: Listener | None = None
         self._executor: Executor | None = None
@@ -66,7 +69,7 @@ class Place:
         self.faults: list[BaseException] = []
         self.address = f"{self._transport.scheme}://"
         if listens(subject):
-            self._listener = self._transport.listen(listening_address(subject), ListenOptions())
+            self._listener = self._transport.listen(listening_address(subject), listen_options(subject))
             self._executor = open_executor()
             self.address = self._listener.address
             self._start(self._accept, self._listener)
@@ -87,7 +90,7 @@ class Place:
     def connect(self) -> Connection:
         """Open a session."""
         opener = None if self._listener is not None else open_executor
-        return self._transport.connect(self.address, ConnectOptions(open_executor=opener))
+        return self._transport.connect(self.address, connect_options(self._subject, open_executor=opener))
 
     def vanish(self) -> None:
         """Close everything on this side and wait for the threads that served."""
@@ -141,7 +144,8 @@ class Place:
         channel.greeted()
         post = MailPost(session, mailbox, self._carry)
         try:
-            self._answer_all(channel, SessionService(self._executor, travels=True, post=post))
+            self._answer_all(channel, SessionService(self._executor, travels=True, post=post,
+                                                     watch=_watch(self._executor)))
         finally:
             post.close(_PATIENCE_S)
             self._room.remove(mailbox)
@@ -159,6 +163,14 @@ class Place:
             result, data = service.handle(batch, tensors)
             if batch.wants_reply:
                 channel.send(sequence, result, data)
+
+
+def _watch(executor: Executor) -> Watch:
+    """Let the guard that a server would use take up watch: what eager does must pass it."""
+    plugins = installed_plugins()[0]
+    shapes = plugins.choose("shapes", "meta")
+    watch: Watch = plugins.choose("guard", "core").watch(Bounds(executor.device, _PROGRAM_BYTES), shapes)
+    return watch
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 
 import attrs
@@ -11,6 +12,7 @@ import torch
 from djinn.errors import PluginError
 from djinn.plugins import Plugins, PluginSelection, Registered, installed
 from djinn_conformance import specs
+from djinn_conformance.certificates import can_be_made
 
 __all__ = ("SelectionError", "Subject", "installed_plugins", "select")
 
@@ -77,6 +79,10 @@ def select(name: str | None, plugins: Plugins, problems: Iterable[PluginError] =
 
 
 def _subjects(entry: Registered) -> list[Subject]:
+    if getattr(entry.value, "encrypts", False) and not can_be_made():
+        warnings.warn(f"{entry.name} of {entry.plugin} is left out: it encrypts, and trustme is not installed",
+                      stacklevel=2)
+        return []
     if entry.kind != "executor":
         return [Subject(entry)]
     best: dict[str, str] = {}

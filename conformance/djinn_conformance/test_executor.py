@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperatorError
 from djinn.kinds import Executor, ExecutorFactory
 from djinn.model.program import Program
+from djinn.protocol.abilities import EarlyProgram
 from djinn.protocol.messages import Poisoned
-from djinn.protocol.service import EarlyProgram
 from djinn.protocol.tensors import DTYPES, is_dense
 from djinn_conformance.assertions import (
     bytes_of,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from djinn.session import Session
 from djinn.tensor import LazyTensor
-from djinn_conformance.assertions import expect_equal, expect_same_tensor
+from djinn_conformance.assertions import Tolerance, expect_equal, expect_same_tensor
+from djinn_conformance.deaths import handing_over_each, let_die, recovering
 from djinn_conformance.families import specs_of
 from djinn_conformance.family_groups import Group, groups
 from djinn_conformance.family_strategies import programs
@@ -81,6 +82,39 @@ def test_slices_equal(subject: Subject, session: Session, group: Group, data: st
         got = run_program(recording, session.device).values
         for index in indices:
             compare_all(session, [(_named(index, where), got.pop(index), wanted[index], group.tolerance)], where=where)
+
+
+@law("session.recovery_exact", effort=_EFFORT / 2, shrinks=False)
+@pytest.mark.parametrize("group", groups("session.slices_equal"), ids=str)
+@given(data=st.data(), messages=st.integers(0, 12), checkpoints=st.booleans())
+def test_recovery_exact(
+    subject: Subject, session: Session, group: Group, data: st.DataObject, messages: int, checkpoints: bool
+) -> None:
+    """Let the server die within a program whose operations are handed over one by one, and again before it is read."""
+    specs = [spec for spec in group.operators if not spec.undefined]
+    recording = data.draw(programs(specs, favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8))
+    wanted = run_program(recording, _CPU).values
+    where = f"{subject}: {recording}, death after {messages} messages"
+    with recovering(session) as layer, handing_over_each(session):
+        session.seed(0)
+        let_die(session, messages)
+        got = run_program(recording, session.device).values
+        session.synchronize()
+        with session.lock:
+            if checkpoints:
+                layer.checkpoint()
+            layer.journal.compact()
+        let_die(session)
+        compare_all(session, _tolerant_pairs(got, wanted, where, group.tolerance), where=where)
+        got.clear()
+        gc.collect(0)
+        session.flush()
+
+
+def _tolerant_pairs(
+    got: dict[int, Any], wanted: dict[int, Any], where: str, tolerance: Tolerance
+) -> list[tuple[str, Any, Any, Tolerance | None]]:
+    return [(what, mine, theirs, tolerance) for what, mine, theirs, _ in _pairs(got, wanted, where)]
 
 
 def _settled(session: Session) -> int:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, DjinnError, TransportError
-from djinn.kinds import Connection, ConnectOptions, ListenOptions, Transport
+from djinn.kinds import Connection, Transport
 from djinn.protocol.messages import (
     Batch,
     Define,
@@ -38,7 +38,7 @@ from djinn_conformance.assertions import (
     expect_same_tensor,
     steps,
 )
-from djinn_conformance.capabilities import listening_address
+from djinn_conformance.capabilities import connect_options, listen_options, listening_address
 from djinn_conformance.harness import Place, open_executor
 from djinn_conformance.laws import law
 from djinn_conformance.programs import Recording, Ref, call, pieces
@@ -217,7 +217,8 @@ def test_error_names_address(subject: Subject, plugin: Transport) -> None:
     expect_raises(TransportError, lambda: connection.submit(Batch([Free((1,))]), []), "a later batch", str(subject),
                   naming=short.address)
     connection.close()
-    expect_raises(TransportError, lambda: plugin.connect(short.address, ConnectOptions(connect_timeout_s=5.0)),
+    options = connect_options(subject, connect_timeout_s=5.0)
+    expect_raises(TransportError, lambda: plugin.connect(short.address, options),
                   "connecting where nobody listens any more", str(subject), naming=short.address)
     took_s = time.monotonic() - started
     expect(took_s < _PATIENCE_S, "time", got=f"{took_s:.1f} s", wanted=f"less than {_PATIENCE_S} s", where=str(subject))
@@ -226,11 +227,11 @@ def test_error_names_address(subject: Subject, plugin: Transport) -> None:
 @law("transport.address_checked")
 def test_address_checked(subject: Subject, plugin: Transport) -> None:
     """Use addresses of another scheme, and text that is none."""
-    options = ConnectOptions(connect_timeout_s=1.0, open_executor=open_executor)
+    options = connect_options(subject, connect_timeout_s=1.0, open_executor=open_executor)
     for address in (f"not-{plugin.scheme}://127.0.0.1:1", "no address at all"):
         for name, action in (
             ("connect", lambda address=address: plugin.connect(address, options)),
-            ("listen", lambda address=address: plugin.listen(address, ListenOptions())),
+            ("listen", lambda address=address: plugin.listen(address, listen_options(subject))),
         ):
             error = expect_raises(DjinnError, action, f"{name}({address!r})", str(subject), naming=address)
             expect(isinstance(error, (ConfigurationError, TransportError)), f"error of {name}({address!r})", got=error,
@@ -255,7 +256,7 @@ def test_closed_is_final(subject: Subject, place: Place) -> None:
 @law("transport.listener_closes")
 def test_listener_closes(subject: Subject, plugin: Transport) -> None:
     """Close a listener while a thread waits for connections."""
-    listener = plugin.listen(listening_address(subject), ListenOptions())
+    listener = plugin.listen(listening_address(subject), listen_options(subject))
     accepted: list[object] = []
     thread = threading.Thread(target=lambda: accepted.append(listener.accept()), daemon=True)
     thread.start()

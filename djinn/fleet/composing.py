@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,18 +12,23 @@ from djinn.kinds import Connection, Scheduler
 from djinn.model.graph import Graph
 from djinn.planning.profiles import identity_of, load
 from djinn.results import cache_for
+from djinn.tape import Tape
 
 if TYPE_CHECKING:
     from djinn.session import Session
 
 
-def compose_fleet(connections: Sequence[Connection], session: Session, scheduler: Scheduler | None) -> Fleet:
+def compose_fleet(
+    connections: Sequence[Connection], session: Session, scheduler: Scheduler | None, tape: Tape, released: deque[int]
+) -> Fleet:
     """Make the fleet of a session.
 
     Args:
         connections: One for each executor.
-        session: Whose tape it hands over.
+        session: Whose fleet it is.
         scheduler: Decides where things run; ``None``: the user does.
+        tape: What is to be handed over.
+        released: Numbers of values that nobody names any more.
 
     Raises:
         PeerError: A server cannot reach another.
@@ -35,7 +41,7 @@ def compose_fleet(connections: Sequence[Connection], session: Session, scheduler
                           home_link=known.home_link)
                    for index, (connection, known) in enumerate(zip(connections, found, strict=True))]
         placement = AutomaticPlacement(scheduler, members, _with_meaning)
-    fleet = Fleet(connections, session.tape, session.released, placement, session.pace,
+    fleet = Fleet(connections, tape, released, placement, session.pace,
                   is_debugging=session.config.debug)
     fleet.keep_results(cache_for(session.config.result_cache_bytes, session.classifier))
     fleet.introduce()

@@ -10,6 +10,7 @@ from djinn.kinds.analyzer import Analyzer, Annotations
 from djinn.kinds.classifier import Classifier, OperationClass
 from djinn.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
 from djinn.kinds.exporter import Exporter
+from djinn.kinds.guard import Bounds, CallCheck, CheckedProgram, Guard, Watch
 from djinn.kinds.interceptor import Interceptor
 from djinn.kinds.observer import Observer
 from djinn.kinds.pattern import Pattern, PatternMatch
@@ -30,9 +31,12 @@ from djinn.kinds.transport import (
 __all__ = (
     "Analyzer",
     "Annotations",
+    "Bounds",
+    "CallCheck",
     "Carrier",
     "CarryingTransport",
     "Channel",
+    "CheckedProgram",
     "Classifier",
     "CompiledProgram",
     "ConnectOptions",
@@ -41,6 +45,7 @@ __all__ = (
     "ExecutorFactory",
     "Exporter",
     "GraphSource",
+    "Guard",
     "Inference",
     "Interceptor",
     "ListenOptions",
@@ -55,4 +60,5 @@ __all__ = (
     "ShapeInference",
     "TensorPlaceholder",
     "Transport",
+    "Watch",
 )

@@ -32,7 +32,7 @@ class RandomState(Protocol):
 class CompiledProgram(Protocol):
     """A program made ready to run.
 
-    What may run before it is asked for is a `djinn.protocol.service.EarlyProgram` as well.
+    What may run before it is asked for is a `djinn.protocol.abilities.EarlyProgram` as well.
     """
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:

@@ -22,6 +22,13 @@ class ConnectOptions:
     connect_timeout_s: float = 10.0
     request_timeout_s: float | None = None
     """How long an answer may stand still; ``None``: as long as the server lives."""
+    tls_ca: str = ""
+    """File with the certificates of the authorities to trust, where connections are encrypted; empty for the
+    system's."""
+    tls_cert: str = ""
+    """File with this client's certificate, for servers that ask for one."""
+    tls_key: str = ""
+    """File with its key; empty if the certificate's file has it."""
     open_executor: Callable[[], Executor] | None = None
     """Opens an executor in this process, for transports that have no other side."""
     is_gone: Callable[[], bool] | None = None
@@ -38,6 +45,12 @@ class ListenOptions:
     """How long a frame that has begun may stand still."""
     max_body_bytes: int = 16 * 2**30
     """Largest body of one frame."""
+    tls_cert: str = ""
+    """File with the server's certificate, where connections are encrypted."""
+    tls_key: str = ""
+    """File with its key; empty if the certificate's file has it."""
+    tls_client_ca: str = ""
+    """File with the certificates of the authorities that have to vouch for clients; empty to ask for none."""
 
 
 class Connection(Protocol):
@@ -112,6 +125,31 @@ class Channel(Protocol):
         """Close the connection. Never raises, may be called twice or from another thread."""
 
 
+@runtime_checkable
+class MovableChannel(Channel, Protocol):
+    """What a channel may have beside the methods of `Channel`: another process can go on with it."""
+
+    def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
+        """Let go of the connection without closing it. The channel is of no more use.
+
+        Args:
+            sequence: Number of the one message that was received so far.
+            message: That message, which whoever goes on receives again, as it is given here.
+
+        Returns:
+            The connection's file descriptor, now the caller's; and bytes that were read from it already.
+        """
+
+
+@runtime_checkable
+class BoundedChannel(Channel, Protocol):
+    """What a channel may have beside the methods of `Channel`: it asks before it takes in tensors."""
+
+    admit_body: Callable[[int], None] | None
+    """Called with the length of a frame's body, in bytes, before any memory is set aside for it. It may wait, or raise
+    a `LimitError` to have nothing of it read; then the connection is of no more use."""
+
+
 class Listener(Protocol):
     """Accepts connections.
 
@@ -127,6 +165,21 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Stop accepting. Never raises, may be called twice or from another thread."""
+
+
+@runtime_checkable
+class AdoptingTransport(Protocol):
+    """What a transport may have beside the methods of `Transport`, if its channels are of the kind `MovableChannel`."""
+
+    def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
+        """Go on with a connection that `MovableChannel.detach` gave, in whichever process.
+
+        Args:
+            descriptor: Its file descriptor; the channel's from now on.
+            received: Bytes that were read from it already.
+            peer: Who is at its other end.
+            options: As for `Transport.listen`.
+        """
 
 
 class Transport(Protocol):

@@ -72,9 +72,9 @@ class Mailbox:
 
     def __init__(
         self, *, max_unclaimed_bytes: int = MAX_UNCLAIMED_BYTES, max_held_bytes: int = MAX_HELD_BYTES,
-        absence_s: float = ABSENCE_S,
+        absence_s: float = ABSENCE_S, prefix: bytes = b"",
     ) -> None:
-        self.key = secrets.token_bytes(MAILBOX_BYTES)
+        self.key = prefix + secrets.token_bytes(MAILBOX_BYTES - len(prefix))
         self._max_unclaimed_bytes = max_unclaimed_bytes
         self._max_held_bytes = max_held_bytes
         self._absence_s = absence_s
@@ -212,17 +212,21 @@ class Mailbox:
 class MailRoom:
     """The mailboxes of all sessions in one place.
 
+    Args:
+        prefix: How their keys begin, so that the place can be known by a key.
+
     Concurrency:
         Any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: bytes = b"") -> None:
+        self._prefix = prefix
         self._lock = threading.Lock()
         self._mailboxes: dict[Mailbox, None] = {}
 
     def open(self) -> Mailbox:
         """Make a mailbox for a session."""
-        made = Mailbox()
+        made = Mailbox(prefix=self._prefix)
         with self._lock:
             self._mailboxes[made] = None
         return made

@@ -42,6 +42,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A secret that sessions of one owner share; empty if the server is to keep nothing."""
     machine: Text = ""
     """Where the client runs, if nothing is to be kept in case that the server runs there too."""
+    ticket: Text = ""
+    """What a `Redirect` gave, instead of the token."""
+    session: Text = ""
+    """`Welcome.session` of a session to take up again; empty for a new one."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -80,6 +84,19 @@ class Courier(msgspec.Struct, frozen=True, tag="courier"):
     byte_order: Text
     mailbox: MailboxKey
     session: Text
+
+
+class Redirect(msgspec.Struct, frozen=True, tag="redirect"):
+    """Answer to `Hello`: the client may come in, elsewhere; the connection is about to be closed.
+
+    Attributes:
+        address: Where to greet again, of the scheme that the client came by; ``:PORT`` for another port of the host
+            that it came to.
+        ticket: What to say there, once and soon: `Hello.ticket`.
+    """
+
+    address: Text
+    ticket: Text
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
@@ -401,7 +418,7 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
     told: tuple[Failure, ...] = ()
 
 
-Message: TypeAlias = Hello | Welcome | Refusal | Courier | Batch | Result | Parcel
+Message: TypeAlias = Hello | Welcome | Redirect | Refusal | Courier | Batch | Result | Parcel
 
 
 class _Complex(msgspec.Struct, frozen=True):

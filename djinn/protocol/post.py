@@ -176,6 +176,26 @@ class MailCarrier:
         self._mailbox.end(self._delivery, "it has ended")
 
 
+def check_courier(courier: Courier) -> None:
+    """Make sure that a courier and this server understand each other.
+
+    Raises:
+        ProtocolVersionError, RefusedError: They do not.
+    """
+    if courier.protocol != PROTOCOL_VERSION:
+        raise ProtocolVersionError(f"The courier speaks protocol {courier.protocol}, this server {PROTOCOL_VERSION}.",
+                                   hint="Install the same djinn release on both.")
+    if courier.byte_order != sys.byteorder:
+        raise RefusedError("The courier's machine has another byte order, and tensors travel as they lie in memory.",
+                           hint="Use servers of the same byte order.")
+
+
+def no_mailbox() -> RefusedError:
+    """Say that a mailbox is nowhere, in the same words whoever finds out."""
+    return RefusedError("There is no session here that the courier could deliver to.",
+                        hint="The session may have ended; start it again.")
+
+
 def deliver(channel: Channel, sequence: int, courier: Courier, room: MailRoom, welcome: Welcome) -> None:
     """Take in what a courier brings, until it or the session that it is for ends.
 
@@ -191,16 +211,10 @@ def deliver(channel: Channel, sequence: int, courier: Courier, room: MailRoom, w
         ProtocolError: What it brings is no parcel.
         TransportError: The connection broke.
     """
-    if courier.protocol != PROTOCOL_VERSION:
-        raise ProtocolVersionError(f"The courier speaks protocol {courier.protocol}, this server {PROTOCOL_VERSION}.",
-                                   hint="Install the same djinn release on both.")
-    if courier.byte_order != sys.byteorder:
-        raise RefusedError("The courier's machine has another byte order, and tensors travel as they lie in memory.",
-                           hint="Use servers of the same byte order.")
+    check_courier(courier)
     mailbox = room.find(courier.mailbox)
     if mailbox is None:
-        raise RefusedError("There is no session here that the courier could deliver to.",
-                           hint="The session may have ended; start it again.")
+        raise no_mailbox()
     delivery = mailbox.begin(courier.session, channel.close)
     reason = "its connection ended"
     try:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+import attrs
 import msgspec
 import torch
 
-from djinn.errors import PeerError, ProtocolError, UnknownHandleError
+from djinn.errors import LimitError, PeerError, ProtocolError, UnknownHandleError, UnknownOperatorError
 from djinn.kinds.executor import CompiledProgram, Executor
+from djinn.kinds.guard import CheckedProgram, Watch
 from djinn.protocol import messages, parcels
+from djinn.protocol.abilities import Allowance, CheckingExecutor, EarlyProgram, PartialProgram, SharingExecutor
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
 from djinn.protocol.holdings import Holdings
@@ -50,35 +53,14 @@ MAX_TOLD = 16
 """Failures that travel with a parcel."""
 
 
-@runtime_checkable
-class SharingExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: ways without the copy, where memory can be shared."""
+@attrs.frozen
+class _Known:
+    """A program that was defined: made ready to run, and what was found when it was checked; or why it cannot run."""
 
-    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor on the device.
-
-        Ownership:
-            Nobody else holds the argument: it may become the value.
-        """
-
-    def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a dense CPU tensor of a value.
-
-        Ownership:
-            The result is only read, and only until the session's next batch: it may share the value's memory.
-        """
-
-
-@runtime_checkable
-class EarlyProgram(CompiledProgram, Protocol):
-    """What a compiled program may have beside the methods of `CompiledProgram`: it may run before it is asked for."""
-
-    def is_pure(self, numbers: Sequence[Any]) -> bool:
-        """Whether all that comes of a run with these numbers are its results.
-
-        Laws:
-            executor.purity_true
-        """
+    definition: Define
+    program: CompiledProgram | None = None
+    checked: CheckedProgram | None = None
+    failed: Poisoned | None = None
 
 
 class SessionService:
@@ -93,17 +75,23 @@ class SessionService:
         travels: Tensors come from and go to another process: nobody else holds those given to `handle`, and those that
             it returns are only read, before the next batch.
         contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
+        allowance: What the session may ask for; ``None`` for anything.
         post: Reaches other sessions, and is reached by them.
+        watch: Checks programs before they run; none where the client is this process itself.
 
     Concurrency:
         One batch at a time; `held_bytes` may be read by any thread.
     """
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
-                 contents: Contents | None = None, post: Post | None = None) -> None:
+                 contents: Contents | None = None, post: Post | None = None,
+                 allowance: Allowance | None = None, watch: Watch | None = None) -> None:
         self._executor = executor
+        self._allowance = allowance
+        self._not_admitted: Poisoned | None = None
         self._contents = contents
         self._post = post
+        self._watch = watch
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
         # What is kept is nobody's to write to: then the value is a copy.
         self._put = executor.put if shared is None or contents is not None else shared.adopt
@@ -111,7 +99,7 @@ class SessionService:
         self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
         self._values = Holdings()
-        self._programs: dict[int, tuple[CompiledProgram | None, Poisoned | None, messages.Define]] = {}
+        self._programs: dict[int, _Known] = {}
         self._forecast = Forecast()
         self._lookahead = Lookahead(self._forecast)
         self._failures = Failures()
@@ -214,19 +202,39 @@ class SessionService:
             # Whatever an executor raises must reach the client as a failure, not end the session of an innocent value.
             return self._fail(error)
 
-    def _define(self, command: Define) -> None:
-        def compile_checked() -> CompiledProgram:
-            command.body.check()
-            return self._executor.compile(command.body)
+    def _admits(self, handles: Sequence[int]) -> bool:
+        """Whether values may be added. Those that may not are not even kept as poisoned: that would take memory."""
+        if self._allowance is not None:
+            try:
+                self._allowance.admit_values(len(self._values), len(handles))
+            except LimitError as error:
+                self._not_admitted = self._fail(error)
+                self._free(handles)
+                return False
+        return True
 
-        made = self._attempt(compile_checked)
-        failed = made if isinstance(made, Poisoned) else None
-        self._programs[command.program] = (None if failed else made, failed, command)
+    def _define(self, command: Define) -> None:
+        made = self._attempt(lambda: self._prepare(command))
+        self._programs[command.program] = _Known(command, failed=made) if isinstance(made, Poisoned) else made
+
+    def _prepare(self, command: Define) -> _Known:
+        body, executor = command.body, self._executor
+        if self._allowance is not None:
+            self._allowance.admit_program(body)
+        body.check()
+        checked = None if self._watch is None else self._watch.check(body)
+        if checked is None or not checked.calls:
+            return _Known(command, executor.compile(body), checked)
+        if not isinstance(executor, CheckingExecutor):
+            names = sorted({body.templates[template].operator for template in checked.calls})
+            raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
+                                       hint="Serve with an executor that has `compile_checked`.")
+        return _Known(command, executor.compile_checked(body, checked.calls), checked)
 
     def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
         if command.handle == GENERATOR_HANDLE:
             self._attempt(lambda: self._random.set(tensor))
-        else:
+        elif self._admits((command.handle,)):
             self._values.put(command.handle, self._attempt(lambda: self._put(tensor)))
             if self._contents is not None:
                 self._contents.keep(command.handle, tensor)
@@ -235,6 +243,8 @@ class SessionService:
         contents, handle = self._contents, command.handle
         if handle == GENERATOR_HANDLE:
             self._fail(ProtocolError("Handle 0 is reserved."))
+        elif not self._admits((handle,)):
+            return
         elif contents is None:
             self._values.put(handle, self._fail(ProtocolError("Nothing is kept for this session.")))
         else:
@@ -282,8 +292,9 @@ class SessionService:
             if not isinstance(values[0], Poisoned):
                 self._attempt(lambda: self._random.set(values[0]))
             return
-        for handle, value in zip(handles, values, strict=True):
-            self._values.put(handle, value)
+        if self._admits(handles):
+            for handle, value in zip(handles, values, strict=True):
+                self._values.put(handle, value)
 
     def _received(self, command: Receive) -> list[Any] | Poisoned:
         parcel, tensors = self._posted().receive(command.sender, command.parcel)
@@ -321,6 +332,8 @@ class SessionService:
                 raise ProtocolError(f"Value {source} is no view of anything like value {base}.")
             return placed_in(owner.untyped_storage(), value)
 
+        if not self._admits([target for _, target, _ in command.handles]):
+            return
         for source, target, base in command.handles:
             if target == GENERATOR_HANDLE:
                 self._fail(ProtocolError("Handle 0 is reserved."))
@@ -337,8 +350,9 @@ class SessionService:
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
-        for handle, value in zip(run.outputs, outputs, strict=True):
-            self._values.put(handle, value)
+        if self._admits(run.outputs):
+            for handle, value in zip(run.outputs, outputs, strict=True):
+                self._values.put(handle, value)
         if run.released:
             self._free(run.released)
 
@@ -356,14 +370,18 @@ class SessionService:
         return self._lookahead.go(self._values.get, self._run_ahead)
 
     def _run_ahead(self, run: Run, inputs: list[Any]) -> list[Any] | None:
-        program, _, definition = self._programs.get(run.program, (None, None, None))
+        known = self._programs.get(run.program)
+        program = None if known is None else known.program
         numbers = messages.from_wire(run.numbers)
         if (
-            not isinstance(program, EarlyProgram)
+            known is None
+            or not isinstance(program, EarlyProgram)
             or not program.is_pure(numbers)
             or any(isinstance(value, Poisoned) for value in inputs)
             or GENERATOR_HANDLE in run.outputs
-            or (definition is not None and len(run.outputs) != len(definition.body.keep))
+            or len(run.inputs) != known.definition.body.inputs
+            or len(run.outputs) != len(known.definition.body.keep)
+            or (known.checked is not None and known.checked.refused(inputs, numbers))
         ):
             return None
         failures = []
@@ -382,10 +400,9 @@ class SessionService:
         known = self._programs.get(run.program)
         if known is None:
             raise ProtocolError(f"Program {run.program} was never defined.")
-        program, failed, definition = known
-        body = definition.body
-        if failed is not None or program is None:
-            return [failed] * len(run.outputs)
+        program, body = known.program, known.definition.body
+        if program is None:
+            return [known.failed] * len(run.outputs)
         if len(run.inputs) != body.inputs or len(run.outputs) != len(body.keep):
             raise ProtocolError(f"Program {run.program} has {body.inputs} inputs and {len(body.keep)} outputs, the run "
                                 f"{len(run.inputs)} and {len(run.outputs)}.")
@@ -398,7 +415,14 @@ class SessionService:
 
         inputs = [self._value(handle) for handle in run.inputs]
         before = list(inputs)
-        outputs = program.run(inputs, messages.from_wire(run.numbers), self._random, report)
+        numbers = messages.from_wire(run.numbers)
+        refused = None if known.checked is None else known.checked.refused(inputs, numbers)
+        if not refused:
+            outputs = program.run(inputs, numbers, self._random, report)
+        elif isinstance(program, PartialProgram):
+            outputs = program.run_without(inputs, numbers, self._random, report, refused)
+        else:
+            raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 self._poison_storage(given, left)
@@ -413,7 +437,7 @@ class SessionService:
         try:
             return self._values[handle]
         except KeyError:
-            return self._fail(_unknown(handle))
+            return self._not_admitted or self._fail(_unknown(handle))
 
     def _held(self, handle: int) -> Any:
         return self._attempt(self._random.get) if handle == GENERATOR_HANDLE else self._value(handle)

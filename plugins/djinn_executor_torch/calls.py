@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import torch
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
+from djinn.kinds.guard import CallCheck
 from djinn.model.program import (
     Argument,
     ListArgument,
@@ -76,9 +77,26 @@ class Resolved:
     value: Any
 
 
-def bind(program: Program, device: torch.device) -> list[Call]:
-    """Bind every template of a program."""
-    return [_bind(template, device) for template in program.templates]
+def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck] | None = None) -> list[Call]:
+    """Bind every template of a program.
+
+    Args:
+        program: The program.
+        device: What logical devices mean.
+        checks: By template: what is asked before each of its calls.
+    """
+    calls = [_bind(template, device) for template in program.templates]
+    for index, check in (checks or {}).items():
+        calls[index] = attrs.evolve(calls[index], function=_asking(check, calls[index].function))
+    return calls
+
+
+def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check(args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _bind(template: Template, device: torch.device) -> Call:

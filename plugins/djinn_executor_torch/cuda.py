@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from djinn.kinds.guard import CallCheck
 from djinn.model.program import Program
 from djinn.protocol.tensors import DTYPE_NAMES, is_dense
 from djinn_executor_torch.calls import bind
@@ -236,13 +237,9 @@ class CudaExecutor(TorchExecutor):
         """Count what recordings were made, played and given up."""
         return self._shelf.stats()
 
-    def compile(self, program: Program) -> RecordedProgram:
-        """Resolve every operator and check its schema against the client's.
-
-        Raises:
-            UnknownOperatorError, SchemaMismatchError, ProtocolError: Names the operator.
-        """
-        return RecordedProgram(program, bind(program, self._device), self._lock, self._device, self._shelf)
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
+        """Resolve every operator, and ask before calls; see `djinn.protocol.abilities.CheckingExecutor`."""
+        return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a CPU tensor to the device; its last pieces may still be on their way when this returns."""
@@ -277,11 +274,11 @@ class CudaExecutor(TorchExecutor):
             return made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor that nobody else holds on the device; see `djinn.protocol.service.SharingExecutor`."""
+        """Put a CPU tensor that nobody else holds on the device; see `djinn.protocol.abilities.SharingExecutor`."""
         return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a CPU tensor to be read at once; see `djinn.protocol.service.SharingExecutor`."""
+        """Give a CPU tensor to be read at once; see `djinn.protocol.abilities.SharingExecutor`."""
         return self.get(value)
 
     def close(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.kinds.executor import RandomState, Report
+from djinn.kinds.guard import CallCheck
 from djinn.model.program import Program
 from djinn.protocol.tensors import to_dense_cpu
 from djinn_executor_torch.calls import Call, bind
@@ -43,7 +44,11 @@ class TorchExecutor:
         Raises:
             UnknownOperatorError, SchemaMismatchError, ProtocolError: Names the operator.
         """
-        return TorchProgram(program, bind(program, self._device), self._lock)
+        return self.compile_checked(program, {})
+
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
+        """Resolve every operator, and ask before calls; see `djinn.protocol.abilities.CheckingExecutor`."""
+        return TorchProgram(program, bind(program, self._device, checks), self._lock)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a CPU tensor to the device."""
@@ -57,11 +62,11 @@ class TorchExecutor:
             return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor that nobody else holds on the device; see `djinn.protocol.service.SharingExecutor`."""
+        """Put a CPU tensor that nobody else holds on the device; see `djinn.protocol.abilities.SharingExecutor`."""
         return tensor if self._device.type == "cpu" else self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a CPU tensor to be read at once; see `djinn.protocol.service.SharingExecutor`."""
+        """Give a CPU tensor to be read at once; see `djinn.protocol.abilities.SharingExecutor`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
@@ -92,24 +97,35 @@ class TorchProgram:
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once; see `djinn.kinds.executor.CompiledProgram`."""
+        return self.run_without(inputs, numbers, random, report, {})
+
+    def run_without(
+        self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
+        refused: Mapping[int, Exception],
+    ) -> list[Any]:
+        """Run once but for some steps; see `djinn.protocol.abilities.PartialProgram`."""
         if len(numbers) != self._numbers:
             raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
         # Asking sets this thread up as PyTorch's own loops do; MKL's transforms would go by their own count otherwise.
         torch.get_num_threads()
         with self._lock, torch.inference_mode():
             if not self._is_random:
-                return self._run(inputs, numbers, report)
+                return self._run(inputs, numbers, report, refused)
             if not isinstance(random, TorchRandomState):
                 raise TypeError(f"a TorchRandomState is needed, not {type(random).__name__}")
             with random.lent_to_device():
-                return self._run(inputs, numbers, report)
+                return self._run(inputs, numbers, report, refused)
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
         """Whether all that comes of a run are its results; see `djinn.kinds.executor.CompiledProgram`."""
         return not self._writes_or_draws and len(numbers) == self._numbers and all(
             numbers[index] == 0 for index in self._probabilities)
 
-    def _run(self, inputs: list[Any], numbers: Sequence[Any], report: Report) -> list[Any]:
+    def _run(
+        self, inputs: list[Any], numbers: Sequence[Any], report: Report, refused: Mapping[int, Exception]
+    ) -> list[Any]:
+        if refused:
+            return interpret(self._program, self._calls, inputs, numbers, report, refused=refused)
         self._runs += 1
         if self._runs == 1:
             return interpret(self._program, self._calls, inputs, numbers, report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ def interpret(
     *,
     start: int = 0,
     results: dict[int, Any] | None = None,
+    refused: Mapping[int, Exception] | None = None,
 ) -> list[Any]:
     """Run the steps from ``start``.
 
@@ -34,6 +35,7 @@ def interpret(
         report: See `djinn.kinds.executor.CompiledProgram.run`.
         start: First step to run.
         results: Results of the steps before ``start`` that are still needed.
+        refused: By position: steps that are not made, and what they raise instead.
     """
     known = {} if results is None else results
     last_use = last_uses(program)
@@ -50,6 +52,8 @@ def interpret(
             for written in call.written_operands:
                 poison_storage(operands[written], poison, known, inputs)
             outcome = [poison] * step.results
+        elif refused and position in refused:
+            outcome = [report(position, refused[position])] * step.results
         else:
             outcome = _call(call, operands, mine, step.results, position, report)
         for result in outcome:

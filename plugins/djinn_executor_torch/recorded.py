@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -95,6 +95,15 @@ class RecordedProgram(TorchProgram):
             if forms is None or not self._is_watched:
                 return super().run(inputs, numbers, random, report)
             return self._run_watched(self._look_up(terms, forms), inputs, numbers, random, report)
+
+    def run_without(
+        self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
+        refused: Mapping[int, Exception],
+    ) -> list[Any]:
+        """Run once but for some steps, recording nothing; see `djinn.protocol.abilities.PartialProgram`."""
+        if refused and self._changes_metadata:
+            self._shelf.metadata_changes += 1
+        return super().run_without(inputs, numbers, random, report, refused)
 
     def _found(self, terms: _Terms, inputs: Sequence[Any]) -> Recording | None:
         """Find a recording that fits; looks at every form only if it is not the one of the last time."""

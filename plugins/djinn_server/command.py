@@ -11,14 +11,20 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
+import attrs
 import typer
 
 from djinn.errors import ConfigurationError
+from djinn_server.control import Setup
 from djinn_server.couriers import PeerRules
+from djinn_server.gateway import Gateway
+from djinn_server.limits import Limits
 from djinn_server.memory import default_keep_bytes
-from djinn_server.server import Server
+from djinn_server.supervisor import Supervisor
+from djinn_server.tenants import KnownTenants, OneTenant, Tenant
+from djinn_server.tokens import TokenFile
 
 __all__ = ("serve",)
 
@@ -40,14 +46,35 @@ def serve(
         envvar="DJINN_TOKEN", show_default=False,
         help="Secret that clients have to know. Other users of this machine can see options: prefer the variable.",
     )] = "",
+    tokens: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH",
+        help="Let in those who have a token in this file, each with a process of his own; "
+             "see djinn token.")] = "",
+    tls_cert: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH", help="Encrypt, with this certificate: a PEM file, with its chain.")] = "",
+    tls_key: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH", help="The certificate's key, if its file does not have it.")] = "",
+    tls_client_ca: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH",
+        help="Let in only clients with a certificate of these authorities: a PEM file.")] = "",
     threads: Annotated[int | None, typer.Option(
         min=1, show_default=False, help="Threads for operations on the CPU; as PyTorch sees fit if not given.")] = None,
     keep_mib: Annotated[int | None, typer.Option(
         min=0, show_default=False,
         help="MiB of memory for uploads that are kept, so that their owners need not send them again; "
-             "0 keeps none. An eighth of the memory, and 4096 at most, if not given.")] = None,
+             "0 keeps none. An eighth of the memory, and 4096 at most, if not given. "
+             "With --tokens, for each tenant.")] = None,
     look_ahead: Annotated[bool, typer.Option(
         help="Run what a session will most likely ask for next while it asks for nothing.")] = True,
+    max_sessions: Annotated[int, typer.Option(
+        min=0, help="Sessions at a time; 0 for any number. With --tokens, this and the next three are for each tenant "
+                    "whose token does not say otherwise.")] = 0,
+    max_inflight_mib: Annotated[int, typer.Option(
+        min=0, help="MiB of tensors on their way into sessions at a time; 0 for any amount.")] = 0,
+    max_handles: Annotated[int, typer.Option(
+        min=0, help="Values that sessions hold; 0 for any number.")] = 0,
+    max_nodes: Annotated[int, typer.Option(
+        min=0, help="Operations in one program; 0 for as many as the protocol allows.")] = 0,
     memory_mib: Annotated[int, typer.Option(
         min=0, show_default=False,
         help="MiB that all sessions together should hold at most, which clients are told; 0 if nobody says.")] = 0,
@@ -55,61 +82,144 @@ def serve(
         show_default=False, metavar="HOST[,HOST|CIDR...]",
         help="Servers that sessions here may send values to. This machine alone if not given, and not even that "
              "if other machines can reach this server.")] = "",
+    program_mib: Annotated[int | None, typer.Option(
+        min=1, show_default=False,
+        help="MiB that one program may take at a time beside its inputs; what would take more is refused before it "
+             "runs. The memory of the device if not given.")] = None,
+    allow_namespace: Annotated[list[str] | None, typer.Option(
+        show_default=False, metavar="NAME",
+        help="Run operators of this namespace too, which an extension of PyTorch has registered in the server. Their "
+             "arguments are not checked; may be given several times.")] = None,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
-    Prints one line, "djinn serving tcp://HOST:PORT" or "djinn serving unix://PATH", once it accepts connections; give
-    that address to clients as DJINN_SERVER or djinn.init(server=...). Logs go to standard error, as much as
-    DJINN_LOG_LEVEL says. Ends on SIGTERM or Ctrl-C.
+    Prints one line, "djinn serving tcp://HOST:PORT", "djinn serving tls://HOST:PORT" or "djinn serving unix://PATH",
+    once it accepts connections; give that address to clients as DJINN_SERVER or djinn.init(server=...). Logs go to
+    standard error, as much as DJINN_LOG_LEVEL says. Ends on SIGTERM or Ctrl-C.
 
     Whoever can connect can compute here and use this machine's memory. An address that other machines can reach is
-    therefore refused without a token; and since nothing is encrypted, use such an address in a trusted network only,
-    or through a tunnel.
+    therefore refused unless it has both: encryption (--tls-cert), and a token or tokens.
     """
+    offer = Offer(
+        host=host, port=port, unix=unix, device=device, token=token, tokens=tokens, tls_cert=_full(tls_cert),
+        tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
+        keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
+        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes),
+        memory_bytes=memory_mib * 2**20, peers=peers,
+        program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()))
+    # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
-        server = _open(host, port, unix, device, token, threads, keep_mib, look_ahead, memory_mib, peers)
+        server = _open(offer)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda caught, _: signals.put(caught))
+        server.start()
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
-    _run(server)
+    _run(server, signals)
 
 
-def _open(
-    host: str, port: int, unix: str, device: str, token: str, threads: int | None, keep_mib: int | None,
-    look_ahead: bool, memory_mib: int, peers: str,
-) -> Server:
+@attrs.frozen
+class Offer:
+    """What the command line says, in the units of the program."""
+
+    host: str
+    port: int
+    unix: str
+    device: str
+    token: str = attrs.field(repr=False)
+    tokens: str
+    tls_cert: str
+    tls_key: str
+    tls_client_ca: str
+    threads: int
+    keep_bytes: int
+    looks_ahead: bool
+    limits: Limits
+    memory_bytes: int
+    peers: str
+    program_bytes: int | None
+    namespaces: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """Where to listen."""
+        return f"unix://{Path(self.unix).absolute()}" if self.unix else self.on_port(self.port)
+
+    def on_port(self, port: int) -> str:
+        """Name another port of the same host."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls_cert else 'tcp'}://{host}:{port}"
+
+
+def _full(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
+
+
+def _open(offer: Offer) -> Gateway:
     from djinn.config import Config
-    from djinn.kinds.transport import ListenOptions
+    from djinn.kinds.transport import AdoptingTransport, ListenOptions
     from djinn.logs import configure
     from djinn.plugins import Plugins
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    config = Config.resolve({"token": token, **quiet}, os.environ)
+    config = Config.resolve({"token": offer.token, **quiet}, os.environ)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     configure(config)
-    if unix and (host != LOOPBACK or port):
-        raise ConfigurationError("--unix cannot be used with --host or --port: a server listens on one address.")
-    is_private = bool(unix) or _is_loopback(host)
-    rules = PeerRules.parse(peers, is_private=is_private, listens_on_path=bool(unix))
-    if not is_private:
-        if not config.token:
-            raise ConfigurationError(f"Other machines could reach {host}, and no token keeps them out.",
-                                     hint="Set DJINN_TOKEN to a secret, or listen on 127.0.0.1.")
-        _log.warning("listening on %s without encryption: use it in a trusted network only", host)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    is_private = _check(offer, bool(config.token))
     plugins = Plugins.load(config.selection)
-    executor = plugins.choose("executor", "torch").open(device)
-    if unix:
-        address = f"unix://{Path(unix).absolute()}"
-    else:
-        address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-    transport = plugins.transport_for(address.partition("://")[0])
-    return Server(transport.listen(address, ListenOptions()), executor, token=config.token,
-                  keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
-                  memory_bytes=memory_mib * 2**20, peers=rules, transport_for=plugins.transport_for)
+    for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
+        plugins.choose(kind, usual)
+    scheme = offer.address.partition("://")[0]
+    transport = plugins.transport_for(scheme)
+    hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
+    tenants = (KnownTenants(TokenFile(Path(offer.tokens)), offer.limits) if offer.tokens
+               else OneTenant(config.token, Tenant("", offer.limits)))
+
+    def setup_for(tenant: Tenant) -> Setup:
+        return Setup(tenant.name, offer.device, scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
+                     offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
+                     offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private,
+                     program_bytes=offer.program_bytes, namespaces=offer.namespaces)
+
+    # Secrets are this process's business alone.
+    environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}
+    listener = transport.listen(offer.address, ListenOptions(
+        tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
+    return Gateway(listener, tenants, Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}),
+                   first=tenants.tenant if isinstance(tenants, OneTenant) else None)
+
+
+def _check(offer: Offer, has_token: bool) -> bool:
+    """Refuse what contradicts itself, and what would let anybody in; whether only this machine can come here."""
+    if not hasattr(socket, "send_fds"):
+        raise ConfigurationError("djinn serve needs Linux or another Unix: it gives connections to other processes.",
+                                 hint="Clients run anywhere.")
+    if offer.unix and (offer.host != LOOPBACK or offer.port or offer.tls_cert):
+        raise ConfigurationError("--unix cannot be used with --host, --port or --tls-cert: a server listens on one "
+                                 "address, and nothing leaves the machine there.")
+    if offer.tokens and has_token:
+        raise ConfigurationError("There are --tokens, and a token for everybody (--token or DJINN_TOKEN).",
+                                 hint="Use one of the two.")
+    if offer.tokens and not Path(offer.tokens).exists():
+        raise ConfigurationError(f"There is no file {offer.tokens}.",
+                                 hint=f"Make a token: djinn token create NAME --tokens {offer.tokens}")
+    if not offer.tls_cert and (offer.tls_key or offer.tls_client_ca):
+        raise ConfigurationError("--tls-key and --tls-client-ca say nothing without --tls-cert.",
+                                 hint="Give a certificate.")
+    is_private = bool(offer.unix) or _is_loopback(offer.host)
+    PeerRules.parse(offer.peers, is_private=is_private)
+    if is_private:
+        return True
+    lacking = [remedy for remedy, has in (
+        ("encryption: give a certificate with --tls-cert and --tls-key", bool(offer.tls_cert)),
+        ("a token: set DJINN_TOKEN to a secret, or make tokens with `djinn token create NAME` and give --tokens",
+         has_token or bool(offer.tokens))) if not has]
+    if lacking:
+        raise ConfigurationError(f"Other machines could reach {offer.host}, and it has no {'; nor '.join(lacking)}.",
+                                 hint="Or listen on 127.0.0.1, and reach it through a tunnel.")
+    return False
 
 
 def _is_loopback(host: str) -> bool:
@@ -122,28 +232,21 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
-def _run(server: Server) -> None:
+def _run(server: Gateway, signals: queue.SimpleQueue[int]) -> NoReturn:
     """Serve until a signal comes."""
-    # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda caught, _: signals.put(caught))
-    server.start()
     print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
     caught = _wait(server, signals)
     status = 1 if caught is None else 0
     _log.info("stopping: %s", "the listener failed" if caught is None else signal.Signals(caught).name)
-    if not server.stop():
-        # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
-        logging.shutdown()
-        os._exit(status)
-    raise typer.Exit(status)
+    server.stop()
+    # Nothing is left to be put in order, and to take PyTorch down takes seconds.
+    logging.shutdown()
+    os._exit(status)
 
 
-def _wait(server: Server, signals: queue.SimpleQueue[int]) -> int | None:
+def _wait(server: Gateway, signals: queue.SimpleQueue[int]) -> int | None:
     """Wait for a signal; ``None`` if the server stops to accept without one."""
     while server.is_accepting:
-        # The time limit is also for Windows, where a signal does not end a wait.
         with contextlib.suppress(queue.Empty):
             return signals.get(timeout=1.0)
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import platform
 import secrets
 import sys
@@ -17,7 +16,7 @@ from djinn.protocol.contents import Contents, ContentStore
 from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Hello, Welcome
 from djinn.protocol.reuse import this_machine
 
-__all__ = ("Load", "answer_client", "courier_welcome", "receive_greeting")
+__all__ = ("Load", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
 
 
 @attrs.frozen
@@ -55,17 +54,15 @@ def receive_greeting(channel: Channel) -> tuple[int, Hello | Courier] | None:
 
 
 def answer_client(
-    channel: Channel, sequence: int, hello: Hello, device: str, token: str, store: ContentStore, mailbox: bytes,
-    load: Load,
+    channel: Channel, sequence: int, hello: Hello, device: str, store: ContentStore, mailbox: bytes, load: Load,
 ) -> tuple[str, Contents | None]:
-    """Answer a client's greeting.
+    """Answer the greeting of a client that may come in.
 
     Args:
         channel: Its connection.
         sequence: Number of the greeting's frame.
         hello: The greeting.
         device: What the client is going to use.
-        token: What the client has to know; empty for nothing.
         store: Keeps what clients upload that ask for it.
         mailbox: Where others may deliver values for the session.
         load: What the client is told of the server.
@@ -74,10 +71,8 @@ def answer_client(
         The identifier of the session that begins, and what is kept for its owner, if anything is.
 
     Raises:
-        ProtocolVersionError, RefusedError: The client cannot or may not use this server.
         TransportError: The connection broke.
     """
-    _check(hello, token)
     session = secrets.token_hex(16)
     # From one process to another on the same machine, bytes travel as fast as they can be digested.
     keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
@@ -93,7 +88,12 @@ def courier_welcome(device: str) -> Welcome:
     return Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, device, "")
 
 
-def _check(hello: Hello, token: str) -> None:
+def check_versions(hello: Hello) -> None:
+    """Make sure that both sides understand each other.
+
+    Raises:
+        ProtocolVersionError, RefusedError: They do not.
+    """
     if hello.protocol != PROTOCOL_VERSION:
         raise ProtocolVersionError(f"The client speaks protocol {hello.protocol}, this server {PROTOCOL_VERSION}.",
                                    hint="Install the same djinn release on both.")
@@ -101,10 +101,3 @@ def _check(hello: Hello, token: str) -> None:
         raise RefusedError(f"The client is a {hello.byte_order[:20]!r} endian machine, this server a "
                            f"{sys.byteorder!r} endian one, and tensors travel as they lie in memory.",
                            hint="Use a client and a server of the same byte order.")
-    if token and not hmac.compare_digest(_bytes(hello.token), _bytes(token)):
-        raise RefusedError("The token is missing." if not hello.token else "The token is wrong.",
-                           hint="Set DJINN_TOKEN, or djinn.init(token=...), to the token the server was started with.")
-
-
-def _bytes(token: str) -> bytes:
-    return token.encode("utf-8", "surrogateescape")

@@ -11,17 +11,19 @@ from typing import Protocol, Self, runtime_checkable
 
 from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
-from djinn.kinds.transport import Carrier, Channel, Listener, Transport
+from djinn.kinds.guard import Watch
+from djinn.kinds.transport import BoundedChannel, Carrier, Channel, Listener, Transport
 from djinn.protocol.contents import ContentStore
 from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import Batch, Courier, Hello, Refusal
 from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
 from djinn_server.couriers import Couriers, PeerRules
-from djinn_server.greeting import Load, answer_client, courier_welcome, receive_greeting
+from djinn_server.greeting import Load, answer_client, check_versions, courier_welcome, receive_greeting
+from djinn_server.limits import Allowances, Limits, SessionAllowance
 from djinn_server.memory import return_memory
 
-__all__ = ("Server",)
+__all__ = ("Server", "refuse")
 
 _log = logging.getLogger("djinn.server")
 
@@ -59,31 +61,37 @@ class Server:
     Args:
         listener: Where clients connect; closed by `stop`.
         executor: Runs the programs of all sessions; closed by `stop`.
-        token: What clients have to know; empty to let in everyone who can connect.
+        admit: Raises if a client may not come in.
+        allowances: What the sessions may use; without, anything.
         keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
         looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
         memory_bytes: What all sessions together should hold at most, as clients are told; 0 if nobody says.
         peers: Which servers may be sent values.
         transport_for: Gives the transport of a scheme, for values that are sent to other servers.
+        mailbox_prefix: How the keys of the sessions' mailboxes begin.
+        watch: Takes up a guard's watch at a new session.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
     """
 
     def __init__(
-        self, listener: Listener, executor: Executor, *, token: str = "", keep_bytes: int = 0,
+        self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
+        watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
         looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
-        transport_for: Callable[[str], Transport] = no_transport,
+        transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
     ) -> None:
         self._listener = listener
         self._executor = executor
-        self._token = token
+        self._admit = admit
+        self._allowances = allowances or Allowances(Limits())
         self._store = ContentStore(keep_bytes)
         self._looks_ahead = looks_ahead
         self._memory_bytes = memory_bytes
-        self._room = MailRoom()
+        self._room = MailRoom(mailbox_prefix)
         self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
         self._sessions: dict[str, tuple[SessionService, MailPost]] = {}
+        self._watch = watch
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
@@ -94,6 +102,11 @@ class Server:
     def address(self) -> str:
         """Address that clients connect to."""
         return self._listener.address
+
+    @property
+    def device(self) -> str:
+        """Device of the executor."""
+        return self._executor.device
 
     @property
     def connections(self) -> int:
@@ -174,24 +187,13 @@ class Server:
         try:
             self._converse(channel)
         except DjinnError as error:
-            if isinstance(error, TransportError) and not isinstance(error, RefusedError):
-                _log.info("%s: %s", channel.peer, _printable(error))
-            else:
-                _log.warning("%s: refused: %s", channel.peer, _printable(error))
-                self._refuse(channel, Refusal(error.code, error.summary[:4000], error.hint[:4000]))
-        except Exception:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
+            refuse(channel, error)
+        except Exception as error:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
-            self._refuse(channel, Refusal(DjinnError.code, "The session failed inside the server.",
-                                          "See the server's log; report it if it happens again."))
+            refuse(channel, error)
         finally:
             channel.close()
             self._forget(threading.current_thread())
-
-    def _refuse(self, channel: Channel, refusal: Refusal) -> None:
-        try:
-            channel.send(0, refusal)
-        except TransportError as error:
-            _log.info("%s: left before it could be told: %s", channel.peer, error)
 
     def _converse(self, channel: Channel) -> None:
         greeted = receive_greeting(channel)
@@ -199,16 +201,24 @@ class Server:
             return
         sequence, greeting = greeted
         if isinstance(greeting, Hello):
-            self._hold_session(channel, sequence, greeting)
+            check_versions(greeting)
+            self._admit(channel, greeting)
+            allowance = self._allowances.open()
+            try:
+                self._hold_session(channel, sequence, greeting, allowance)
+            finally:
+                allowance.close()
             return
         _log.info("%s: a courier of session %s begins", channel.peer, _printable(greeting.session))
         deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
 
-    def _hold_session(self, channel: Channel, sequence: int, hello: Hello) -> None:
+    def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance) -> None:
         mailbox = self._room.open()
         try:
-            session, contents = answer_client(channel, sequence, hello, self._executor.device, self._token, self._store,
+            session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
                                               mailbox.key, self._load())
+            if isinstance(channel, BoundedChannel):
+                channel.admit_body = allowance.admit_body
             _log.info("%s: session %s begins", channel.peer, session)
             is_gone = channel.is_gone if isinstance(channel, _Watched) else _never
 
@@ -216,11 +226,12 @@ class Server:
                 return self._couriers.open(address, courier, is_gone)
 
             post = MailPost(session, mailbox, carry, is_gone)
-            service = SessionService(self._executor, travels=True, contents=contents, post=post)
+            service = SessionService(self._executor, travels=True, contents=contents, post=post,
+                                     allowance=allowance, watch=self._watch())
             with self._lock:
                 self._sessions[session] = service, post
             try:
-                self._answer_all(channel, service)
+                self._answer_all(channel, service, allowance)
             finally:
                 with self._lock:
                     del self._sessions[session]
@@ -238,9 +249,9 @@ class Server:
             services = [service for service, _ in self._sessions.values()]
         return Load(self._memory_bytes, sum(service.held_bytes for service in services), len(services))
 
-    def _answer_all(self, channel: Channel, service: SessionService) -> None:
+    def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance) -> None:
         polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
-        while _answer_next(channel, service):
+        while _answer_next(channel, service, allowance):
             while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
                 pass
 
@@ -249,7 +260,24 @@ def _never() -> bool:
     return False
 
 
-def _answer_next(channel: Channel, service: SessionService) -> bool:
+def refuse(channel: Channel, error: Exception) -> None:
+    """Log why a connection ends, and tell the other side if it can still be told."""
+    if isinstance(error, TransportError) and not isinstance(error, RefusedError):
+        _log.info("%s: %s", channel.peer, _printable(error))
+        return
+    if isinstance(error, DjinnError):
+        _log.warning("%s: refused: %s", channel.peer, _printable(error))
+        refusal = Refusal(error.code, error.summary[:4000], error.hint[:4000])
+    else:
+        refusal = Refusal(DjinnError.code, "The session failed inside the server.",
+                          "See the server's log; report it if it happens again.")
+    try:
+        channel.send(0, refusal)
+    except TransportError as left:
+        _log.info("%s: left before it could be told: %s", channel.peer, left)
+
+
+def _answer_next(channel: Channel, service: SessionService, allowance: SessionAllowance) -> bool:
     """Carry out one batch. Its tensors live in this call only, not while the next one is awaited."""
     received = channel.receive()
     if received is None:
@@ -258,6 +286,7 @@ def _answer_next(channel: Channel, service: SessionService) -> bool:
     if not isinstance(message, Batch):
         raise ProtocolError(f"A {type(message).__name__} where a Batch was expected.")
     result, data = service.handle(message, tensors)
+    allowance.settle(service.live_handles)
     if message.wants_reply:
         channel.send(sequence, result, data)
     return True

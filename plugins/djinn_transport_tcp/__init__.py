@@ -1,4 +1,4 @@
-"""The transports ``tcp`` and ``unix``: a session with an executor in another process or on another machine."""
+"""The transports ``tcp``, ``tls`` and ``unix``: a session with an executor in another process or on another machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ __all__ = ("djinn_register_transports",)
 
 @hookimpl
 def djinn_register_transports(register: Callable[[Transport], None]) -> None:
-    """Register the transports ``tcp`` and ``unix``."""
-    from djinn_transport_tcp.transport import TcpTransport, UnixTransport
+    """Register the transports ``tcp``, ``tls`` and ``unix``."""
+    from djinn_transport_tcp.transport import TcpTransport, TlsTransport, UnixTransport
 
     register(TcpTransport())
+    register(TlsTransport())
     register(UnixTransport())

@@ -1,4 +1,4 @@
-"""Addresses of the forms ``tcp://host:port`` and ``unix:///path/to.sock``."""
+"""Addresses of the forms ``tcp://host:port``, ``tls://host:port`` and ``unix:///path/to.sock``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 
 from djinn.errors import ConfigurationError
 
-__all__ = ("format_address", "parse_address", "parse_path")
+__all__ = ("format_address", "parse_address", "parse_path", "redirected")
 
 MAX_PORT = 65535
-_FORM = re.compile(r"tcp://(?:\[(?P<bracketed>[^\[\]\s/]+)\]|(?P<plain>[^\[\]:/?#@\s\x00]+)):(?P<port>[0-9]{1,5})/?")
+_FORM = re.compile(r"(?P<scheme>tcp|tls)://(?:\[(?P<bracketed>[^\[\]\s/]+)\]|(?P<plain>[^\[\]:/?#@\s\x00]+)):(?P<port>[0-9]{1,5})/?")
 _HINT = "Write it as tcp://host:port, for example tcp://127.0.0.1:7070, and an IPv6 host in brackets: tcp://[::1]:7070."
 UNIX = "unix://"
 MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
@@ -21,11 +21,12 @@ MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
 _UNIX_HINT = "Write it as unix:///path/to.sock, with the whole path."
 
 
-def parse_address(address: str, *, listening: bool = False) -> tuple[str, int]:
+def parse_address(address: str, *, scheme: str = "tcp", listening: bool = False) -> tuple[str, int]:
     """Take an address apart.
 
     Args:
         address: For example ``tcp://127.0.0.1:7070`` or ``tcp://[::1]:7070``.
+        scheme: What it has to begin with.
         listening: Accept port 0, which stands for any free one.
 
     Returns:
@@ -35,7 +36,7 @@ def parse_address(address: str, *, listening: bool = False) -> tuple[str, int]:
         ConfigurationError: The address is not of that form.
     """
     match = _FORM.fullmatch(address)
-    if match is None:
+    if match is None or match["scheme"] != scheme:
         raise ConfigurationError(f"{address!r} is not the address of a server.", hint=_HINT)
     port = int(match["port"])
     if port > MAX_PORT or (port == 0 and not listening):
@@ -75,6 +76,27 @@ def parse_path(address: str) -> str:
     return path
 
 
-def format_address(host: str, port: int) -> str:
+def format_address(host: str, port: int, scheme: str = "tcp") -> str:
     """Put an address together."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def redirected(address: str, target: str) -> str:
+    """Return where a server sends a client that came to an address.
+
+    Args:
+        address: Where the client came to.
+        target: `djinn.protocol.messages.Redirect.address`.
+
+    Raises:
+        ConfigurationError: It is no address, or one of another scheme: nobody is led away from encryption.
+    """
+    scheme = address.partition("://")[0]
+    if scheme == "unix":
+        parse_path(target)
+        return target
+    if target.startswith(":"):
+        host, _ = parse_address(address, scheme=scheme)
+        target = format_address(host, int(target[1:]), scheme) if target[1:].isdecimal() else target
+    parse_address(target, scheme=scheme)
+    return target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,14 +22,25 @@ from djinn.errors import (
     TransportError,
 )
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Message, Refusal, Result, Welcome
+from djinn.protocol.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Courier,
+    Hello,
+    Message,
+    Redirect,
+    Refusal,
+    Result,
+    Welcome,
+)
 from djinn.protocol.reuse import after, introduce
-from djinn_transport_tcp.address import parse_address, parse_path
+from djinn_transport_tcp.address import parse_address, parse_path, redirected
 from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.sockets import ByteStream, configure
+from djinn_transport_tcp.sockets import ByteStream, StreamSocket, configure
 from djinn_transport_tcp.stream import FrameStream, views_of
+from djinn_transport_tcp.tls import TlsError, TlsSocket, client_context
 
-__all__ = ("SocketConnection", "connect", "connect_unix", "open_tcp", "open_unix")
+__all__ = ("SocketConnection", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix")
 
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
@@ -41,6 +53,13 @@ def connect(address: str, options: ConnectOptions) -> SocketConnection:
     return _connect(address, open_tcp, options)
 
 
+def connect_tls(address: str, options: ConnectOptions) -> SocketConnection:
+    """Connect to a server over TLS and greet it; see `djinn.kinds.transport.Transport.connect`."""
+    parse_address(address, scheme="tls")
+    context = client_context(options)
+    return _connect(address, lambda target, _: _open_tls(target, context, options), options)
+
+
 def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server on this machine and greet it; see `djinn.kinds.transport.Transport.connect`."""
     return _connect(address, open_unix, options)
@@ -51,7 +70,20 @@ def _connect(
 ) -> SocketConnection:
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
-    connection.greet(options.token, deadline, options.owner)
+    redirect = connection.greet(options.token, deadline, options.owner)
+    if redirect is None:
+        return connection
+    connection.close()
+    try:
+        target = redirected(address, redirect.address)
+    except ConfigurationError as error:
+        raise TransportError(f"{address} leads to {redirect.address[:100]!r}, where nobody should go: {error.summary}",
+                             hint="See how the server was started.") from None
+    connection = SocketConnection(address, opened(target, options), options.request_timeout_s)
+    if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket) is not None:
+        connection.close()
+        raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",
+                             hint="See how the server was started.")
     return connection
 
 
@@ -64,6 +96,22 @@ def open_tcp(address: str, options: ConnectOptions) -> FrameStream:
     """
     host, port = parse_address(address)
     return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
+
+
+def _open_tls(address: str, context: ssl.SSLContext, options: ConnectOptions) -> FrameStream:
+    """Connect over TLS, without a greeting; the handshake comes with it. Raises as `open_tcp` does."""
+    host, port = parse_address(address, scheme="tls")
+
+    def open_socket() -> StreamSocket:
+        sock = socket.create_connection((host, port), timeout=options.connect_timeout_s)
+        try:
+            configure(sock)
+            return TlsSocket(sock, context, host)
+        except BaseException:
+            sock.close()
+            raise
+
+    return _open(address, open_socket, options)
 
 
 def open_unix(address: str, options: ConnectOptions) -> FrameStream:
@@ -88,7 +136,7 @@ def open_unix(address: str, options: ConnectOptions) -> FrameStream:
     return _open(address, open_socket, options)
 
 
-def _open(address: str, open_socket: Callable[[], socket.socket], options: ConnectOptions) -> FrameStream:
+def _open(address: str, open_socket: Callable[[], StreamSocket], options: ConnectOptions) -> FrameStream:
     try:
         sock = open_socket()
     except (TimeoutError, BlockingIOError):
@@ -100,7 +148,8 @@ def _open(address: str, open_socket: Callable[[], socket.socket], options: Conne
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
     try:
-        configure(sock)
+        if isinstance(sock, socket.socket):
+            configure(sock)
         return FrameStream(ByteStream(sock))
     except BaseException:
         sock.close()
@@ -148,34 +197,48 @@ class SocketConnection:
         """Bytes received so far, greeting included."""
         return self._frames.stream.bytes_received
 
-    def greet(self, token: str, deadline: float, owner: str = "") -> None:
+    def greet(
+        self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = ""
+    ) -> Redirect | None:
         """Say who this is and learn who answers.
 
         Args:
             token: The server's token, if it wants one.
             deadline: Time on the monotonic clock until which to wait.
             owner: Whose uploads these are; see `djinn.kinds.transport.ConnectOptions`.
+            secret: The token, if it is not to be said again.
+            ticket: What to say instead.
+
+        Returns:
+            Where to go instead, if this is not the place.
 
         Raises:
             RefusedError, ProtocolVersionError: The server says no.
             TransportError: What answers is no server, or nothing does.
         """
-        self.introduce(Hello(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
-                             *introduce(owner, token)), deadline)
+        return self.introduce(Hello(
+            PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
+            *introduce(owner, token or secret), ticket), deadline)
 
-    def introduce(self, greeting: Hello | Courier, deadline: float) -> None:
+    def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
         """Send a greeting and learn who answers; see `greet`."""
         self._frames.stream.deadline = deadline
         try:
-            self.welcome = self._welcomed(greeting)
+            answer = self._welcomed(greeting)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
             raise self._ended(error) from None
         self._frames.stream.deadline = None
         self._frames.stream.stall_timeout_s = self._request_timeout_s
+        if isinstance(answer, Redirect):
+            return answer
+        self.welcome = answer
+        return None
 
-    def _welcomed(self, greeting: Hello | Courier) -> Welcome:
+    def _welcomed(self, greeting: Hello | Courier) -> Welcome | Redirect:
         self._write(greeting, (), waits=True)
         answer, _ = self._read()
+        if isinstance(answer, Redirect) and isinstance(greeting, Hello):
+            return answer
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
         if answer.protocol != PROTOCOL_VERSION or answer.byte_order != sys.byteorder:
@@ -282,6 +345,8 @@ class SocketConnection:
         if isinstance(error, ProtocolError):
             return TransportError(f"The exchange with {self.address} failed: {error.summary}",
                                   hint=error.hint or _AGAIN)
+        if isinstance(error, TlsError):
+            return TransportError(f"{self.address} cannot be used: {error}.", hint=error.hint or _AGAIN)
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(f"The connection to {self.address} is dead: {_reason(error)}.", hint=_AGAIN)
         if isinstance(error, OSError):

@@ -15,15 +15,17 @@ from typing import Any
 
 import torch
 
-from djinn.errors import ConfigurationError, RemoteTimeoutError, TransportError
+from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.kinds.transport import ListenOptions
-from djinn.protocol.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES
+from djinn.protocol import messages
+from djinn.protocol.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
 from djinn.protocol.messages import Message, Refusal
 from djinn_transport_tcp.address import format_address, parse_address, parse_path
 from djinn_transport_tcp.sockets import ByteStream, configure
 from djinn_transport_tcp.stream import FrameStream
+from djinn_transport_tcp.tls import PlaintextError, TlsSocket, server_context
 
-__all__ = ("SocketChannel", "SocketListener", "listen", "listen_unix")
+__all__ = ("PlainSocketChannel", "SocketChannel", "SocketListener", "adopt", "listen", "listen_tls", "listen_unix")
 
 BACKLOG = 128
 TICK_S = 1.0
@@ -41,7 +43,26 @@ _log = logging.getLogger("djinn.transport")
 
 def listen(address: str, options: ListenOptions) -> SocketListener:
     """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
-    host, port = parse_address(address, listening=True)
+    return _listen(address, "tcp", options, lambda peer, sock: PlainSocketChannel(peer, ByteStream(sock), options))
+
+
+def listen_tls(address: str, options: ListenOptions) -> SocketListener:
+    """Listen on an address with TLS; see `djinn.kinds.transport.Transport.listen`."""
+    parse_address(address, scheme="tls", listening=True)
+    context = server_context(options)
+    return _listen(address, "tls", options,
+                   lambda peer, sock: SocketChannel(peer, ByteStream(TlsSocket(sock, context)), options))
+
+
+def adopt(descriptor: int, received: bytes, peer: str, options: ListenOptions) -> PlainSocketChannel:
+    """Go on with another process's connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+    return PlainSocketChannel(peer, ByteStream(socket.socket(fileno=descriptor), received=received), options)
+
+
+def _listen(
+    address: str, scheme: str, options: ListenOptions, make: Callable[[str, socket.socket], SocketChannel],
+) -> SocketListener:
+    host, port = parse_address(address, scheme=scheme, listening=True)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, target = found[0]
@@ -52,7 +73,8 @@ def listen(address: str, options: ListenOptions) -> SocketListener:
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.") from None
     port = sock.getsockname()[1]
-    return SocketListener(format_address(host, port), sock, options, lambda peer: format_address(peer[0], peer[1]))
+    return SocketListener(format_address(host, port, scheme), sock, options,
+                          lambda sock, peer: make(format_address(peer[0], peer[1], scheme), sock))
 
 
 def listen_unix(address: str, options: ListenOptions) -> SocketListener:
@@ -74,7 +96,9 @@ def listen_unix(address: str, options: ListenOptions) -> SocketListener:
     except OSError as error:
         sock.close()
         raise _cannot_listen(address, error) from None
-    return SocketListener(address, sock, options, lambda _: address, lambda: _remove(path, made))
+    return SocketListener(address, sock, options,
+                          lambda sock, _: PlainSocketChannel(address, ByteStream(sock), options),
+                          lambda: _remove(path, made))
 
 
 def _remove_stale(path: str) -> None:
@@ -131,13 +155,14 @@ class SocketListener:
     """
 
     def __init__(
-        self, address: str, sock: socket.socket, options: ListenOptions, name_peer: Callable[[Any], str],
+        self, address: str, sock: socket.socket, options: ListenOptions,
+        make: Callable[[socket.socket, Any], SocketChannel],
         clean_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self._socket = sock
         self._options = options
-        self._name_peer = name_peer
+        self._make = make
         self._clean_up = clean_up
         self._closed = False
         sock.settimeout(TICK_S)
@@ -160,11 +185,10 @@ class SocketListener:
                 continue
             try:
                 configure(sock, user_timeout_s=self._options.progress_timeout_s)
-            except OSError as error:
+                return self._make(sock, peer)
+            except (OSError, ValueError) as error:
                 _log.info("A connection was gone before it was accepted: %s", error)
                 sock.close()
-                continue
-            return SocketChannel(self._name_peer(peer), sock, self._options)
         return None
 
     def close(self) -> None:
@@ -185,10 +209,10 @@ class SocketChannel:
     the greeting's time.
     """
 
-    def __init__(self, peer: str, sock: socket.socket, options: ListenOptions) -> None:
+    def __init__(self, peer: str, stream: ByteStream, options: ListenOptions) -> None:
         self.peer = peer
         self._options = options
-        self._frames = FrameStream(ByteStream(sock))
+        self._frames = FrameStream(stream)
         self._frames.max_header_bytes = MAX_GREETING_BYTES
         self._frames.max_body_bytes = 0
         self._frames.stream.deadline = time.monotonic() + options.greeting_timeout_s
@@ -202,8 +226,21 @@ class SocketChannel:
                 return None
             stream.stall_timeout_s = self._options.progress_timeout_s
             return self._frames.read()
+        except PlaintextError:
+            stream.go_on_plain()
+            raise RefusedError("This server speaks TLS only.",
+                               hint="Use its address with tls:// instead of tcp://.") from None
         except (OSError, EOFError) as error:
             raise self._broken(error) from None
+
+    @property
+    def admit_body(self) -> Callable[[int], None] | None:
+        """What is asked before a body is read; see `djinn.kinds.transport.BoundedChannel`."""
+        return self._frames.admit_body
+
+    @admit_body.setter
+    def admit_body(self, admit: Callable[[int], None] | None) -> None:
+        self._frames.admit_body = admit
 
     def is_ready(self) -> bool:
         """Whether `receive` would not wait for something to begin."""
@@ -251,3 +288,20 @@ class SocketChannel:
     def _broken(self, error: OSError | EOFError) -> TransportError:
         kind = RemoteTimeoutError if isinstance(error, TimeoutError) else TransportError
         return kind(f"The connection to {self.peer} broke: {error}.", hint="Its client has to start a new session.")
+
+
+class PlainSocketChannel(SocketChannel):
+    """A connection without encryption: another process can go on with it."""
+
+    def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
+        """Let go of the connection; see `djinn.kinds.transport.MovableChannel.detach`.
+
+        Raises:
+            TransportError: It was closed.
+        """
+        header = messages.encode(message)
+        try:
+            descriptor, ahead = self._frames.stream.detach()
+        except OSError as error:
+            raise self._broken(error) from None
+        return descriptor, encode_head(sequence, len(header), 0) + header + ahead

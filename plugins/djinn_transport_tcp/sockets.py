@@ -11,11 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-__all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "configure")
+from djinn_transport_tcp.tls import TlsSocket
+
+__all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "StreamSocket",
+           "configure")
 
 T = TypeVar("T")
+StreamSocket: TypeAlias = socket.socket | TlsSocket
 
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds and counts; an idle connection whose other end has vanished ends after 25 s. Names differ per platform."""
@@ -72,7 +76,7 @@ def configure(sock: socket.socket, *, user_timeout_s: float | None = None) -> No
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def is_tcp(sock: socket.socket) -> bool:
+def is_tcp(sock: StreamSocket) -> bool:
     """Whether the other end may be on another machine."""
     return sock.family in {socket.AF_INET, socket.AF_INET6}
 
@@ -81,7 +85,7 @@ SPIN_S = 50e-6
 """How long `ByteStream.wait` looks again and again before it lets the system wake it, which takes as long."""
 
 
-def _is_ready(sock: socket.socket, *, to_write: bool, timeout_s: float = 0) -> bool:
+def _is_ready(sock: StreamSocket, *, to_write: bool, timeout_s: float = 0) -> bool:
     """Whether a socket can be read or written; by `poll` where there is one, because `select` knows few sockets."""
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -90,16 +94,18 @@ def _is_ready(sock: socket.socket, *, to_write: bool, timeout_s: float = 0) -> b
     return any(select.select([] if to_write else [sock], [sock] if to_write else [], [], timeout_s))
 
 
-def _is_half_closed(sock: socket.socket) -> bool:
+def _is_half_closed(sock: StreamSocket) -> bool:
     """Whether the other end has stopped to send. Where the system does not tell so, unread bytes hide it."""
     if hasattr(select, "POLLRDHUP"):
         poll = select.poll()
         poll.register(sock, select.POLLRDHUP)
         return bool(poll.poll(0))
-    return _is_ready(sock, to_write=False) and not sock.recv(1, socket.MSG_PEEK)
+    if not _is_ready(sock, to_write=False):
+        return False
+    return not (sock.peek() if isinstance(sock, TlsSocket) else sock.recv(1, socket.MSG_PEEK))
 
 
-def is_silent(sock: socket.socket, silence_s: float) -> bool:
+def is_silent(sock: StreamSocket, silence_s: float) -> bool:
     """Whether the other machine has stopped to acknowledge what was sent; ``False`` where the system cannot tell.
 
     A side that is alive and merely does not read acknowledges everything in flight and every window probe.
@@ -120,7 +126,7 @@ def is_silent(sock: socket.socket, silence_s: float) -> bool:
 class _Direction:
     """Sending or receiving: who is at it, and for how long the system lets a call wait."""
 
-    def __init__(self, sock: socket.socket, option: int) -> None:
+    def __init__(self, sock: StreamSocket, option: int) -> None:
         self.busy = threading.Lock()
         self.timeout_s = -1.0
         self._socket = sock
@@ -128,14 +134,22 @@ class _Direction:
 
     def set_timeout(self, timeout_s: float) -> None:
         """Have the system, rather than a call of `select` before each other call, end a wait."""
+        self.timeout_s = timeout_s
+        if isinstance(self._socket, TlsSocket):
+            self._socket.set_wait(self._option, timeout_s)
+            return
         value = (int(timeout_s * 1000) if sys.platform == "win32"
                  else struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, self._option, value)
-        self.timeout_s = timeout_s
 
 
 class ByteStream:
     """A connected stream socket.
+
+    Args:
+        sock: The socket.
+        gathers: Whether several views are sent by one call; by default, if the socket can.
+        received: What was received from it before, elsewhere.
 
     Attributes:
         bytes_sent: Bytes handed to the system.
@@ -150,17 +164,19 @@ class ByteStream:
         One thread at a time may send and one receive; `close` may be called by any.
     """
 
-    def __init__(self, sock: socket.socket, *, gathers: bool | None = None) -> None:
-        sock.settimeout(None)
+    def __init__(self, sock: StreamSocket, *, gathers: bool | None = None, received: bytes = b"") -> None:
+        if not isinstance(sock, TlsSocket):
+            sock.settimeout(None)
         self._socket = sock
         self._owner = os.getpid()
         self._sending = _Direction(sock, socket.SO_SNDTIMEO)
         self._receiving = _Direction(sock, socket.SO_RCVTIMEO)
         self._closed = False
         self._gathers = hasattr(sock, "sendmsg") if gathers is None else gathers
-        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._ahead = memoryview(bytearray(max(AHEAD_BYTES, len(received))))
+        self._ahead[:len(received)] = received
         self._first = 0
-        self._last = 0
+        self._last = len(received)
         self.bytes_sent = 0
         self.bytes_received = 0
         self.stall_timeout_s: float | None = None
@@ -198,6 +214,8 @@ class ByteStream:
         if self._first < self._last or self._closed:
             return True
         try:
+            if isinstance(self._socket, TlsSocket) and self._socket.pending():
+                return True
             return _is_ready(self._socket, to_write=False)
         except (OSError, ValueError):
             # What is wrong shows when it is read.
@@ -316,6 +334,27 @@ class ByteStream:
     def is_ours(self) -> bool:
         """Whether this process may use the connection, rather than the one that it was forked from."""
         return os.getpid() == self._owner
+
+    def detach(self) -> tuple[int, bytes]:
+        """Let go of the connection without closing it.
+
+        Returns:
+            Its descriptor, and what was read ahead.
+
+        Raises:
+            OSError: It was closed, or cannot be given away.
+        """
+        if self._closed or isinstance(self._socket, TlsSocket):
+            raise OSError("it was closed" if self._closed else "it is encrypted")
+        self._closed = True
+        return self._socket.detach(), bytes(self._ahead[self._first:self._last])
+
+    def go_on_plain(self) -> None:
+        """Go on without TLS, of which nothing has been said."""
+        if isinstance(self._socket, TlsSocket):
+            self._socket = sock = self._socket.detach_plain()
+            sock.settimeout(None)
+            self._sending, self._receiving = _Direction(sock, socket.SO_SNDTIMEO), _Direction(sock, socket.SO_RCVTIMEO)
 
     def end_sending(self) -> None:
         """Tell the other side that nothing more will come."""

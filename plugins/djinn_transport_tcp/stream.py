@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -41,6 +41,7 @@ class FrameStream:
         stream: The bytes below.
         max_header_bytes: Largest header accepted.
         max_body_bytes: Largest body accepted.
+        admit_body: Asked before a body is read, if there is one; see `djinn.kinds.transport.BoundedChannel`.
 
     Concurrency:
         One thread at a time.
@@ -50,6 +51,7 @@ class FrameStream:
         self.stream = stream
         self.max_header_bytes = MAX_HEADER_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
+        self.admit_body: Callable[[int], None] | None = None
         self._padding = memoryview(bytearray(64))
         self._reserve = Reserve()
 
@@ -87,6 +89,8 @@ class FrameStream:
             raise _cut_short()
         head = decode_head(data, max_header_bytes=self.max_header_bytes, max_body_bytes=self.max_body_bytes)
         message = decode_header(self._read_header(head.header_bytes), head.body_bytes)
+        if head.body_bytes and self.admit_body is not None:
+            self.admit_body(head.body_bytes)
         return head.sequence, message, self._read_tensors(tensor_headers(message))
 
     def _read_header(self, length: int) -> bytearray | memoryview:

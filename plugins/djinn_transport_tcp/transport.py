@@ -9,10 +9,10 @@ from pathlib import Path
 
 import attrs
 
-from djinn.kinds.transport import Carrier, Connection, ConnectOptions, Listener, ListenOptions
+from djinn.kinds.transport import Carrier, Channel, Connection, ConnectOptions, Listener, ListenOptions
 from djinn.protocol.messages import Courier
 
-__all__ = ("TcpTransport", "UnixTransport")
+__all__ = ("TcpTransport", "TlsTransport", "UnixTransport")
 
 
 class TcpTransport:
@@ -40,6 +40,34 @@ class TcpTransport:
         from djinn_transport_tcp.listener import listen
 
         return listen(address, options)
+
+    def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
+        """Go on with a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        from djinn_transport_tcp.listener import adopt
+
+        return adopt(descriptor, received, peer, options)
+
+
+class TlsTransport:
+    """Sessions over TCP with TLS 1.3; see `djinn.kinds.transport.Transport`."""
+
+    name = "tls"
+    scheme = "tls"
+    encrypts = True
+    """It listens with a certificate only."""
+
+    def connect(self, address: str, options: ConnectOptions) -> Connection:
+        """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
+        from djinn.protocol.reuse import reusing
+        from djinn_transport_tcp.client import connect_tls
+
+        return reusing(connect_tls(address, options))
+
+    def listen(self, address: str, options: ListenOptions) -> Listener:
+        """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
+        from djinn_transport_tcp.listener import listen_tls
+
+        return listen_tls(address, options)
 
 
 class UnixTransport:
@@ -72,3 +100,9 @@ class UnixTransport:
         from djinn_transport_tcp.listener import listen_unix
 
         return listen_unix(address, options)
+
+    def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
+        """Go on with a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        from djinn_transport_tcp.listener import adopt
+
+        return adopt(descriptor, received, peer, options)

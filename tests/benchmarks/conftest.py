@@ -102,6 +102,7 @@ class ServerProcess:
 
     address: str
     pid: int
+    """Of its worker, which runs the operations; of the gateway, where the system does not tell."""
 
 
 @pytest.fixture
@@ -115,7 +116,10 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         started.append(process)
         assert process.stdout is not None
-        return ServerProcess(process.stdout.readline().split()[-1], process.pid)
+        address = process.stdout.readline().split()[-1]
+        workers = [int(child) for tasks in Path("/proc").glob(f"{process.pid}/task/*/children")
+                   for child in tasks.read_text().split()]
+        return ServerProcess(address, workers[0] if workers else process.pid)
 
     yield start
     for process in started:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any, Protocol, Self
 
 import attrs
 import pytest
+import trustme
 from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
@@ -24,7 +26,7 @@ from djinn.protocol import messages
 from djinn.protocol.frames import encode_head
 from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0
 # On Linux the server is told to end with the process that started it, however that ends.
 PROGRAM = """
@@ -48,6 +50,18 @@ class ServerProcess:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
+    @property
+    def workers(self) -> list[int]:
+        """The processes that run operations, on Linux."""
+        return children(self.process.pid)
+
+    def kill(self) -> None:
+        """Kill all of it at once, as when the power fails."""
+        workers = self.workers if sys.platform == "linux" else []
+        for process in (self.process.pid, *workers):
+            os.kill(process, signal.SIGKILL)
+        self.process.wait(STOP_TIMEOUT_S)
+
     def stop(self) -> int:
         """Stop it as an operator would, and return its exit status."""
         if self.process.poll() is None:
@@ -61,6 +75,14 @@ class ServerProcess:
         finally:
             if self.process.stdout is not None:
                 self.process.stdout.close()
+
+
+def children(process: int) -> list[int]:
+    """Processes that a process has started, by any of its threads."""
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
 
 
 class StartServer(Protocol):
@@ -102,6 +124,14 @@ def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
     assert running.stop() == 0, running.log.read_text()
 
 
+@pytest.fixture(scope="session")
+def frugal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server that lets programs have little memory, which tests share."""
+    running = _start(tmp_path_factory.mktemp("frugal-server") / "log", ("--program-mib", "1"), {})
+    yield running
+    assert running.stop() == 0, running.log.read_text()
+
+
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers of a test's own: ``start_server("--port", "7070", DJINN_TOKEN="secret")``."""
@@ -114,6 +144,43 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     yield start
     for running in started:
         running.stop()
+
+
+@attrs.frozen
+class Certificates:
+    """Files with certificates that a test's own authority has made, and another's."""
+
+    authority: str
+    server: str
+    client: str
+    other_authority: str
+    other_client: str
+    elsewhere: str
+    """A server's certificate for another name."""
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Certificates with their keys, made for this run."""
+    folder = tmp_path_factory.mktemp("certificates")
+    made = {}
+    for who in ("", "other_"):
+        authority = trustme.CA()
+        made[f"{who}authority"] = str(folder / f"{who}authority.pem")
+        authority.cert_pem.write_to_path(made[f"{who}authority"])
+        for name, identity in (("server", ["127.0.0.1", "::1", "localhost"]), ("client", ["client@example.org"]),
+                               ("elsewhere", ["elsewhere.example.org"])):
+            made[f"{who}{name}"] = str(folder / f"{who}{name}.pem")
+            authority.issue_cert(*identity).private_key_and_cert_chain_pem.write_to_path(made[f"{who}{name}"])
+    return Certificates(**{name: made[name] for name in (field.name for field in attrs.fields(Certificates))})
+
+
+@pytest.fixture(scope="session")
+def tls_server(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[ServerProcess]:
+    """A server with TLS, for tests that share it."""
+    running = _start(tmp_path_factory.mktemp("tls-server") / "log", ("--tls-cert", certificates.server), {})
+    yield running
+    assert running.stop() == 0, running.log.read_text()
 
 
 HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
+from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.transport import TcpTransport
 
 from djinn.errors import RefusedError
@@ -182,7 +182,7 @@ def test_a_server_that_is_killed_while_another_waits_for_it(
         waiting = pool.submit(there.ask, Receive(5, 1, here.name), fetch=(5,))
         time.sleep(SHORT_S)
         assert not waiting.done()
-        mortal.process.kill()
+        mortal.kill()
         result, _ = waiting.result(SOON_S)
     [failure] = result.failures
     assert failure.kind == "PeerError"
@@ -198,7 +198,7 @@ def test_a_server_that_is_killed_before_it_is_sent_to(
     here, there = open_session(server), open_session(mortal)
     here.upload(1, LARGE)
     assert here.failures(there.as_peer()) == []
-    mortal.process.kill()
+    mortal.kill()
     mortal.process.wait()
     [(kind, message)] = here.failures(Send(1, 1, 1))
     assert kind == "PeerError"
@@ -379,14 +379,14 @@ def test_couriers_end_with_their_session(server: Any, open_session: OpenSession,
 
 
 def test_a_server_that_others_can_reach_connects_to_named_ones_only(
-    server: Any, second_server: Any, start_server: Any, open_session: OpenSession
+    server: Any, start_server: Any, open_session: OpenSession, certificates: Any
 ) -> None:
     to = open_session(server)
     for arguments, reaches in (((), False), (("--peers", "example.org,10.0.0.0/8"), False),
                                (("--peers", "127.0.0.0/8"), True)):
-        public = start_server("--host", "0.0.0.0", *arguments, DJINN_TOKEN="secret")
-        address = f"tcp://127.0.0.1:{public.port}"
-        here = Session(address, connect(address, ConnectOptions(token="secret")))
+        public = start_server("--host", "0.0.0.0", "--tls-cert", certificates.server, *arguments, DJINN_TOKEN="secret")
+        address = f"tls://127.0.0.1:{public.port}"
+        here = Session(address, connect_tls(address, ConnectOptions(token="secret", tls_ca=certificates.authority)))
         failed = here.failures(to.as_peer())
         here.connection.close()
         assert bool(failed) is not reaches

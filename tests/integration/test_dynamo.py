@@ -530,7 +530,7 @@ def test_a_server_that_dies(start_server: Any) -> None:
     compiled, x = remotely(model), torch.randn(2, 4)
     with torch.no_grad():
         compiled(x)
-        running.process.kill()
+        running.kill()
         running.process.wait()
         for _ in range(2):
             with pytest.raises(djinn.DjinnError, match="127.0.0.1"):

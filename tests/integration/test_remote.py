@@ -79,7 +79,7 @@ def test_a_killed_server_is_reported_and_survived(start_server, server) -> None:
     djinn.init(server=doomed.address)
     x = torch.ones(3, device=DEVICE)
     assert x.sum().item() == 3
-    os.kill(doomed.process.pid, signal.SIGKILL)
+    doomed.kill()
     begin = time.monotonic()
     with pytest.raises(djinn.TransportError, match=doomed.address.removeprefix("tcp://")):
         (x + 1).sum().item()

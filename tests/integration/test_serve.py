@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import connect
+from djinn_transport_tcp.client import connect, connect_tls
 
 from djinn.errors import RefusedError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -128,28 +128,36 @@ def test_a_busy_session_does_not_keep_others_from_connecting(server: Any) -> Non
     busy.close()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_other_machines_are_not_let_in_without_a_token(host: str) -> None:
-    ended = run_serve("--host", host)
+@pytest.mark.parametrize(("host", "lacks"), [
+    ("0.0.0.0", "token"), ("0.0.0.0", "encryption"), ("::", "both"), ("192.0.2.1", "both")])
+def test_other_machines_are_not_let_in_without_a_token_and_encryption(
+    host: str, lacks: str, certificates: Any,
+) -> None:
+    arguments = ["--host", host] + (["--tls-cert", certificates.server] if lacks == "token" else [])
+    ended = run_serve(*arguments, **({"DJINN_TOKEN": "correct horse"} if lacks == "encryption" else {}))
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert host in ended.stderr
-    assert "DJINN_TOKEN" in ended.stderr
+    assert ("DJINN_TOKEN" in ended.stderr) == (lacks != "encryption")
+    assert ("--tls-cert" in ended.stderr) == (lacks != "token")
     assert "Traceback" not in ended.stderr
+    assert "correct horse" not in ended.stderr
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])
-def test_other_machines_are_let_in_with_a_token(start_server: Any, how: str) -> None:
+def test_other_machines_are_let_in_with_a_token_over_tls(start_server: Any, certificates: Any, how: str) -> None:
+    public = ["--host", "0.0.0.0", "--tls-cert", certificates.server]
     if how == "option":
-        server = start_server("--host", "0.0.0.0", "--token", "secret")
+        server = start_server(*public, "--token", "secret")
     else:
-        server = start_server("--host", "0.0.0.0", DJINN_TOKEN="secret")
-    assert server.address == f"tcp://0.0.0.0:{server.port}"
-    address = f"tcp://127.0.0.1:{server.port}"
-    synchronize(address, "secret")
+        server = start_server(*public, DJINN_TOKEN="secret")
+    assert server.address == f"tls://0.0.0.0:{server.port}"
+    address = f"tls://127.0.0.1:{server.port}"
+    connection = connect_tls(address, ConnectOptions(token="secret", tls_ca=certificates.authority))
+    connection.request(Batch(synchronize=True), ())
+    connection.close()
     with pytest.raises(RefusedError, match=r"The token is missing\."):
-        synchronize(address)
-    assert "without encryption" in server.log.read_text()
+        connect_tls(address, ConnectOptions(tls_ca=certificates.authority))
     assert "secret" not in server.log.read_text()
 
 
@@ -167,6 +175,11 @@ def test_names_and_ipv6(start_server: Any) -> None:
 @pytest.mark.parametrize(("arguments", "environment", "status", "expected"), [
     (["--device", "cuda:99"], {}, 2, "There is no device 'cuda:99' here"),
     (["--port", "70000"], {}, 2, "65535"),
+    (["--tls-cert", "/no/such/file.pem"], {}, 2, "/no/such/file.pem cannot be used"),
+    (["--tls-key", "key.pem"], {}, 2, "without --tls-cert"),
+    (["--tokens", "/no/such/tokens.json"], {}, 2, "djinn token create NAME --tokens /no/such/tokens.json"),
+    (["--tokens", "/dev/null", "--token", "x"], {}, 2, "Use one of the two"),
+    (["--max-nodes", "-1"], {}, 2, "--max-nodes"),
     (["--threads", "0"], {}, 2, "--threads"),
     (["--host", "no such host"], {}, 2, "There is no host 'no such host'"),
     (["--host", ""], {}, 2, "There is no host ''"),
@@ -195,7 +208,8 @@ def test_a_port_that_is_taken() -> None:
 def test_the_help_says_what_matters() -> None:
     ended = run_serve("--help", COLUMNS="200", TERM="dumb")
     assert ended.returncode == 0
-    for word in ("--host", "--port", "--device", "--token", "--threads", "DJINN_TOKEN", "127.0.0.1", "SIGTERM"):
+    for word in ("--host", "--port", "--device", "--token", "--threads", "DJINN_TOKEN", "127.0.0.1", "SIGTERM",
+                 "--tokens", "--tls-cert", "--tls-client-ca", "--max-handles"):
         assert word in ended.stdout
 
 

@@ -240,7 +240,7 @@ BAD_BATCHES = [
     BadBatch("odd-constant", "ProtocolError", [
         define((TensorArgument(), TorchArgument("dtype", "__class__")), operands=(-1,)), RUN]),
     BadBatch("numbers-missing", "ProtocolError", [define((TensorArgument(), NumberArgument()), operands=(-1,)), RUN]),
-    BadBatch("text-where-tensor", "RuntimeError", [
+    BadBatch("text-where-tensor", "ProtocolError", [
         define((ConstantArgument("a"), ConstantArgument(None)), operands=()), RUN]),
     BadBatch("recall-where-nothing-is-kept", "ProtocolError", [Recall(9, bytes(32))]),
     BadBatch("peer-that-is-no-address", "PeerError", [Peer(1, "somewhere", bytes(16))], fetch=(1,)),

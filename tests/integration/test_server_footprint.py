@@ -99,14 +99,17 @@ def test_thousands_of_bad_connections_leave_nothing_behind(start_server: Any, ra
     first.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
     for seed in range(300):
         misbehave(raw_client, attacked.port, seed)
-    before = Footprint.of(attacked.process.pid)
+    (worker,) = attacked.workers
+    before = [Footprint.of(process) for process in (attacked.process.pid, worker)]
     for seed in range(2000):
         misbehave(raw_client, attacked.port, seed)
-    after = Footprint.of(attacked.process.pid)
+    after = [Footprint.of(process) for process in (attacked.process.pid, worker)]
     assert torch.equal(first.request(Batch(fetch=(1,)), ())[1][0], KEPT)
     first.close()
-    assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
-    assert after.resident_bytes < before.resident_bytes * 1.05
+    assert attacked.workers == [worker]
+    for earlier, later in zip(before, after, strict=True):
+        assert (later.descriptors, later.threads) == (earlier.descriptors, earlier.threads)
+        assert later.resident_bytes < earlier.resident_bytes * 1.05
 
 
 @linux
@@ -130,16 +133,17 @@ def test_a_server_without_file_descriptors_serves_on_and_recovers(start_server: 
 def test_a_session_that_ends_gives_its_memory_back(start_server: Any) -> None:
     running = start_server()
     connect(running.address, ConnectOptions()).close()
-    before = Footprint.of(running.process.pid)
+    (worker,) = running.workers
+    before = Footprint.of(worker)
     for _ in range(3):
         connection = connect(running.address, ConnectOptions())
         large, small = torch.zeros(2**25), [torch.zeros(2**10) for _ in range(10_000)]
         connection.request(Batch([Upload(1, header_of(large))], synchronize=True), [large])
         connection.request(Batch([Upload(2 + index, header_of(tensor)) for index, tensor in enumerate(small)],
                                  synchronize=True), small)
-        assert Footprint.of(running.process.pid).resident_bytes > before.resident_bytes + 150 * 2**20
+        assert Footprint.of(worker).resident_bytes > before.resident_bytes + 150 * 2**20
         connection.close()
-        after = Footprint.of(running.process.pid)
+        after = Footprint.of(worker)
     assert after.resident_bytes < before.resident_bytes * 1.05
     assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
 

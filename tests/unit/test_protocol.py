@@ -55,6 +55,7 @@ from djinn.protocol.messages import (
     Poisoned,
     Recall,
     Receive,
+    Redirect,
     Refusal,
     Rerun,
     Result,
@@ -125,7 +126,8 @@ times = st.integers(-(2**63), 2**63 - 1)
 timings = st.builds(Timing, st.sampled_from(["run", "send", "receive", "upload"]), handles, times, times)
 sizes = st.lists(st.integers(0, 2**63), max_size=4).map(tuple)
 MESSAGES: dict[type[Any], st.SearchStrategy[Any]] = {
-    Hello: st.builds(Hello, st.integers(0, 2**32), texts, texts, texts, texts, texts, texts),
+    Hello: st.builds(Hello, st.integers(0, 2**32), texts, texts, texts, texts, texts, texts, texts, texts),
+    Redirect: st.builds(Redirect, texts, texts),
     Welcome: st.builds(Welcome, st.integers(0, 2**32), texts, texts, texts, texts, texts, st.integers(-1, 2**32),
                        st.binary(max_size=16), handles, handles, st.integers(0, 2**32)),
     Refusal: st.builds(Refusal, texts, texts, texts),

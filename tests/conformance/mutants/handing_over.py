@@ -78,6 +78,12 @@ MUTANTS = (
     mutant("freed-before-its-last-use", "session.slices_equal", "djinn.protocol.service:SessionService._run",
            "outputs = self._outputs_of(run)", "self._free(run.released); outputs = self._outputs_of(run)",
            within="neg add.Tensor"),
+    # Recovery.
+    mutant("write-not-made-again", "session.recovery_exact", "djinn.recovery.journal:needed_entries",
+           "or any(storage_of(inputs[index]) in reads for index in signature.writes)", "", within=_WRITES),
+    mutant("checkpoint-of-older-contents-counts", "session.recovery_exact", "djinn.recovery.journal:_is_needed",
+           "is_needed = not values.isdisjoint(entry.made)", "is_needed = False", "values -= entry.made", "pass",
+           within=_WRITES),
     # Results that are used again.
     mutant("write-not-forgotten", "session.reuse_invisible", "djinn.results:ResultCache.written",
            "self._forget(known)", "pass", within=_AGAIN),

@@ -1,0 +1,100 @@
+"""Servers that die: connections that break where a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from djinn import runtime
+from djinn.errors import TransportError
+from djinn.protocol.messages import Batch, Result
+from djinn.recovery.composing import compose_recovering
+from djinn.recovery.recovering import Recovering
+from djinn.session import Session
+
+__all__ = ("DyingConnection", "handing_over_each", "let_die", "recovering")
+
+
+class DyingConnection:
+    """A connection that breaks for good after so many messages.
+
+    Args:
+        plain: The connection that it stands for.
+        messages: How many messages still go through.
+        delivers: Whether the last one is carried out before the connection breaks, so that only the answer is missing.
+    """
+
+    def __init__(self, plain: Any, messages: int, *, delivers: bool) -> None:
+        self._plain = plain
+        self._left = messages
+        self._delivers = delivers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a batch, or break."""
+        if self._may_pass():
+            self._plain.submit(batch, tensors)
+            return
+        if self._delivers:
+            self._plain.submit(batch, tensors)
+        self._break()
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Send a batch and wait for its answer, or break."""
+        if self._may_pass():
+            answer: tuple[Result, list[torch.Tensor]] = self._plain.request(batch, tensors)
+            return answer
+        if self._delivers:
+            self._plain.request(batch, tensors)
+        self._break()
+        raise AssertionError
+
+    def _may_pass(self) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+    def _break(self) -> None:
+        raise TransportError(f"The connection to {self._plain.address} was cut.")
+
+
+def let_die(session: Session, messages: int = 0, *, delivers: bool = False) -> None:
+    """Let the session's server die after so many more messages, with all that it holds."""
+    with session.lock:
+        for link in session.link.links:
+            link.connection = DyingConnection(link.connection, messages, delivers=delivers)
+
+
+@contextmanager
+def recovering(session: Session) -> Iterator[Recovering]:
+    """Let a running session recover from deaths for a while, on connections of its own.
+
+    What is made in the block belongs to it, and has to be gone at its end.
+    """
+    with session.lock:
+        session.flush()
+        before = session.link
+        connections = [runtime.connect(session.config, session.plugins, address)
+                       for address in session.config.addresses]
+        layer = compose_recovering(connections, session, session.link_of)
+        session.link = layer
+    try:
+        yield layer
+    finally:
+        with session.lock:
+            session.link = before
+            layer.close()
+
+
+@contextmanager
+def handing_over_each(session: Session) -> Iterator[None]:
+    """Hand every operation over as soon as it is recorded."""
+    session.flush_after(1)
+    try:
+        yield
+    finally:
+        session.flush_after(session.config.flush_every)

@@ -1,0 +1,265 @@
+"""Laws of guards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from hypothesis import example, given
+
+from djinn.errors import ProtocolError, UnknownOperatorError
+from djinn.kinds import Bounds, CheckedProgram, Guard, Watch
+from djinn.model.program import (
+    ConstantArgument,
+    ListArgument,
+    NumberArgument,
+    Program,
+    Step,
+    Template,
+    TensorArgument,
+    TorchArgument,
+)
+from djinn.model.schema import facts_of, operator_named
+from djinn_conformance.assertions import bytes_of, expect, expect_equal, expect_raises
+from djinn_conformance.laws import law
+from djinn_conformance.operations import PLAIN, RANDOM, grouped
+from djinn_conformance.oracle import copied, perform, run_eager
+from djinn_conformance.programs import Piece, Recording, Ref, call, fill, pieces
+from djinn_conformance.strategies import filled, recordings
+from djinn_conformance.subjects import Subject, installed_plugins
+
+CPU = torch.device("cpu")
+_GIB = 2**30
+_TENSOR, _NUMBER, _NOTHING = TensorArgument(), NumberArgument(), ConstantArgument(None)
+
+
+def watch(plugin: Guard, **bounds: Any) -> Watch:
+    """Let a guard take up watch, with the shape inference that a server would use."""
+    return plugin.watch(Bounds(**{"program_bytes": _GIB, **bounds}), installed_plugins()[0].choose("shapes", "meta"))
+
+
+def one_call(name: str, *arguments: Any, results: int = 1, operands: int | None = None, **keywords: Any) -> Program:
+    """Write down a program of one call; its tensors are inputs."""
+    operator = operator_named(name)
+    count = sum(argument == _TENSOR for argument in arguments) if operands is None else operands
+    template = Template(name, facts_of(operator).digest, arguments, tuple(keywords.items()))
+    return Program((template,), (Step(0, tuple(range(-1, -count - 1, -1)), results),), count, tuple(range(results)))
+
+
+_FILES = [
+    one_call("aten::from_file", ConstantArgument("/etc/passwd")),
+    one_call("aten::from_file.out", ConstantArgument("/etc/passwd"), out=_TENSOR, operands=1, results=0),
+]
+_POINTERS = [
+    one_call("aten::set_.source_Storage", _TENSOR, _TENSOR, results=0),
+    one_call("aten::set_.source_Storage_storage_offset", _TENSOR, _TENSOR, _NUMBER, _NUMBER, results=0),
+    one_call("aten::record_stream", _TENSOR, _TENSOR, results=0),
+    one_call("aten::fbgemm_pack_gemm_matrix_fp16", _TENSOR),
+    one_call("quantized::linear_unpack", _TENSOR, results=2),
+    one_call("prims::empty_strided", _NUMBER, _NUMBER, dtype=TorchArgument("dtype", "float32"),
+             device=TorchArgument("device", ""), requires_grad=ConstantArgument(False)),
+]
+
+
+@law("guard.refuses_files")
+@pytest.mark.parametrize("program", _FILES, ids=lambda program: program.templates[0].operator)
+def test_refuses_files(subject: Subject, plugin: Guard, program: Program) -> None:
+    """Programs that are otherwise in order."""
+    expect_raises(UnknownOperatorError, lambda: watch(plugin).check(program), "checking it", str(subject),
+                  naming=program.templates[0].operator)
+
+
+@law("guard.refuses_pointers")
+@pytest.mark.parametrize("program", _POINTERS, ids=lambda program: program.templates[0].operator)
+def test_refuses_pointers(subject: Subject, plugin: Guard, program: Program) -> None:
+    """Storages, streams, packed weights, and namespaces that nobody has let in."""
+    expect_raises(UnknownOperatorError, lambda: watch(plugin).check(program), "checking it", str(subject),
+                  naming=program.templates[0].operator)
+
+
+_MISFITS = {
+    "too-many": one_call("aten::neg", _TENSOR, _TENSOR),
+    "too-few": one_call("aten::add.Tensor", _TENSOR),
+    "twice": one_call("aten::add.Tensor", _TENSOR, _TENSOR, other=_TENSOR, operands=3),
+    "unknown": one_call("aten::neg", _TENSOR, nothing=_NUMBER),
+    "by-position": one_call("aten::add.Tensor", _TENSOR, _TENSOR, _NUMBER),
+    "text-for-tensor": one_call("aten::neg", ConstantArgument("x")),
+    "nothing-for-tensor": one_call("aten::neg", _NOTHING),
+    "tensor-for-text": one_call("aten::conv1d.padding", _TENSOR, _TENSOR, _NOTHING, _NUMBER, _TENSOR, operands=3),
+    "list-for-tensor": one_call("aten::neg", ListArgument((_TENSOR,)), operands=1),
+    "tensor-for-list": one_call("aten::cat", _TENSOR),
+    "no-such-dtype": one_call("aten::sum", _TENSOR, dtype=TorchArgument("dtype", "__class__")),
+    "dtype-for-device": one_call("aten::zeros", _NUMBER, device=TorchArgument("dtype", "float32")),
+    "another-device": one_call("aten::zeros", _NUMBER, device=ConstantArgument("cuda:1")),
+    "results-too-many": one_call("aten::neg", _TENSOR, results=2),
+    "results-too-few": one_call("aten::max.dim", _TENSOR, _NUMBER, results=1),
+    "results-beyond-counting": one_call("aten::neg", _TENSOR, results=0),
+}
+
+
+@law("guard.refuses_misfits")
+@pytest.mark.parametrize("program", _MISFITS.values(), ids=list(_MISFITS))
+def test_refuses_misfits(subject: Subject, plugin: Guard, program: Program) -> None:
+    """Every way in which a call does not fit its schema."""
+    expect_raises(ProtocolError, lambda: watch(plugin).check(program), "checking it", str(subject))
+
+
+@attrs.frozen
+class Lie:
+    """One call that must not be made, as a recording."""
+
+    recording: Recording
+
+    def __repr__(self) -> str:
+        return str(self.recording.calls[0].operator.name())
+
+
+def _lie(inputs: list[torch.Tensor], name: str, *args: Any, **kwargs: Any) -> Lie:
+    return Lie(Recording(tuple(inputs), (call(name, *args, **kwargs),)))
+
+
+_FOUR = filled((4,), torch.float32, 1)
+_IMAGE = filled((1, 3, 4, 4), torch.float32, 2)
+_ONE = filled((1,), torch.float32, 3)
+_FAR = torch.full((1, 3, 2, 2), 2**40)
+_LIES = [
+    _lie([_FOUR], "aten::as_strided", Ref(-1), [4096], [0], 2**63 - 1),
+    _lie([_FOUR], "aten::as_strided_", Ref(-1), [4], [1], 7546629512955761371, results=0),
+    _lie([_FOUR], "aten::as_strided", Ref(-1), [5], [1], 0),
+    _lie([_FOUR], "aten::_reshape_alias", Ref(-1), [2**20], [1]),
+    _lie([_IMAGE, _ONE, _ONE], "aten::native_batch_norm", Ref(-1), Ref(-2), Ref(-3), Ref(-2), Ref(-3), True, 0.1, 1e-5,
+         results=3),
+    _lie([_FOUR, filled((400,), torch.float32, 1)], "aten::_log_softmax_backward_data", Ref(-2), Ref(-1), 0,
+         torch.float32),
+    _lie([filled((1, 3, 2, 2), torch.float32, 1), _IMAGE, _FAR], "aten::max_pool2d_with_indices_backward", Ref(-1),
+         Ref(-2), [2, 2], [2, 2], [0, 0], [1, 1], False, Ref(-3)),
+    _lie([torch.tensor([2**62] * 4)], "aten::repeat_interleave.Tensor", Ref(-1)),
+    _lie([filled((3, 4), torch.complex64, 1)], "aten::_fft_c2c", Ref(-1), [2**62], 0, True),
+]
+
+
+@law("guard.refuses_lies")
+@pytest.mark.parametrize("lie", _LIES, ids=repr)
+def test_refuses_lies(subject: Subject, plugin: Guard, lie: Lie) -> None:
+    """Calls that end the process, or read what is not theirs, if they are made."""
+    recording = lie.recording
+    expect(_is_refused(plugin, recording), "the call", got="let through", wanted="refused",
+           where=f"{subject}: {recording}")
+
+
+def _is_refused(plugin: Guard, recording: Recording) -> bool:
+    [part] = pieces(recording, [], range(recording.results))
+    try:
+        checked = watch(plugin).check(part.program)
+        if checked.refused(_inputs(part, recording), list(part.numbers)):
+            return True
+        _ask_before(checked, part, recording, dict(enumerate(recording.inputs)), makes=False)
+    except (RuntimeError, ProtocolError, UnknownOperatorError):
+        return True
+    return False
+
+
+def _inputs(part: Piece, recording: Recording) -> list[Any]:
+    return [recording.inputs[-1 - index] for index in part.inputs]
+
+
+def _ask_before(
+    checked: CheckedProgram, part: Piece, recording: Recording, values: dict[int, Any], *, makes: bool = True
+) -> None:
+    """Ask before each call, and make it; a call that should have been refused would end the process."""
+    known = {-1 - index: tensor for index, tensor in values.items()}
+    produced = 0
+    for made, step in zip(recording.calls, part.program.steps, strict=True):
+        args = fill(made.args, lambda ref: known[ref.index], CPU)
+        kwargs = fill(made.kwargs, lambda ref: known[ref.index], CPU)
+        check = checked.calls.get(step.template)
+        if check is not None:
+            check(args, kwargs)
+        if makes:
+            for result in perform(made, known, CPU):
+                known[produced] = result
+                produced += 1
+
+
+_BATCH_NORM = Recording((_IMAGE, *(filled((3,), torch.float32, seed) for seed in range(4))), (
+    call("aten::native_batch_norm", Ref(-1), Ref(-2), Ref(-3), Ref(-4), Ref(-5), True, 0.1, 1e-5, results=3),
+    call("aten::max_pool2d_with_indices", Ref(0), [2, 2], [2, 2], [0, 0], [1, 1], False, results=2),
+    call("aten::max_pool2d_with_indices_backward", Ref(3), Ref(0), [2, 2], [2, 2], [0, 0], [1, 1], False, Ref(4)),
+))
+_RESIZED = Recording((_FOUR,), (
+    call("aten::clone", Ref(-1)),
+    call("aten::resize_", Ref(0), [3, 3], results=0),
+    call("aten::as_strided", Ref(0), [2, 2], [1, 1], 5),
+    call("aten::expand", Ref(-1), [3, 4]),
+))
+
+
+@law("guard.accepts_eager")
+@given(recording=recordings(grouped() + PLAIN + RANDOM))
+@example(recording=_BATCH_NORM)
+@example(recording=_RESIZED)
+def test_accepts_eager(subject: Subject, plugin: Guard, recording: Recording) -> None:
+    """Check programs that eager runs, their runs, twice, and every call."""
+    run_eager(recording, CPU, seed=0)
+    where = f"{subject}: {recording}"
+    [part] = pieces(recording, [], range(recording.results))
+    checked = watch(plugin).check(part.program)
+    values = {index: copied(tensor, CPU) for index, tensor in enumerate(recording.inputs)}
+    for run in (1, 2):
+        inputs = [values[-1 - index] for index in part.inputs]
+        expect_equal(dict(checked.refused(inputs, list(part.numbers))), {}, f"refused steps of run {run}", where)
+    _ask_before(checked, part, recording, values)
+
+
+_LARGE = Recording((_FOUR,), (
+    call("aten::expand", Ref(-1), [2**40, 4]),
+    call("aten::neg", Ref(-1)),
+    call("aten::clone", Ref(0)),
+    call("aten::neg", Ref(2)),
+    call("aten::zeros", [2**40]),
+    call("aten::neg", Ref(1)),
+))
+
+
+@law("guard.bounds_memory")
+def test_bounds_memory(subject: Subject, plugin: Guard) -> None:
+    """A program of small steps and two that would take terabytes, and one that takes a little at a time."""
+    [part] = pieces(_LARGE, [], [1, 3, 5])
+    watching = watch(plugin)
+    refused = watching.check(part.program).refused([_FOUR], list(part.numbers))
+    where = f"{subject}: {_LARGE}"
+    expect_equal(sorted(refused), [2, 4], "refused steps", where)
+    for step, size_bytes in ((2, 2**44), (4, 2**42)):
+        expect(str(size_bytes) in str(refused[step]) and str(_GIB) in str(refused[step]), "what is said",
+               got=str(refused[step]), wanted=f"a text with {size_bytes} and {_GIB}", where=where)
+    source = filled((2**20,), torch.float32, 1)
+    for count, wanted in ((8, []), (40, [30, 31])):
+        every = Recording((source,), tuple(call("aten::neg", Ref(-1)) for _ in range(count)))
+        [kept] = pieces(every, [], range(count))
+        [dropped] = pieces(every, [], [])
+        bounded = watch(plugin, program_bytes=30 * 2**22)
+        expect_equal(sorted(bounded.check(kept.program).refused([source], []))[:2], wanted, "refused steps",
+                     f"{subject}: {count} results of 4 MiB that are kept")
+        expect_equal(sorted(bounded.check(dropped.program).refused([source], [])), [], "refused steps",
+                     f"{subject}: {count} results of 4 MiB that nobody needs")
+
+
+@law("guard.changes_nothing", effort=0.3)
+@given(recording=recordings(grouped() + RANDOM))
+@example(recording=_RESIZED)
+def test_changes_nothing(subject: Subject, plugin: Guard, recording: Recording) -> None:
+    """Look at inputs and at the process after everything that a guard does."""
+    [part] = pieces(recording, [], range(recording.results))
+    inputs = [copied(tensor, CPU) for tensor in _inputs(part, recording)]
+
+    def state() -> list[Any]:
+        return [torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                [(bytes_of(tensor), tensor.shape, tensor.stride()) for tensor in inputs]]
+
+    before = state()
+    checked = watch(plugin).check(part.program)
+    checked.refused(inputs, list(part.numbers))
+    expect_equal(state(), before, "state", f"{subject}: {recording}")

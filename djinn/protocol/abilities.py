@@ -1,0 +1,94 @@
+"""What a session makes use of where it is there: abilities of executors and of their programs, and an allowance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from djinn.kinds.executor import CompiledProgram, RandomState, Report
+from djinn.kinds.guard import CallCheck
+from djinn.model.program import Program
+
+
+@runtime_checkable
+class SharingExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: ways without the copy, where memory can be shared."""
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Put a CPU tensor on the device.
+
+        Ownership:
+            Nobody else holds the argument: it may become the value.
+        """
+
+    def lend(self, value: torch.Tensor) -> torch.Tensor:
+        """Give a dense CPU tensor of a value.
+
+        Ownership:
+            The result is only read, and only until the session's next batch: it may share the value's memory.
+        """
+
+
+@runtime_checkable
+class EarlyProgram(CompiledProgram, Protocol):
+    """What a compiled program may have beside the methods of `CompiledProgram`: it may run before it is asked for."""
+
+    def is_pure(self, numbers: Sequence[Any]) -> bool:
+        """Whether all that comes of a run with these numbers are its results.
+
+        Laws:
+            executor.purity_true
+        """
+
+
+class Allowance(Protocol):
+    """How much a session may ask for."""
+
+    def admit_program(self, program: Program) -> None:
+        """Let a program in before it is compiled.
+
+        Raises:
+            LimitError: It is too large.
+        """
+
+    def admit_values(self, held: int, more: int) -> None:
+        """Let a session that holds so many values hold more.
+
+        Raises:
+            LimitError: These are too many. Then they do not come about, and whoever asks for them is told so.
+        """
+
+
+@runtime_checkable
+class CheckingExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: it asks before it makes a call."""
+
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> CompiledProgram:
+        """Prepare a checked program, as `Executor.compile` does.
+
+        Args:
+            program: The program.
+            checks: By template: to be called with the arguments of each of its calls right before the call; if that
+                raises, so has the step.
+        """
+
+
+@runtime_checkable
+class PartialProgram(CompiledProgram, Protocol):
+    """What a compiled program may have beside the methods of `CompiledProgram`: it may run but for some steps."""
+
+    def run_without(
+        self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
+        refused: Mapping[int, Exception],
+    ) -> list[Any]:
+        """Run once as `CompiledProgram.run` does, as if some steps had raised.
+
+        Args:
+            inputs: As for `CompiledProgram.run`, like the next three.
+            numbers: The lifted numbers.
+            random: The session's random numbers.
+            report: Called for a step that raises.
+            refused: By position: the steps that are not made, and what they raise instead.
+        """

@@ -1,0 +1,147 @@
+"""What had better be fetched than computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from djinn.model.spec import TensorSpec
+from djinn.model.value import Slot
+from djinn.protocol.tensors import is_dense
+from djinn.recovery.entries import Entry, Generators, Snapshot, Upload, changes_metadata, is_plain_view
+from djinn.recovery.journal import Journal, kept_bytes, needed_entries
+from djinn.recovery.keeping import Kept
+from djinn.tape import Node
+
+MAX_WEIGHED = 3
+"""So many of the largest storages are looked at one by one, whether they are cheaper to fetch or to compute again."""
+
+
+@attrs.frozen(eq=False)
+class Candidate:
+    """A storage that could be fetched: its owner's slot and metadata, and what makes its other values."""
+
+    slot: Slot
+    spec: TensorSpec
+    nodes: Sequence[Node]
+
+    def snapshot(self, kept: Kept) -> Snapshot:
+        """Make the entry, given the contents."""
+        made = {slot.number for node in self.nodes for slot in node.outputs}
+        return Snapshot(self.slot.number, kept, self.spec.device, self.nodes, frozenset({self.slot.number, *made}))
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """What to fetch.
+
+    Attributes:
+        candidates: It.
+        operations: How many operations the journal has.
+        saves: How many of them need not be carried out again once it is known.
+        size_bytes: Its bytes.
+        left_bytes: Bytes that are kept then, these included.
+    """
+
+    candidates: Sequence[Candidate]
+    operations: int
+    saves: int
+    size_bytes: int
+    left_bytes: int
+
+
+def candidates_of(journal: Journal) -> list[Candidate]:
+    """List the storages whose values can all be made again of one dense tensor, and that operations have made."""
+    producers: dict[int, Node] = {}
+    specs: dict[int, TensorSpec | None] = {}
+    changed: set[int] = set()
+    tainted: set[int] = set()
+    for entry in journal.entries:
+        if isinstance(entry, Snapshot):
+            changed.discard(entry.number)
+            producers.update((slot.number, node) for node in entry.nodes for slot in node.outputs)
+        elif isinstance(entry, Upload):
+            specs[entry.number] = entry.spec
+        elif isinstance(entry, Node):
+            _look_at(entry, producers, specs, changed, tainted, journal)
+    groups: dict[int, list[int]] = {}
+    for number, slot in journal.live.items():
+        groups.setdefault(slot.storage, []).append(number)
+    found = []
+    for storage, numbers in groups.items():
+        spec = specs.get(storage)
+        is_possible = storage in changed and storage in journal.live and storage not in tainted
+        if not is_possible or journal.is_merged(storage) or spec is None or not _fills_its_storage(spec):
+            continue
+        nodes = _views(storage, numbers, producers)
+        if nodes is not None:
+            found.append(Candidate(journal.live[storage], spec, nodes))
+    return found
+
+
+def _look_at(node: Node, producers: dict[int, Node], specs: dict[int, TensorSpec | None], changed: set[int],
+             tainted: set[int], journal: Journal) -> None:
+    signature = node.signature
+    for slot, spec in zip(node.outputs, signature.results, strict=False):
+        producers[slot.number] = node
+        if slot.number == slot.storage:
+            specs[slot.number] = spec
+            changed.add(slot.storage)
+    written = [node.inputs[index].storage for index in signature.writes]
+    changed.update(written)
+    if written and changes_metadata(signature.template.operator):
+        tainted.update(written)
+
+
+def _fills_its_storage(spec: TensorSpec) -> bool:
+    return not spec.storage_offset and spec.size_bytes > 0 and is_dense(tuple(spec.size), spec.stride)
+
+
+def _views(owner: int, numbers: Sequence[int], producers: dict[int, Node]) -> list[Node] | None:
+    """List the operations that make values of the owner of their storage; ``None`` if there are others."""
+    nodes: dict[int, Node] = {}
+    for number in numbers:
+        chain: list[Node] = []
+        while number != owner:
+            node = producers.get(number)
+            if node is None or not is_plain_view(node):
+                return None
+            chain.append(node)
+            number = node.inputs[0].number  # noqa: PLW2901  # goes up to the owner
+        nodes.update((id(node), node) for node in reversed(chain))
+    return list(nodes.values())
+
+
+def plan(journal: Journal, seconds_per_node: float, bytes_per_s: float) -> Plan:
+    """Choose what to fetch.
+
+    Args:
+        journal: What there is.
+        seconds_per_node: How long an operation takes.
+        bytes_per_s: How fast values come home.
+    """
+    chosen = candidates_of(journal)
+    before = _operations(journal, needed_entries(journal.entries, journal))
+    after = _operations(journal, _after(journal, chosen))
+    for candidate in sorted(chosen, key=lambda one: -one.spec.size_bytes)[:MAX_WEIGHED]:
+        others = [one for one in chosen if one is not candidate]
+        without = _operations(journal, _after(journal, others))
+        if (without - after) * seconds_per_node < candidate.spec.size_bytes / bytes_per_s:
+            chosen, after = others, without
+    size_bytes = sum(candidate.spec.size_bytes for candidate in chosen)
+    needed = _after(journal, chosen)
+    left_bytes = sum(kept_bytes(entry) for entry, is_kept in zip(journal.entries, needed, strict=True) if is_kept)
+    return Plan(chosen, before, before - after, size_bytes, left_bytes + size_bytes)
+
+
+def _after(journal: Journal, candidates: Sequence[Candidate]) -> list[bool]:
+    """Tell which entries would have to be carried out again if these were known, and the random numbers."""
+    empty = Kept.nothing()
+    more: list[Entry] = [Generators((), ""), *(candidate.snapshot(empty) for candidate in candidates)]
+    return needed_entries(journal.entries, journal, more)
+
+
+def _operations(journal: Journal, needed: Sequence[bool]) -> int:
+    return sum(is_needed and isinstance(entry, Node)
+               for entry, is_needed in zip(journal.entries, needed, strict=True))

@@ -1,0 +1,95 @@
+"""Finding servers again."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from djinn.errors import DjinnError, TransportError
+from djinn.kinds import Connection
+
+log = logging.getLogger("djinn.recovery")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+_random = random.SystemRandom()
+
+
+@attrs.define(eq=False)
+class Reconnector:
+    """Connects to the servers of a session again, or to what is left of them.
+
+    Attributes:
+        addresses: Where they were.
+        open: Connects to an address; an empty one stands for an executor in this process.
+        timeout_s: How long servers may take to come back.
+        fills_up: Whether each place needs a connection: then a server that is left stands for those that are not.
+        falls_back: Whether an executor in this process may do it if no server does.
+        fallbacks: How often it did.
+    """
+
+    addresses: Sequence[str]
+    open: Callable[[str], Connection]
+    timeout_s: float
+    fills_up: bool
+    falls_back: bool
+    fallbacks: int = 0
+
+    def connect(self) -> list[Connection]:
+        """Connect to each server, trying again until the time is over.
+
+        Raises:
+            TransportError: No server came back.
+        """
+        found: list[Connection | None] = [None] * len(self.addresses)
+        try:
+            return self._connected(found)
+        except BaseException:
+            for connection in found:
+                if connection is not None:
+                    connection.close()
+            raise
+
+    def _connected(self, found: list[Connection | None]) -> list[Connection]:
+        deadline = time.monotonic() + self.timeout_s
+        pause_s, reason = FIRST_PAUSE_S, ""
+        while True:
+            for index, address in enumerate(self.addresses):
+                if found[index] is None:
+                    try:
+                        found[index] = self.open(address)
+                    except DjinnError as error:
+                        reason = error.summary
+            left_s = deadline - time.monotonic()
+            if None not in found or left_s <= 0:
+                break
+            time.sleep(min(left_s, pause_s * _random.uniform(0.5, 1)))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return self._filled(found, reason)
+
+    def _filled(self, found: list[Connection | None], reason: str) -> list[Connection]:
+        reached = [connection for connection in found if connection is not None]
+        if not reached:
+            return [self._fallback(reason)]
+        if len(reached) < len(found) and self.fills_up:
+            others = [connection.address for connection in reached]
+            for index, connection in enumerate(found):
+                if connection is None:
+                    log.warning("%s does not answer; %s does its work as well", self.addresses[index],
+                                others[index % len(others)])
+                    found[index] = self.open(others[index % len(others)])
+            return [connection for connection in found if connection is not None]
+        return reached
+
+    def _fallback(self, reason: str) -> Connection:
+        if not self.falls_back or (self.fills_up and len(self.addresses) > 1):
+            raise TransportError(
+                f"No server came back within {self.timeout_s:g} s: {reason.rstrip('.')}.",
+                hint="Start one there, then call djinn.init() to start a new session; recovery_timeout_s says how "
+                     "long to wait.")
+        self.fallbacks += 1
+        log.warning("no server came back within %g s: operations run in this process from now on", self.timeout_s)
+        return self.open("")

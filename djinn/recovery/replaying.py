@@ -1,0 +1,198 @@
+"""Making everything again on a new server."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+import attrs
+import torch
+
+from djinn.errors import DjinnError
+from djinn.fleet.fleet import Fleet
+from djinn.link import Link
+from djinn.protocol.messages import GENERATOR_HANDLE
+from djinn.recovery.entries import Cut, Entry, Generators, Seed, Snapshot, Upload, outputs_of
+from djinn.recovery.journal import Journal
+from djinn.recovery.keeping import Kept, size_of
+from djinn.recovery.losses import Losses
+from djinn.tape import Node, Tape
+
+log = logging.getLogger("djinn.recovery")
+
+
+@attrs.frozen(eq=False)
+class Hands:
+    """What hands over: a link or a fleet, with a tape and a list of released values that are its alone."""
+
+    link: Link | Fleet
+    tape: Tape
+    released: deque[int]
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a connection is gone."""
+        return any(link.is_broken for link in self.link.links)
+
+    @property
+    def device_kind(self) -> str:
+        """The kind of device at the other end."""
+        return self.link.welcome.device.partition(":")[0]
+
+    def settle(self) -> None:
+        """Wait until everything handed over has run. What failed is not reported: it was before.
+
+        Raises:
+            DjinnError: A connection is gone.
+        """
+        for link in self.link.links:
+            link.submit()
+        for link in self.link.links:
+            try:
+                link.synchronize()
+            except Exception as error:
+                if self.is_broken:
+                    raise
+                log.debug("failed again: %s", error)
+
+
+class Replay:
+    """Carries a journal out.
+
+    Args:
+        journal: The journal.
+        hands: Where; they have nothing yet.
+
+    Attributes:
+        losses: What could not be made.
+        nodes: Operations carried out.
+        size_bytes: Bytes sent of what is kept.
+    """
+
+    def __init__(self, journal: Journal, hands: Hands) -> None:
+        self.losses = Losses(journal)
+        self.nodes = 0
+        self.size_bytes = 0
+        self._journal = journal
+        self._hands = hands
+        self._present: set[int] = set()
+        self._pending: list[Node] = []
+
+    def run(self) -> None:
+        """Carry everything out.
+
+        Raises:
+            DjinnError: A connection is gone.
+        """
+        entries = self._journal.entries
+        leaving = _last_uses(entries, set(self._journal.live))
+        gone: list[int] = []
+        for position, entry in enumerate(entries):
+            if position == self._journal.settled:
+                self._hand_over(gone)
+                self._hands.settle()
+            if isinstance(entry, Node):
+                self._add(entry)
+            else:
+                self._hand_over(gone)
+                if not isinstance(entry, Cut):
+                    self._put(entry)
+            gone += leaving.get(position, ())
+        self._hand_over(gone)
+        if self._journal.settled >= len(entries):
+            self._hands.settle()
+
+    def _add(self, node: Node) -> None:
+        if self.losses.allows(node):
+            self._pending.append(node)
+            self._present.update(slot.number for slot in node.outputs)
+
+    def _hand_over(self, gone: list[int]) -> None:
+        """Hand over what is pending, and empty the list of what is used for the last time in it."""
+        if not self._pending and not gone:
+            return
+        leaving = [number for number in gone if number in self._present]
+        self._present.difference_update(leaving)
+        self._hands.tape.nodes.extend(self._pending)
+        self._hands.released.extend(leaving)
+        self.nodes += len(self._pending)
+        self._pending = []
+        gone.clear()
+        try:
+            self._hands.link.flush()
+        except DjinnError as error:
+            if self._hands.is_broken:
+                raise
+            # It was so the first time as well; what should have come of it is unknown to the server, as it was.
+            log.debug("refused again: %s", error)
+
+    def _put(self, entry: Upload | Seed | Generators | Snapshot) -> None:
+        link = self._hands.link
+        if isinstance(entry, Seed):
+            link.seed(entry.seed)
+            self.losses.restore(GENERATOR_HANDLE)
+        elif isinstance(entry, Generators):
+            self._put_generators(entry)
+        elif isinstance(entry, Upload):
+            why = self._why_lost(entry)
+            if why:
+                self.losses.lose(entry.number, why)
+                return
+            assert entry.kept is not None
+            if entry.number == GENERATOR_HANDLE and entry.is_whole:
+                self.losses.restore(GENERATOR_HANDLE)
+            self._send(entry.number, entry.kept, entry.device)
+        else:
+            self._put_snapshot(entry)
+
+    @staticmethod
+    def _why_lost(entry: Upload) -> str:
+        if entry.kept is None:
+            return entry.why
+        return "" if entry.kept.is_unchanged else "the tensor that it was sent from has been changed since"
+
+    def _put_generators(self, entry: Generators) -> None:
+        if entry.kind != self._hands.device_kind:
+            self.losses.lose(GENERATOR_HANDLE, f"their state is that of a {entry.kind} device, and now a "
+                                               f"{self._hands.device_kind} device computes")
+            return
+        self.losses.restore(GENERATOR_HANDLE)
+        for device, state in entry.states:
+            self._send(GENERATOR_HANDLE, Kept(state), device)
+
+    def _put_snapshot(self, entry: Snapshot) -> None:
+        # What there is of it is what it was for operations before this place.
+        before = [number for number in entry.made if number in self._present]
+        if before:
+            self._present.difference_update(before)
+            self._hands.released.extend(before)
+            self._hands.link.flush()
+        self.losses.restore(entry.number, entry.made)
+        self._send(entry.number, entry.kept, entry.device)
+        for node in entry.nodes:
+            self._add(node)
+
+    def _send(self, number: int, kept: Kept, device: torch.device | None) -> None:
+        self._hands.link.upload(number, kept.tensor, device)
+        self.size_bytes += size_of(kept.tensor)
+        if number != GENERATOR_HANDLE:
+            self._present.add(number)
+
+
+def _last_uses(entries: Sequence[Entry], live: set[int]) -> dict[int, list[int]]:
+    """Return what leaves at each place: values that nobody names are used there for the last time."""
+    last: dict[int, int] = {}
+    for position, entry in enumerate(entries):
+        if isinstance(entry, Node):
+            for slot in entry.inputs:
+                last[slot.number] = position
+        for slot in outputs_of(entry):
+            last[slot.number] = position
+        if isinstance(entry, (Upload, Snapshot)):
+            last[entry.number] = position
+    leaving: dict[int, list[int]] = {}
+    for number, position in last.items():
+        if number not in live and number != GENERATOR_HANDLE:
+            leaving.setdefault(position, []).append(number)
+    return leaving

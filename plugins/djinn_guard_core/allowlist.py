@@ -1,0 +1,153 @@
+"""Which operators a server runs: decided by rule, and written down for each release of PyTorch that was reviewed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.errors import UnknownOperatorError
+from djinn.model.schema import operator_named
+
+__all__ = (
+    "ALLOWED",
+    "GENERAL",
+    "UNREVIEWED",
+    "Denial",
+    "classified",
+    "classify",
+    "lists",
+    "release",
+    "require_allowed",
+    "written",
+)
+
+ALLOWED = "allowed"
+INTERNAL = "internal"
+UNREVIEWED = "unreviewed"
+NAMESPACE = "aten"
+GENERAL = {
+    INTERNAL: "It is internal to PyTorch, and recording does not meet it.",
+    UNREVIEWED: "This release of PyTorch has it and no reviewed one.",
+}
+"""Reasons that are not in the rules."""
+
+
+@attrs.frozen
+class Denial:
+    """A group of operators that are not run."""
+
+    group: str
+    reason: str
+    patterns: tuple[re.Pattern[str], ...] = ()
+    types: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+    def fits(self, name: str, operator: torch._ops.OpOverload) -> bool:
+        """Whether an overload, named without namespace, is of this group."""
+        if any(pattern.fullmatch(name) for pattern in self.patterns):
+            return True
+        schema = operator._schema
+        kinds = [str(item.type) for item in (*schema.arguments, *schema.returns)]
+        return any(word in kind for word in self.types for kind in kinds) or any(
+            tag.name in self.tags for tag in operator.tags)
+
+
+@cache
+def _rules() -> tuple[tuple[Denial, ...], tuple[re.Pattern[str], ...]]:
+    text = (resources.files("djinn_guard_core") / "rules.toml").read_text(encoding="utf-8")
+    read: Mapping[str, Any] = tomllib.loads(text)
+    denials = tuple(
+        Denial(entry["group"], entry["reason"], tuple(map(re.compile, entry.get("patterns", ()))),
+               tuple(entry.get("types", ())), tuple(entry.get("tags", ())))
+        for entry in read["denied"])
+    return denials, tuple(map(re.compile, read["internals"]["patterns"]))
+
+
+def reasons() -> dict[str, str]:
+    """Map the groups of operators that are not run to the reasons why."""
+    return {denial.group: denial.reason for denial in _rules()[0]} | GENERAL
+
+
+def classify(operator: torch._ops.OpOverload) -> str:
+    """Name the group of an overload of PyTorch's own: `ALLOWED`, or why it is not, by rule alone."""
+    denials, internals = _rules()
+    name = operator.name().partition("::")[2]
+    for denial in denials:
+        if denial.fits(name, operator):
+            return denial.group
+    if name.startswith("_") and not any(pattern.fullmatch(name) for pattern in internals):
+        return INTERNAL
+    return ALLOWED
+
+
+def classified() -> dict[str, str]:
+    """Classify every overload that the running PyTorch has of its own, by name."""
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{NAMESPACE}::"))
+    return {name: classify(operator_named(name)) for name in sorted(names)}
+
+
+def release() -> str:
+    """Name the running release of PyTorch, without what it was built for."""
+    return str(torch.__version__).partition("+")[0]
+
+
+@cache
+def lists() -> Mapping[str, Mapping[str, str]]:
+    """Read what was reviewed: by release, the group of every overload."""
+    folder = resources.files("djinn_guard_core") / "overloads"
+    return {entry.name.removesuffix(".txt"): _read(entry.read_text(encoding="utf-8"))
+            for entry in folder.iterdir() if entry.name.endswith(".txt")}
+
+
+def _read(text: str) -> dict[str, str]:
+    groups: dict[str, str] = {}
+    for line in text.splitlines():
+        group, _, name = line.partition(" ")
+        groups[name] = group
+    return groups
+
+
+def written(groups: Mapping[str, str]) -> str:
+    """Write groups down as a file of ``overloads/`` has them."""
+    return "".join(f"{group} {name}\n" for name, group in sorted(groups.items()))
+
+
+@cache
+def group_of(name: str) -> str:
+    """Name the group of an overload that exists here.
+
+    A release that was not reviewed runs what was reviewed for another, if the rules still say so.
+    """
+    reviewed = lists()
+    mine = reviewed.get(release())
+    if mine is not None:
+        return mine.get(name, UNREVIEWED)
+    group = classify(operator_named(name))
+    return group if any(name in other for other in reviewed.values()) or group != ALLOWED else UNREVIEWED
+
+
+def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str]) -> None:
+    """Check that an overload may be run.
+
+    Args:
+        operator: The overload.
+        namespaces: Those that are run beside PyTorch's own.
+
+    Raises:
+        UnknownOperatorError: It is not run; says why.
+    """
+    name, namespace = operator.name(), operator.namespace
+    if namespace == NAMESPACE:
+        group = group_of(name)
+        if group != ALLOWED:
+            raise UnknownOperatorError(f"{name} is not run here: {reasons()[group]}", hint="Run this part locally.")
+    elif namespace not in namespaces:
+        raise UnknownOperatorError(f"{name} is not run here: the server runs no operators of {namespace!r}.",
+                                   hint=f"Serve with --allow-namespace {namespace} if they can be trusted.")

@@ -1,0 +1,122 @@
+"""What checks are written with: expectations about sizes, and about values where a kernel looks none up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+from djinn.model.schema import operator_named
+
+Named: TypeAlias = Mapping[str, Any]
+"""Arguments of a call by name, defaults included."""
+
+
+def expect(holds: bool, what: str) -> None:
+    """Refuse a call as its kernel should have.
+
+    Raises:
+        RuntimeError: It does not hold.
+    """
+    if not holds:
+        raise RuntimeError(what)
+
+
+def same_size(named: Named, *names: str) -> None:
+    """Expect tensors to have one size."""
+    first = named[names[0]]
+    for name in names[1:]:
+        size_is(named, name, first.shape)
+
+
+def size_is(named: Named, name: str, size: Sequence[int]) -> None:
+    """Expect a tensor, if it is there, to have a size."""
+    tensor = named[name]
+    if tensor is not None:
+        expect(tuple(tensor.shape) == tuple(size), f"{name} has the size {list(tensor.shape)}, not {list(size)}")
+
+
+def numel_is(named: Named, name: str, count: int, *, or_empty: bool = False) -> None:
+    """Expect a tensor, if it is there, to have so many elements."""
+    tensor = named.get(name)
+    if tensor is not None and not (or_empty and not tensor.numel()):
+        expect(tensor.numel() == count, f"{name} has {tensor.numel()} elements, not {count}")
+
+
+def within(named: Named, name: str, low: int, high: int, *, also: int | None = None) -> None:
+    """Expect every element of an integer tensor in ``low <= element < high``, or equal to ``also``."""
+    tensor = named.get(name)
+    if tensor is None or not tensor.numel():
+        return
+    least, most = (int(bound) for bound in torch.aminmax(tensor))
+    if low <= least and most < high:
+        return
+    outside = (tensor < low) | (tensor >= high)
+    if also is not None:
+        outside &= tensor != also
+    expect(not bool(outside.any()), f"{name} has elements from {least} to {most}; {low} to {high - 1} are allowed")
+
+
+def dims_exist(named: Named, name: str) -> None:
+    """Expect dimensions, named by a list of integers, to be there, each once."""
+    rank = named["self"].dim()
+    dims = named[name]
+    expect(all(-rank <= dim < rank for dim in dims), f"{name} {dims} of a tensor of {rank} dimensions")
+    expect(len({dim % rank for dim in dims}) == len(dims), f"{name} {dims} has a dimension twice")
+
+
+def like_forward(named: Named, operator: str, source: str, tensors: Sequence[str], words: str) -> None:
+    """Expect tensors to have the size of what an operator makes of ``source``, as its meta kernel tells.
+
+    Args:
+        named: Arguments.
+        operator: The operator.
+        source: Names of its tensor arguments, in order.
+        tensors: Which arguments of the call have that size.
+        words: Names of its other arguments, in order.
+    """
+    given = tuple(_frozen(named[name]) for name in words.split())
+    sizes = tuple((tuple(named[name].shape), named[name].dtype) for name in source.split())
+    wanted = _forward_size(operator, sizes, given)
+    for name in tensors:
+        size_is(named, name, wanted)
+
+
+@lru_cache(maxsize=4096)
+def _forward_size(operator: str, tensors: tuple[Any, ...], words: tuple[Any, ...]) -> tuple[int, ...]:
+    # Kernels of reduced precision or for integers may be missing; sizes are the same for all.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        sources = [torch.empty(size, dtype=torch.float32, device="meta") for size, _ in tensors]
+        made = operator_named(operator)(*sources, *words)
+    first = made if isinstance(made, torch.Tensor) else made[0]
+    return tuple(first.shape)
+
+
+def _frozen(item: Any) -> Any:
+    return tuple(item) if isinstance(item, list) else item
+
+
+def extent_bytes(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
+    """Bytes from the start of a storage to the end of what a tensor reaches, in integers that do not overflow.
+
+    Raises:
+        RuntimeError: A size, stride or offset is negative, or there is not one stride for each size.
+    """
+    expect(len(size) == len(stride), f"{len(size)} sizes and {len(stride)} strides")
+    numbers = (*size, *stride, offset)
+    expect(min(numbers) >= 0, f"negative sizes, strides or offset: {list(size)}, {list(stride)}, {offset}")
+    if not prod(size):
+        return offset * itemsize
+    return (offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) + 1) * itemsize
+
+
+def in_order(named: Named, name: str, low: int, high: int) -> None:
+    """Expect a tensor of integers that do not fall, all of them in ``low <= element <= high``."""
+    tensor = named[name]
+    expect(tensor.dim() == 1, f"{name} has {tensor.dim()} dimensions, not 1")
+    within(named, name, low, high + 1)
+    if tensor.numel() > 1:
+        expect(bool((tensor[1:] >= tensor[:-1]).all()), f"{name} falls")

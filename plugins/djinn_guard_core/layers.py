@@ -1,0 +1,191 @@
+"""What has to hold of kernels that do a whole layer, or a whole step of an optimizer, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from djinn_guard_core.expectations import Named, expect, numel_is, size_is
+
+__all__ = ("Rule", "attention", "attention_backward", "encoder_layer", "fused_optimizer", "multi_head_attention",
+           "recurrent", "recurrent_backward", "recurrent_network", "whole_attention")
+
+Rule: TypeAlias = Callable[[Named], None]
+"""Raises what the kernel should."""
+
+
+def attention(named: Named) -> None:
+    """Expect queries, keys, values and a mask that fit."""
+    query, key, value = named["query"], named["key"], named["value"]
+    expect(query.dim() == key.dim() == value.dim() == 4, "query, key and value have not 4 dimensions")
+    expect(query.shape[:2] == key.shape[:2] == value.shape[:2], "query, key and value of other batches or heads")
+    expect(query.shape[3] == key.shape[3] == value.shape[3] and key.shape[2] == value.shape[2],
+           "query, key and value of other lengths")
+    expect(query.dtype == key.dtype == value.dtype, "query, key and value of other dtypes")
+    mask = named["attn_mask"]
+    if mask is not None:
+        full = (*query.shape[:3], key.shape[2])
+        expect(mask.dim() in (2, 4) and all(mine in (1, theirs) for mine, theirs in zip(
+            reversed(mask.shape), reversed(full), strict=False)), f"attn_mask has the size {list(mask.shape)}")
+
+
+def whole_attention(named: Named) -> None:
+    """Expect as many values as keys; the rest is looked at by whatever kernel is chosen."""
+    expect(named["key"].shape[-2] == named["value"].shape[-2], "key and value of other lengths")
+
+
+def recurrent_network(gates: int) -> Rule:
+    """Rule for all layers of a recurrent network at once."""
+
+    def rule(named: Named) -> None:
+        params = named["params"]
+        states = named["hx"] if isinstance(named["hx"], (list, tuple)) else [named["hx"]]
+        cells = named["num_layers"] * (1 + named["bidirectional"])
+        each = 4 if named["has_biases"] else 2
+        fits = cells > 0 and len(params) in (cells * each, cells * (each + 1))
+        expect(fits, f"{len(params)} params for {cells} cells")
+        projects, each = len(params) == cells * (each + 1), len(params) // cells
+        rows = params[0].shape[0]
+        hidden = rows // gates
+        expect(hidden > 0 and rows == hidden * gates, f"{rows} rows for {gates} gates")
+        given = params[each - 1].shape[0] if projects else hidden
+        width = named["input" if "input" in named else "data"].shape[-1]
+        for cell in range(cells):
+            own = params[cell * each : (cell + 1) * each]
+            taken = width if cell <= named["bidirectional"] else given * (1 + named["bidirectional"])
+            sizes = [(rows, taken), (rows, given), *([(rows,)] * 2 * named["has_biases"]), (given, hidden)][:each]
+            for param, size in zip(own, sizes, strict=True):
+                expect(tuple(param.shape) == size, f"params of the size {list(param.shape)}, not {list(size)}")
+        for state, extent in zip(states, (given, hidden), strict=False):
+            expect(state.shape[0] == cells and state.shape[-1] == extent, f"hx of the size {list(state.shape)}")
+        expect(all(state.shape[:-1] == states[0].shape[:-1] for state in states), "states of other batches")
+        expect(len({tensor.dtype for tensor in (*params, *states)}) == 1, "tensors of several dtypes")
+        if "input" in named:
+            batch = named["input"].shape[0 if named["batch_first"] else 1]
+            expect(named["input"].dim() == 3 and named["input"].dtype == params[0].dtype, "input does not fit params")
+            expect(states[0].shape[1] == batch, f"hx of a batch of {states[0].shape[1]}, not {batch}")
+
+    return rule
+
+
+def attention_backward(named: Named) -> None:
+    """Expect gradients and results of the size of the queries."""
+    attention(named)
+    query = named["query"]
+    for name in ("grad_out", "out"):
+        size_is(named, name, query.shape)
+    size_is(named, "logsumexp", query.shape[:3])
+
+
+def _one_dtype(named: Named) -> None:
+    """Kernels of whole layers take the dtype of their first tensor for that of all."""
+    tensors = [item for name, item in named.items() if isinstance(item, torch.Tensor) and name != "mask"]
+    expect(len({tensor.dtype for tensor in tensors}) <= 1, "tensors of several dtypes")
+
+
+def multi_head_attention(named: Named) -> None:
+    """Expect projections that fit the embedding."""
+    _one_dtype(named)
+    heads, width = named["num_heads" if "num_heads" in named else "num_head"], named["embed_dim"]
+    expect(heads > 0 and width > 0 and width % heads == 0, f"{heads} heads for {width}")
+    for name, size in (("qkv_weight", (3 * width, width)), ("qkv_bias", (3 * width,)),
+                       ("proj_weight", (width, width)), ("proj_bias", (width,))):
+        size_is(named, name, size)
+    for name in ("query", "key", "value", "src"):
+        if name in named:
+            expect(named[name].dim() == 3 and named[name].shape[2] == width, f"{name} has not 3 dimensions")
+    for name in ("norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2"):
+        if name in named:
+            size_is(named, name, (width,))
+
+
+def encoder_layer(named: Named) -> None:
+    """Expect the weights of a whole layer to fit the embedding."""
+    multi_head_attention(named)
+    inner = named["ffn_weight_1"].shape[0]
+    for name, size in (("ffn_weight_1", (inner, named["embed_dim"])), ("ffn_bias_1", (inner,)),
+                       ("ffn_weight_2", (named["embed_dim"], inner)), ("ffn_bias_2", (named["embed_dim"],))):
+        size_is(named, name, size)
+
+
+def fused_optimizer(*states: str) -> Rule:
+    """Rule for an optimizer that goes through lists of parameters and of states at once."""
+
+    def rule(named: Named) -> None:
+        parameters = named["self"]
+        for name in ("grads", *states):
+            given = named[name]
+            if not given:
+                continue
+            expect(len(given) == len(parameters), f"{len(given)} {name} of {len(parameters)} parameters")
+            for parameter, state in zip(parameters, given, strict=True):
+                expect(state.shape == parameter.shape and state.stride() == parameter.stride()
+                       and state.dtype == parameter.dtype, f"one of {name} does not fit its parameter")
+        needed = [name for name in states if name not in ("max_exp_avg_sqs", "momentum_buffer_list")]
+        expect(all(named[name] or not parameters for name in ("grads", *needed)), "a list of states is empty")
+        if named.get("amsgrad"):
+            expect(len(named["max_exp_avg_sqs"]) == len(parameters), "max_exp_avg_sqs is missing")
+        if named.get("momentum"):
+            expect(len(named["momentum_buffer_list"]) == len(parameters), "momentum_buffer_list is missing")
+        for step in named.get("state_steps", ()):
+            expect(step.numel() == 1, "a state_step has not one element")
+        if "state_steps" in named:
+            expect(len(named["state_steps"]) == len(parameters), "state_steps does not fit")
+        for name in ("grad_scale", "found_inf"):
+            numel_is(named, name, 1)
+
+    return rule
+
+
+_GATES = {2: 4, 3: 3, 0: 1, 1: 1}
+"""Gates of a recurrent layer by mode: LSTM, GRU, and the plain ones."""
+
+
+def recurrent(named: Named) -> None:
+    """Expect weights and states that fit one layer of oneDNN's."""
+    tensor, hidden = named["input"], named["hidden_size"]
+    first = 0 if "weight0" in named else 1
+    weights = [named[f"weight{first + index}"] for index in range(4)]
+    expect(tensor.dim() == 3 and named["mode"] in _GATES, "no recurrent layer")
+    expect(hidden > 0 and not named["batch_sizes"] and not named["batch_first"], "a layer that is not run here")
+    rows = _GATES[named["mode"]] * hidden
+    expect(tuple(weights[0].shape) == (rows, tensor.shape[2]), "the weights do not fit the input")
+    expect(tuple(weights[1].shape) == (rows, hidden), "the weights do not fit the state")
+    if named["has_biases"]:
+        expect(all(weight.numel() == rows for weight in weights[2:]), "the biases do not fit")
+    state = tensor.shape[1] * hidden
+    numel_is(named, "hx_", state)
+    for name in ("cx_", "cx_tmp", "hy_", "cy_", "grad_hy", "grad_cy"):
+        numel_is(named, name, state, or_empty=named["mode"] != 2)
+    for name in ("output", "grad_output"):
+        if named.get(name) is not None:
+            size_is(named, name, (*tensor.shape[:2], hidden))
+
+
+_WORKSPACES: dict[tuple[Any, ...], int] = {}
+"""Elements of the workspace that a layer's forward run leaves, by what it depends on."""
+
+
+def recurrent_backward(named: Named) -> None:
+    """Expect what the forward run has left."""
+    recurrent(named)
+    words = [named[name] for name in ("mode", "hidden_size", "num_layers", "has_biases", "bidirectional")]
+    key = (tuple(named["input"].shape), named["input"].dtype, *words)
+    wanted = _WORKSPACES.get(key)
+    if wanted is None:
+        if len(_WORKSPACES) >= 256:
+            _WORKSPACES.clear()
+        wanted = _WORKSPACES[key] = _workspace(named)
+    numel_is(named, "workspace", wanted)
+
+
+def _workspace(named: Named) -> int:
+    arguments = [torch.zeros_like(named[name]) for name in (
+        "input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")]
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        *_, workspace = torch.ops.aten.mkldnn_rnn_layer(
+            *arguments, named["reverse"], [], named["mode"], named["hidden_size"], named["num_layers"],
+            named["has_biases"], named["bidirectional"], named["batch_first"], True)
+    return int(workspace.numel())

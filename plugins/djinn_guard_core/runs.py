@@ -1,0 +1,241 @@
+"""Runs of a checked program: what each step makes, what is alive meanwhile, and what would be too much."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from djinn.errors import ProtocolError
+from djinn.kinds import Bounds, CallCheck
+from djinn.model.program import Program
+from djinn.model.schema import ReturnKind
+from djinn_guard_core.calls import too_large
+from djinn_guard_core.estimate import UNKNOWN, Answer, Answers, Called
+
+__all__ = ("CheckedSteps",)
+
+_NUMBERS = frozenset((int, float, complex))
+_NOTHING = Answer((), (), 0)
+
+
+@attrs.frozen(eq=False)
+class _Step:
+    """One step, as runs are gone through.
+
+    Attributes:
+        called: Its template.
+        operands: Its tensors, as a program names them.
+        first: Position of its first number.
+        start: Index of its first result.
+        results: How many it has.
+        groups: For each result: the group of values that may share its storage.
+        dead: Groups that nobody needs after it.
+    """
+
+    called: Called
+    operands: tuple[int, ...]
+    first: int
+    start: int
+    results: int
+    groups: tuple[int, ...]
+    dead: tuple[int, ...]
+
+
+@attrs.define(eq=False)
+class _Course:
+    """How the last run went through.
+
+    Attributes:
+        specs: Specs of its inputs.
+        numbers: Its numbers.
+        kinds: Their types.
+        known: Specs of all values; input ``i`` is at ``-1 - i``.
+        answers: What each step made.
+        most_bytes: At most so much was held at a time.
+        epoch: What the numbers of specs are of.
+    """
+
+    specs: list[int]
+    numbers: list[Any]
+    kinds: list[type]
+    known: list[int]
+    answers: list[Answer]
+    most_bytes: int
+    epoch: object
+
+
+class CheckedSteps:
+    """A program that may run; see `djinn.kinds.guard.CheckedProgram`.
+
+    A run that is like the last one is let through at once. One that differs in some inputs and numbers, as that of a
+    loop over a growing text, costs a look at the steps that they reach; only if those might be too much, or there was
+    no run before, is it gone through step by step.
+    """
+
+    def __init__(self, program: Program, called: Sequence[Called], answers: Answers, bounds: Bounds) -> None:
+        self.calls: Mapping[int, CallCheck] = {
+            index: made.check for index, made in enumerate(called) if made.check is not None}
+        self._answers = answers
+        self._limit_bytes = bounds.program_bytes
+        self._steps = list(_steps_of(program, called))
+        self._results = sum(step.results for step in program.steps)
+        self._numbers = [position for position, step in enumerate(self._steps) for _ in range(step.called.numbers)]
+        """By number: the step that takes it."""
+        self._users: dict[int, list[int]] = {}
+        """By value: the steps that take it."""
+        for position, step in enumerate(self._steps):
+            for operand in step.operands:
+                self._users.setdefault(operand, []).append(position)
+        self._changes_metadata = any(
+            made.facts.changes_metadata or made.operator.namespace != "aten" for made in called)
+        self._last: _Course | None = None
+
+    def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:
+        """Say which steps of a run must not be made; see `djinn.kinds.guard.CheckedProgram.refused`."""
+        if len(numbers) != len(self._numbers):
+            raise ProtocolError(f"The program takes {len(self._numbers)} numbers, the run brings {len(numbers)}.")
+        last, kinds = self._last, list(map(type, numbers))
+        are_same = last is not None and kinds == last.kinds and numbers == last.numbers
+        if not are_same:
+            _check_numbers(numbers)
+        if not self._limit_bytes:
+            return {}
+        epoch = self._answers.begin()
+        if last is not None and last.epoch is not epoch:
+            self._last = last = None
+        specs = self._answers.specs_of(inputs, may_change=self._changes_metadata)
+        if last is not None and ((are_same and specs == last.specs) or self._goes_on(last, specs, numbers, kinds)):
+            return {}
+        return self._gone_through(specs, numbers, kinds, epoch)
+
+    def _goes_on(self, last: _Course, specs: list[int], numbers: Sequence[Any], kinds: list[type]) -> bool:
+        """Go on from the last run, to those steps that what has changed since leads to.
+
+        Returns:
+            Whether that is certainly not too much. If not, nothing is known of it.
+        """
+        if self._changes_metadata:
+            return False
+        known, users = last.known, self._users
+        ahead: list[int] = []
+        for index, (old, new) in enumerate(zip(last.specs, specs, strict=True)):
+            if old != new:
+                known[-1 - index] = new
+                ahead += users.get(-1 - index, ())
+        ahead += [self._numbers[index] for index, (old, new) in enumerate(zip(last.numbers, numbers, strict=True))
+                  if old is not new and (old != new or type(old) is not type(new))]
+        heapq.heapify(ahead)
+        before, grown = -1, 0
+        while ahead:
+            position = heapq.heappop(ahead)
+            if position == before:
+                continue
+            before = position
+            step = self._steps[position]
+            old_answer, answer = last.answers[position], self._answer(step, known, numbers)
+            if answer is old_answer:
+                continue
+            last.answers[position] = answer
+            grown += max(answer.total_bytes - old_answer.total_bytes, 0)
+            for index, spec in enumerate(answer.results or (UNKNOWN,) * step.results, step.start):
+                if known[index] != spec:
+                    known[index] = spec
+                    for user in users.get(index, ()):
+                        heapq.heappush(ahead, user)
+        last.specs, last.numbers, last.kinds = specs, list(numbers), kinds
+        last.most_bytes += grown
+        if last.most_bytes > self._limit_bytes:
+            self._last = None
+            return False
+        return True
+
+    def _answer(self, step: _Step, known: Sequence[int], numbers: Sequence[Any]) -> Answer:
+        """Tell what a step does; nothing is known of one that takes what is not known."""
+        operands = [known[operand] for operand in step.operands]
+        if UNKNOWN in operands:
+            return _NOTHING
+        called = step.called
+        mine = numbers[step.first : step.first + called.numbers] if called.numbers else ()
+        key = (called.number, *operands, *[
+            _frozen(number) if index in called.matters else type(number) for index, number in enumerate(mine)])
+        return self._answers.find(key) or self._answers.ask(key, called, operands, mine, step.results)
+
+    def _gone_through(
+        self, specs: list[int], numbers: Sequence[Any], kinds: list[type], epoch: object
+    ) -> dict[int, Exception]:
+        """Go from step to step, and refuse what would be too much at once."""
+        known = [UNKNOWN] * self._results + list(reversed(specs))
+        made: list[Answer] = []
+        taken: dict[int, int] = {}
+        refused: dict[int, Exception] = {}
+        held = most = 0
+        for position, step in enumerate(self._steps):
+            answer = self._answer(step, known, numbers)
+            made.append(answer)
+            if held + answer.total_bytes > self._limit_bytes:
+                refused[position] = too_large(step.called.operator.name(), answer.total_bytes, held, self._limit_bytes)
+            elif answer is not _NOTHING:
+                known[step.start : step.start + step.results] = answer.results
+                for operand, spec in answer.changes:
+                    known[step.operands[operand]] = spec
+                held += answer.total_bytes
+                most = max(most, held)
+                for group, size_bytes in zip(step.groups, answer.sizes_bytes, strict=True):
+                    taken[group] = taken.get(group, 0) + size_bytes
+            for group in step.dead:
+                held -= taken.pop(group, 0)
+        self._last = None if refused else _Course(specs, list(numbers), kinds, known, made, most, epoch)
+        return refused
+
+
+def _steps_of(program: Program, called: Sequence[Called]) -> Iterator[_Step]:
+    """Lay the steps out, and find when each group of values that may share a storage was needed last."""
+    groups: dict[int, int] = {}
+    last: dict[int, int] = {}
+    laid: list[tuple[Called, tuple[int, ...], int, int, int]] = []
+    produced = first = 0
+    for position, step in enumerate(program.steps):
+        made = called[step.template]
+        last.update((groups[operand], position) for operand in step.operands if operand >= 0)
+        flat = [alias for kind, alias in zip(made.facts.returns, made.aliases, strict=True)
+                if kind is not ReturnKind.WRITTEN]
+        for index in range(step.results):
+            alias = flat[min(index, len(flat) - 1)] if flat else ()
+            shared = step.operands[alias[0]] if alias else -1
+            # What shares an input's storage is held by whoever holds the input.
+            groups[produced + index] = groups[shared] if shared >= 0 else produced + index
+            last[groups[produced + index]] = position
+        laid.append((made, step.operands, first, produced, step.results))
+        produced += step.results
+        first += made.numbers
+    kept = {groups[index] for index in program.keep}
+    dead: dict[int, list[int]] = {}
+    for group, position in last.items():
+        if group not in kept:
+            dead.setdefault(position, []).append(group)
+    for position, (made, operands, at, start, results) in enumerate(laid):
+        yield _Step(made, operands, at, start, results,
+                    tuple(groups[index] for index in range(start, start + results)), tuple(dead.get(position, ())))
+
+
+def _frozen(item: Any) -> Any:
+    """Make numbers a key; a whole number and a real one are different numbers."""
+    kind = type(item)
+    if kind is int:
+        return item
+    return tuple(map(_frozen, item)) if kind is list else (kind, item)
+
+
+def _check_numbers(numbers: Sequence[Any]) -> None:
+    """Check that numbers are numbers, or lists of numbers.
+
+    Raises:
+        ProtocolError: One is not.
+    """
+    for number in numbers:
+        kind = type(number)
+        if kind not in _NUMBERS and not (kind is list and _NUMBERS.issuperset(map(type, number))):
+            raise ProtocolError(f"A {kind.__name__} where a number, or a list of numbers, was expected.")

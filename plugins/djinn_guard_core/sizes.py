@@ -1,0 +1,181 @@
+"""Sizes and strides in integers that do not overflow, for what makes views and what allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import comb, prod
+from typing import Any
+
+import torch
+
+from djinn.model.schema import ReturnKind, facts_of
+from djinn_guard_core.expectations import Named, expect, extent_bytes, within
+from djinn_guard_core.kernels import Rule
+
+__all__ = ("MAX_RESULTS", "READS_VALUES", "RESULT_BYTES", "size_rule")
+
+LARGEST_ITEM_BYTES = 16
+MAX_RESULTS = 2**16
+"""Tensors in the result of one call."""
+_LIMIT = 2**63
+
+
+def _product(numbers: Any) -> int:
+    return prod(number for number in numbers if number > 0)
+
+
+def _fits(size: Any, *, elements: int = 1) -> None:
+    if isinstance(size, int):
+        size = [size]
+    expect(_product(size) * max(elements, 1) * LARGEST_ITEM_BYTES < _LIMIT, f"the size {list(size)} overflows")
+
+
+def _storage_bytes(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _as_strided(named: Named) -> None:
+    tensor, offset = named["self"], named.get("storage_offset")
+    start = tensor.storage_offset() if offset is None else offset
+    reach = extent_bytes(named["size"], named["stride"], start, tensor.element_size())
+    there = _storage_bytes(tensor)
+    expect(prod(named["size"]) < _LIMIT and reach <= there, f"sizes {list(named['size'])}, strides "
+           f"{list(named['stride'])} and offset {start} reach beyond the {there} bytes of the storage")
+
+
+def _as_strided_scatter(named: Named) -> None:
+    offset = named.get("storage_offset") or 0
+    reach = extent_bytes(named["size"], named["stride"], offset, named["self"].element_size())
+    fits = prod(named["size"]) < _LIMIT and reach <= _storage_bytes(named["self"])
+    expect(fits, "the view reaches beyond its storage")
+
+
+def _laid_out(named: Named) -> None:
+    """Storage that grows with the view that is taken of it: a new one, or one that is given to another tensor."""
+    stride = named["stride"]
+    size = named["size"]
+    _fits(size)
+    if len(stride) == len(size):
+        reach = extent_bytes(size, stride, named.get("storage_offset") or 0, LARGEST_ITEM_BYTES)
+        expect(reach < _LIMIT, f"sizes {list(size)} and strides {list(stride)} overflow")
+
+
+def _sized(named: Named) -> None:
+    _fits(named["size"])
+
+
+def _expanded(named: Named) -> None:
+    size, old = list(named["size"]), list(named["self"].shape)
+    shape = [extent if extent >= 0 else 1 for extent in size]
+    expect(prod(filter(None, shape)) * prod(filter(None, old)) < _LIMIT or prod(filter(None, shape)) < _LIMIT // 16,
+           f"the size {size} overflows")
+
+
+def _repeated(named: Named) -> None:
+    _fits(named["repeats"], elements=named["self"].numel())
+
+
+def _unfolded(named: Named) -> None:
+    tensor = named["self"]
+    step = max(tensor.stride(), default=1) * max(abs(named["step"]), 1)
+    expect(step < _LIMIT, f"windows every {named['step']} elements overflow")
+
+
+def _listed(count: Callable[[Named], int]) -> Rule:
+    def rule(named: Named) -> None:
+        made = count(named)
+        expect(made <= MAX_RESULTS, f"a list of {made} tensors; {MAX_RESULTS} is the limit")
+
+    return rule
+
+
+def _extent(named: Named, dim: int) -> int:
+    tensor = named["self"]
+    return int(tensor.shape[dim]) if -tensor.dim() <= dim < tensor.dim() else 0
+
+
+def _pieces(named: Named) -> int:
+    given = named.get("split_size", named.get("split_sizes"))
+    if isinstance(given, (list, tuple)):
+        return len(given)
+    extent = _extent(named, named["dim"])
+    return -(-extent // given) if given > 0 else 0
+
+
+_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(("as_strided", "as_strided_", "as_strided_copy", "_reshape_alias", "_reshape_alias_copy"),
+                    _as_strided),
+    "as_strided_scatter": _as_strided_scatter,
+    **dict.fromkeys(("empty_strided", "new_empty_strided"), _laid_out),
+    **dict.fromkeys(("resize_", "resize", "_resize_output_"), _sized),
+    **dict.fromkeys(("expand", "expand_copy", "broadcast_to"), _expanded),
+    "repeat": _repeated,
+    "tile": lambda named: _fits(named["dims"], elements=named["self"].numel()),
+    **dict.fromkeys(("unfold", "unfold_copy"), _unfolded),
+    **dict.fromkeys(("unbind", "unbind_copy"), _listed(lambda named: _extent(named, named["dim"]))),
+    **dict.fromkeys(("split", "unsafe_split", "split_copy"), _listed(_pieces)),
+    **dict.fromkeys(("chunk", "unsafe_chunk"), _listed(lambda named: min(
+        named["chunks"], max(_extent(named, named["dim"]), 1)))),
+    **dict.fromkeys(("tensor_split", "hsplit", "vsplit", "dsplit"), _listed(lambda named: max(
+        (item for item in named.values() if type(item) is int), default=0))),
+}
+
+
+def _is_factory(operator: torch._ops.OpOverload) -> bool:
+    facts = facts_of(operator)
+    return facts.returns == (ReturnKind.TENSOR,) and facts.aliases == (None,) and any(
+        argument.name == "size" and str(argument.type) == "List[int]" for argument in operator._schema.arguments)
+
+
+def size_rule(operator: torch._ops.OpOverload, base: str) -> Rule | None:
+    """Find what must hold of the sizes that a call is given; ``None`` if they cannot do harm.
+
+    Args:
+        operator: The overload.
+        base: Its name without namespace and overload.
+    """
+    if base == "set_":
+        return _laid_out if operator._overloadname == "source_Tensor_storage_offset" else None
+    found = _RULES.get(base)
+    if found is None and _is_factory(operator):
+        return _sized
+    return found
+
+
+def _repeat_interleave(named: Named) -> int:
+    repeats = named["repeats"]
+    if isinstance(repeats, int) or not repeats.numel():
+        return 0
+    within(named, "repeats", 0, 2**40)
+    source = named.get("self")
+    each = 1 if source is None else max(source.numel() // repeats.numel(), 1)
+    return int(repeats.sum()) * each * 8
+
+
+def _bincount(named: Named) -> int:
+    tensor = named["self"]
+    return 8 * max(int(tensor.max()) + 1 if tensor.numel() else 0, int(named["minlength"]))
+
+
+def _one_hot(named: Named) -> int:
+    tensor, classes = named["self"], int(named["num_classes"])
+    if classes < 0:
+        classes = int(tensor.max()) + 1 if tensor.numel() else 0
+    return int(8 * tensor.numel() * max(classes, 0))
+
+
+def _combinations(named: Named) -> int:
+    count, taken = named["self"].numel(), max(int(named["r"]), 0)
+    if taken > 64:
+        return 0 if count < taken and not named["with_replacement"] else _LIMIT
+    return int(max(count**taken, comb(count, taken) * taken * 8))
+
+
+RESULT_BYTES: Mapping[str, Callable[[Named], int]] = {
+    "repeat_interleave": _repeat_interleave,
+    "bincount": _bincount,
+    "one_hot": _one_hot,
+    "combinations": _combinations,
+}
+"""What a call will allocate, where that depends on the elements of an argument, or on more than its result."""
+READS_VALUES = frozenset(("repeat_interleave", "bincount", "one_hot"))

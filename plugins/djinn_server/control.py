@@ -1,0 +1,184 @@
+"""What the gateway and a worker tell each other, over the worker's standard input: typed messages, and connections."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from typing import TypeAlias
+
+import msgspec
+
+from djinn_server.limits import Limits
+
+__all__ = ("Control", "ControlMessage", "Failed", "Incoming", "Ready", "Setup", "Stop")
+
+SEND_TIMEOUT_S = 5
+"""How long a worker may take to listen; it does nothing else in the thread that does."""
+_LENGTH = struct.Struct("<I")
+_MAX_BYTES = 2**20
+
+
+class Setup(msgspec.Struct, frozen=True, tag="setup"):
+    """To a worker: what it is for.
+
+    Attributes:
+        tenant: Whose sessions it serves; empty where everybody is one.
+        device: What it computes on.
+        transport: Scheme of the connections that it is handed.
+        keep_bytes: Room for uploads that are kept.
+        looks_ahead: Whether to run ahead of what sessions ask for.
+        limits: What the tenant may use.
+        threads: Threads of operations on the CPU; 0 for PyTorch's own idea.
+        address: Where to listen for clients that were sent here; empty for nowhere.
+        ticket_key: What tickets are made with.
+        tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
+        memory_bytes: What all sessions together should hold at most; 0 if nobody says.
+        peers: See `djinn_server.couriers.PeerRules.parse`.
+        is_private: Whether only this machine can reach the server.
+        mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
+        program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
+        namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
+    """
+
+    tenant: str
+    device: str
+    transport: str
+    keep_bytes: int
+    looks_ahead: bool
+    limits: Limits
+    threads: int = 0
+    address: str = ""
+    ticket_key: bytes = b""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    memory_bytes: int = 0
+    peers: str = ""
+    is_private: bool = True
+    mailbox_prefix: bytes = b""
+    program_bytes: int | None = None
+    namespaces: tuple[str, ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """From a worker: it serves.
+
+    Attributes:
+        device: What it computes on.
+        address: Where it listens, if it does.
+    """
+
+    device: str
+    address: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """From a worker: it cannot begin."""
+
+    code: str
+    summary: str
+    hint: str
+
+
+class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
+    """To a worker: a connection, whose descriptor comes along.
+
+    Attributes:
+        peer: Who is at its other end.
+        received: What was read from it already, as `djinn.kinds.transport.MovableChannel.detach` gave it.
+    """
+
+    peer: str
+    received: bytes
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """To a worker: end all sessions, then yourself.
+
+    Attributes:
+        timeout_s: How long programs that run may go on.
+    """
+
+    timeout_s: float
+
+
+ControlMessage: TypeAlias = Setup | Ready | Failed | Incoming | Limits | Stop
+
+
+class Control:
+    """One end of the channel between the gateway and a worker.
+
+    Args:
+        sock: One of a pair of stream sockets.
+        takes_descriptors: Whether descriptors may come; those that come all the same are closed.
+
+    Concurrency:
+        Any thread sends; one receives.
+    """
+
+    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
+        self._socket = sock
+        self._takes_descriptors = takes_descriptors
+        self._lock = threading.Lock()
+        self._decoder = msgspec.msgpack.Decoder(ControlMessage)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0))
+
+    def send(self, message: ControlMessage, descriptor: int | None = None) -> None:
+        """Send a message, and a descriptor with it, which stays the caller's.
+
+        Raises:
+            OSError: Nobody receives.
+        """
+        header = msgspec.msgpack.encode(message)
+        data = _LENGTH.pack(len(header)) + header
+        with self._lock:
+            sent = 0 if descriptor is None else socket.send_fds(self._socket, [data], [descriptor])
+            self._socket.sendall(data[sent:])
+
+    def receive(self) -> tuple[ControlMessage, int | None] | None:
+        """Wait for a message, and the descriptor that comes with it; ``None`` once the other end is gone, or mad."""
+        try:
+            head, descriptor = self._read_head()
+            if len(head) < _LENGTH.size:
+                return None
+            (length,) = _LENGTH.unpack(head)
+            data = b"" if length > _MAX_BYTES else self._read(length)
+            return None if len(data) < length else (self._decoder.decode(data), descriptor)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def close(self) -> None:
+        """Close this end and wake whoever waits at it. Never raises."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            # The other end is gone already, which is what is wanted.
+            pass
+        finally:
+            self._socket.close()
+
+    def _read_head(self) -> tuple[bytes, int | None]:
+        head, found = b"", []
+        while len(head) < _LENGTH.size:
+            part, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size - len(head), 1)
+            found += descriptors
+            if not part:
+                break
+            head += part
+        if not self._takes_descriptors:
+            while found:
+                os.close(found.pop())
+        for descriptor in found:
+            os.set_inheritable(descriptor, False)
+        return head, found[0] if found else None
+
+    def _read(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            part = self._socket.recv(length - len(data))
+            if not part:
+                break
+            data += part
+        return data

@@ -1,0 +1,150 @@
+"""The gateway: the process that clients connect to. It lets them in, gives them to workers, and runs no operation."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from djinn.errors import DjinnError
+from djinn.kinds.transport import Channel, Listener
+from djinn.protocol.messages import Courier
+from djinn.protocol.post import check_courier
+from djinn_server.greeting import check_versions, receive_greeting
+from djinn_server.server import refuse
+from djinn_server.supervisor import Supervisor
+from djinn_server.tenants import Tenant, Tenants
+from djinn_server.waiting import WaitingRoom
+
+__all__ = ("Gateway",)
+
+LOOK_S = 1.0
+"""How often to look who is no tenant any more."""
+END_TIMEOUT_S = 2.0
+"""How long programs of somebody who is no tenant any more may go on."""
+_log = logging.getLogger("djinn.server")
+
+
+class Gateway:
+    """Lets clients in and gives them to workers.
+
+    Args:
+        listener: Where clients connect; closed by `stop`.
+        tenants: Who is let in.
+        supervisor: Has the workers; stopped by `stop`.
+        first: Whose worker is started before anybody connects, if anybody's is.
+        room: For those who have not said who they are.
+
+    Concurrency:
+        `start` and `stop` are called by one thread; every connection is greeted on its own.
+    """
+
+    def __init__(
+        self, listener: Listener, tenants: Tenants, supervisor: Supervisor, *, first: Tenant | None = None,
+        room: WaitingRoom | None = None,
+    ) -> None:
+        self._listener = listener
+        self._tenants = tenants
+        self._supervisor = supervisor
+        self._first = first
+        self._room = room or WaitingRoom()
+        self._stopping = threading.Event()
+        self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="djinn-tenants", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Address that clients connect to."""
+        return self._listener.address
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether new connections are accepted; ``False`` before `start`, after `stop`, and if the listener failed."""
+        return self._acceptor.is_alive()
+
+    def start(self) -> None:
+        """Begin to accept connections.
+
+        Raises:
+            DjinnError: The first worker cannot begin.
+        """
+        if self._first is not None:
+            try:
+                self._supervisor.worker_of(self._first, patience_s=None, is_first=True)
+            except BaseException:
+                self.stop()
+                raise
+        self._acceptor.start()
+        self._watcher.start()
+        _log.info("accepting on %s", self.address)
+
+    def stop(self, timeout_s: float = 5.0) -> bool:
+        """Stop accepting and end all workers.
+
+        Args:
+            timeout_s: How long to wait for programs that are running; they cannot be interrupted.
+
+        Returns:
+            Whether all workers ended by themselves.
+        """
+        self._stopping.set()
+        self._listener.close()
+        self._room.close()
+        ended = self._supervisor.stop(timeout_s)
+        _log.info("stopped")
+        return ended
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        self.stop()
+
+    def _accept(self) -> None:
+        while (channel := self._listener.accept()) is not None:
+            self._room.enter(channel)
+            try:
+                threading.Thread(target=self._greet, args=(channel,), name="djinn-greeting", daemon=True).start()
+            except RuntimeError as error:
+                _log.error("%s: no thread could be started: %s", channel.peer, error)  # no bug
+                channel.close()
+
+    def _greet(self, channel: Channel) -> None:
+        try:
+            self._let_in(channel)
+        except DjinnError as error:
+            refuse(channel, error)
+        except Exception as error:  # noqa: BLE001  # logged whole; it must not end the gateway
+            _log.exception("%s: the greeting failed", channel.peer)
+            refuse(channel, error)
+        finally:
+            channel.close()
+
+    def _let_in(self, channel: Channel) -> None:
+        received = receive_greeting(channel)
+        if received is None:
+            return
+        sequence, greeting = received
+        if isinstance(greeting, Courier):
+            check_courier(greeting)
+            self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
+            return
+        check_versions(greeting)
+        tenant = self._tenants.admit(greeting.token)
+        self._room.leave(channel)
+        channel.greeted()
+        self._supervisor.worker_of(tenant).take(channel, sequence, greeting)
+
+    def _watch(self) -> None:
+        """End the sessions of those who are no tenants any more, and tell workers of other limits."""
+        while not self._stopping.wait(LOOK_S):
+            for tenant in self._supervisor.tenants():
+                now = self._tenants.current(tenant)
+                if now is not None:
+                    self._supervisor.change(now)
+                    continue
+                _log.warning("%s is no tenant any more: its sessions end", tenant.name)
+                threading.Thread(target=self._supervisor.end, args=(tenant, END_TIMEOUT_S), daemon=True).start()

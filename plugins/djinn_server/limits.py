@@ -1,0 +1,158 @@
+"""What a tenant may use of a server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from djinn.errors import LimitError
+from djinn.model.program import Program
+
+__all__ = ("Allowances", "Limits", "SessionAllowance")
+
+WAIT_S = 30.0
+"""How long the tensors of one session wait for those of the tenant's others to be carried out."""
+_ASK = "Ask the server's operator for more."
+_Limit = Annotated[int, Meta(ge=0)]
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
+    """What a tenant may use, all sessions together; 0 stands for any amount.
+
+    Attributes:
+        sessions: Sessions at a time.
+        inflight_bytes: Tensors that have come, or are coming, and have not been put in their places yet.
+        handles: Values that exist.
+        nodes: Steps of one program.
+    """
+
+    sessions: _Limit = 0
+    inflight_bytes: _Limit = 0
+    handles: _Limit = 0
+    nodes: _Limit = 0
+
+
+class Allowances:
+    """Counts what a tenant's sessions use, and grants no more than the limits.
+
+    Attributes:
+        limits: What they are; may be replaced while sessions run.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._changed = threading.Condition()
+        self._sessions = 0
+        self._handles = 0
+        self._inflight_bytes = 0
+
+    def open(self) -> SessionAllowance:
+        """Begin a session.
+
+        Raises:
+            LimitError: There are as many as there may be.
+        """
+        with self._changed:
+            limit = self.limits.sessions
+            if limit and self._sessions >= limit:
+                raise LimitError(f"There are {self._sessions} sessions already; the limit is {limit}.",
+                                 hint=f"End one of them with djinn.shutdown(). {_ASK}")
+            self._sessions += 1
+        return SessionAllowance(self)
+
+    def close_session(self, handles: int, inflight_bytes: int) -> None:
+        """Count a session no more, nor what it used last."""
+        with self._changed:
+            self._sessions -= 1
+            self._handles -= handles
+            self._inflight_bytes -= inflight_bytes
+            self._changed.notify_all()
+
+    def change_handles(self, before: int, now: int, *, checks: bool) -> None:
+        """Count a session's values anew.
+
+        Raises:
+            LimitError: There are too many, and that matters.
+        """
+        with self._changed:
+            limit, wanted = self.limits.handles, self._handles - before + now
+            if checks and limit and wanted > limit:
+                raise LimitError(f"There would be {wanted} values; the limit for all sessions is {limit}.",
+                                 hint=f"Let go of tensors that are not needed any more. {_ASK}")
+            self._handles = wanted
+
+    def hold_bytes(self, length: int) -> None:
+        """Wait until so many bytes may come.
+
+        Raises:
+            LimitError: They never may, or what is ahead of them takes too long.
+        """
+        with self._changed:
+            limit = self.limits.inflight_bytes
+            if limit and length > limit:
+                raise LimitError(f"A message brings {length} bytes; the limit is {limit} at a time.",
+                                 hint=f"Move smaller tensors. {_ASK}")
+            until = time.monotonic() + WAIT_S
+            while limit and self._inflight_bytes + length > limit:
+                if not self._changed.wait(until - time.monotonic()):
+                    raise LimitError(
+                        f"A message brings {length} bytes, {self._inflight_bytes} are being taken in for other "
+                        f"sessions, and the limit is {limit} at a time.", hint=f"Use fewer sessions at once. {_ASK}")
+            self._inflight_bytes += length
+
+    def release_bytes(self, length: int) -> None:
+        """Count bytes no more."""
+        with self._changed:
+            self._inflight_bytes -= length
+            self._changed.notify_all()
+
+
+class SessionAllowance:
+    """One session's part of a tenant's allowance; see `djinn.protocol.abilities.Allowance`.
+
+    Concurrency:
+        The session's thread.
+    """
+
+    def __init__(self, allowances: Allowances) -> None:
+        self._allowances = allowances
+        self._handles = 0
+        self._inflight_bytes = 0
+
+    def admit_program(self, program: Program) -> None:
+        """Let a program in; see `djinn.protocol.abilities.Allowance.admit_program`."""
+        limit, nodes = self._allowances.limits.nodes, len(program.steps)
+        if limit and nodes > limit:
+            raise LimitError(f"The program has {nodes} steps; the limit is {limit}.",
+                             hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}")
+
+    def admit_values(self, held: int, more: int) -> None:
+        """Let values come about; see `djinn.protocol.abilities.Allowance.admit_values`."""
+        self._allowances.change_handles(self._handles, held + more, checks=True)
+        self._handles = held + more
+
+    def admit_body(self, length: int) -> None:
+        """Let tensors come in; see `djinn.kinds.transport.BoundedChannel.admit_body`."""
+        self._allowances.hold_bytes(length)
+        self._inflight_bytes += length
+
+    def settle(self, held: int) -> None:
+        """A message was carried out, and the session holds so many values now."""
+        if held != self._handles:
+            self._allowances.change_handles(self._handles, held, checks=False)
+            self._handles = held
+        if self._inflight_bytes:
+            length, self._inflight_bytes = self._inflight_bytes, 0
+            self._allowances.release_bytes(length)
+
+    def close(self) -> None:
+        """End the session's part."""
+        self._allowances.close_session(self._handles, self._inflight_bytes)
+        self._handles = self._inflight_bytes = 0

@@ -1,0 +1,349 @@
+"""The supervisor: starts a worker for each tenant, notices when one dies, and starts another."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import attrs
+import msgspec
+
+from djinn import errors
+from djinn.errors import DjinnError, RefusedError, TransportError
+from djinn.kinds.transport import Channel, MovableChannel
+from djinn.protocol.messages import Courier, Hello, Redirect
+from djinn.protocol.post import no_mailbox
+from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
+from djinn_server.tenants import Tenant
+from djinn_server.tickets import KEY_BYTES, issue
+
+__all__ = ("Supervisor", "Worker")
+
+START_TIMEOUT_S = 120.0
+"""How long a worker may take to begin: a device may have to wake up."""
+PATIENCE_S = 30.0
+"""How long a client waits for a worker."""
+PREFIX_BYTES = 3
+"""Of the 16 of a mailbox's key; what is left cannot be guessed either."""
+FIRST_DELAY_S = 0.2
+MAX_DELAY_S = 30.0
+"""Before a worker that died is replaced; each time twice as long, until one has served for as long as the longest."""
+_CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
+_log = logging.getLogger("djinn.server")
+
+
+class Worker:
+    """A worker process.
+
+    Args:
+        setup: What it is for.
+        environment: Its environment variables.
+
+    Attributes:
+        mailbox_prefix: How the keys of its mailboxes begin.
+
+    Raises:
+        OSError: It could not be started.
+    """
+
+    def __init__(self, setup: Setup, environment: dict[str, str]) -> None:
+        self._key = setup.ticket_key
+        self.mailbox_prefix = setup.mailbox_prefix
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # Its standard output is not this process's, of which callers expect one line.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(), stdout=2, env=environment)
+        self._control = Control(ours)
+        self._port = ""
+        self._control.send(setup)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def await_ready(self) -> None:
+        """Wait until it serves.
+
+        Raises:
+            DjinnError: It cannot, or died.
+        """
+        patience = threading.Timer(START_TIMEOUT_S, self._process.kill)
+        patience.daemon = True
+        patience.start()
+        received = self._control.receive()
+        patience.cancel()
+        message = received[0] if received is not None else None
+        if isinstance(message, Failed):
+            raise _CODES.get(message.code, DjinnError)(message.summary, hint=message.hint)
+        if not isinstance(message, Ready):
+            raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
+        self._port = message.address.rpartition(":")[2]
+
+    def watch(self) -> None:
+        """Wait until it ends."""
+        while self._control.receive() is not None:
+            pass
+
+    def take(self, channel: Channel, sequence: int, greeting: Hello | Courier) -> None:
+        """Give it a client or courier that was let in: the connection itself if that can be, or else the next one.
+
+        Raises:
+            TransportError: It is gone.
+        """
+        try:
+            if not self._port and isinstance(channel, MovableChannel):
+                if isinstance(greeting, Hello):
+                    greeting = msgspec.structs.replace(greeting, token="")
+                descriptor, received = channel.detach(sequence, greeting)
+                try:
+                    self._control.send(Incoming(channel.peer, received), descriptor)
+                finally:
+                    os.close(descriptor)
+            else:
+                channel.send(sequence, Redirect(f":{self._port}", issue(self._key)))
+        except OSError as error:
+            raise TransportError(f"The worker {self.pid} takes nobody in: {error}.") from None
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Send it a message, if it is there to receive one."""
+        try:
+            self._control.send(message)  # type: ignore[arg-type]  # of the kinds that `Control` knows
+        except OSError as error:
+            _log.info("worker %d receives nothing: %s", self.pid, error)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def reap(self) -> int:
+        """Wait for its end, and return its status as `subprocess` gives it."""
+        status = self._process.wait()
+        self._control.close()
+        return status
+
+
+@attrs.define(eq=False)
+class _Post:
+    """Where a tenant's workers follow each other."""
+
+    tenant: Tenant
+    setup: Setup
+    thread: threading.Thread | None = None
+    worker: Worker | None = None
+    is_ready: bool = False
+    is_ending: bool = False
+    failures: int = 0
+    problem: DjinnError | None = None
+
+
+class Supervisor:
+    """Keeps one worker for each tenant that has asked for one.
+
+    Args:
+        make_setup: What a tenant's worker is for.
+        environment: Its environment variables.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str]) -> None:
+        self._make_setup = make_setup
+        self._environment = environment
+        self._changed = threading.Condition()
+        self._posts: dict[str, _Post] = {}
+        self._stopping = False
+
+    def worker_of(self, tenant: Tenant, *, patience_s: float | None = PATIENCE_S, is_first: bool = False) -> Worker:
+        """Return a tenant's worker, once it serves.
+
+        Args:
+            tenant: The tenant.
+            patience_s: How long to wait for it; ``None``: as long as it takes.
+            is_first: Give up at once if it cannot begin.
+
+        Raises:
+            RefusedError: It does not, for now.
+            DjinnError: Why it could not begin, if ``is_first``.
+        """
+        with self._changed:
+            post = self._posts.get(tenant.name)
+            if post is not None and post.tenant.key != tenant.key:
+                raise RefusedError("Sessions of an earlier token of that name are still ending.",
+                                   hint="Try again in a few seconds.")
+            if post is None and not self._stopping:
+                post = self._posts[tenant.name] = _Post(tenant, self._make_setup(tenant))
+                post.thread = threading.Thread(target=self._attend, args=(post,), name="djinn-supervisor", daemon=True)
+                post.thread.start()
+            self._changed.wait_for(
+                lambda: post is None or post.is_ready or post.is_ending or (is_first and post.problem is not None),
+                patience_s)
+            if post is not None and post.is_ready and post.worker is not None:
+                return post.worker
+            if is_first and post is not None and post.problem is not None:
+                raise post.problem
+            raise RefusedError("The server has no worker for this session at the moment.",
+                               hint="Try again in a few seconds; the server's log says why.")
+
+    def worker_with(self, mailbox: bytes) -> Worker:
+        """Return the worker that a mailbox must be at, if it is anywhere.
+
+        Raises:
+            RefusedError: It is nowhere.
+        """
+        with self._changed:
+            for post in self._posts.values():
+                if post.worker is not None and post.is_ready and mailbox.startswith(post.worker.mailbox_prefix):
+                    return post.worker
+        raise no_mailbox()
+
+    def _new_prefix(self) -> bytes:
+        with self._changed:
+            used = {post.worker.mailbox_prefix for post in self._posts.values() if post.worker is not None}
+        while (made := secrets.token_bytes(PREFIX_BYTES)) in used:
+            pass
+        return made
+
+    def tenants(self) -> list[Tenant]:
+        """List those who have workers."""
+        with self._changed:
+            return [post.tenant for post in self._posts.values()]
+
+    def change(self, tenant: Tenant) -> None:
+        """Have a tenant's worker keep other limits from now on."""
+        with self._changed:
+            post = self._posts.get(tenant.name)
+            if post is None or post.tenant == tenant or post.tenant.key != tenant.key:
+                return
+            post.tenant, post.setup = tenant, msgspec.structs.replace(post.setup, limits=tenant.limits)
+            worker = post.worker
+        if worker is not None:
+            worker.tell(tenant.limits)
+
+    def end(self, tenant: Tenant, timeout_s: float) -> bool:
+        """End a tenant's worker and its sessions.
+
+        Args:
+            tenant: The tenant.
+            timeout_s: How long programs that run may go on.
+
+        Returns:
+            Whether it ended by itself; it is killed if it does not.
+        """
+        with self._changed:
+            post = self._posts.get(tenant.name)
+            if post is None:
+                return True
+            post.is_ending = True
+            self._changed.notify_all()
+            worker, thread = post.worker, post.thread
+        if worker is not None:
+            worker.tell(Stop(timeout_s))
+            if not post.is_ready:
+                worker.kill()
+        if thread is None:
+            return True
+        thread.join(timeout_s + 1)
+        if ended := not thread.is_alive():
+            return ended
+        _log.warning("worker %d does not end: killed", worker.pid if worker is not None else 0)
+        if worker is not None:
+            worker.kill()
+        thread.join(1)
+        return False
+
+    def stop(self, timeout_s: float) -> bool:
+        """End all workers; whether all ended by themselves."""
+        with self._changed:
+            self._stopping = True
+        ended: list[bool] = []
+        threads = [threading.Thread(target=lambda tenant=tenant: ended.append(self.end(tenant, timeout_s)))
+                   for tenant in self.tenants()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return all(ended)
+
+    def _attend(self, post: _Post) -> None:
+        """Run one worker after the other until the post ends."""
+        while not post.is_ending:
+            served_s = self._run_once(post)
+            if post.is_ending:
+                break
+            post.failures = 1 if served_s > MAX_DELAY_S else post.failures + 1
+            delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(post.failures - 1, 16))
+            _log.warning("%sanother worker starts in %g s", _for(post.tenant), delay_s)
+            with self._changed:
+                self._changed.wait_for(lambda: post.is_ending, delay_s)
+        with self._changed:
+            if self._posts.get(post.tenant.name) is post:
+                del self._posts[post.tenant.name]
+            self._changed.notify_all()
+
+    def _run_once(self, post: _Post) -> float:
+        """Run one worker until it ends, and return for how long it has served."""
+        setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
+                                        mailbox_prefix=self._new_prefix())
+        try:
+            worker = Worker(setup, self._environment)
+        except OSError as error:
+            self._note(post, TransportError(f"No worker could be started: {error}."))
+            return 0.0
+        with self._changed:
+            post.worker = worker
+        if post.is_ending:
+            worker.kill()
+        try:
+            worker.await_ready()
+        except DjinnError as error:
+            worker.kill()
+            worker.reap()
+            self._note(post, error)
+            return 0.0
+        began = time.monotonic()
+        _log.info("%sworker %d serves", _for(post.tenant), worker.pid)
+        self._note(post, None, is_ready=True)
+        worker.watch()
+        self._note(post, None)
+        # Whoever lets go of its standard input is not going to serve any more.
+        if not post.is_ending:
+            worker.kill()
+        status = worker.reap()
+        (_log.info if post.is_ending else _log.error)(  # no bug
+            "%sworker %d has ended: %s", _for(post.tenant), worker.pid, _told(status))
+        with self._changed:
+            post.worker = None
+        return time.monotonic() - began
+
+    def _note(self, post: _Post, problem: DjinnError | None, *, is_ready: bool = False) -> None:
+        if problem is not None:
+            _log.error("%sa worker could not begin: %s", _for(post.tenant), problem)
+        with self._changed:
+            post.problem, post.is_ready = problem, is_ready
+            if problem is not None:
+                post.worker = None
+            self._changed.notify_all()
+
+
+def _for(tenant: Tenant) -> str:
+    return f"{tenant.name}: " if tenant.name else ""
+
+
+def _told(status: int) -> str:
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

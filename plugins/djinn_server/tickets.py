@@ -1,0 +1,69 @@
+"""Tickets: what the gateway gives a client, and the worker that it is sent to lets it in for."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+import threading
+import time
+
+from djinn.errors import RefusedError
+
+__all__ = ("KEY_BYTES", "VALID_S", "TicketCheck", "issue")
+
+KEY_BYTES = 32
+VALID_S = 30.0
+_NONCE_BYTES = 16
+_PROOF_BYTES = 16
+_EXPIRY = struct.Struct("<Q")
+_WIDTH = _NONCE_BYTES + _EXPIRY.size + _PROOF_BYTES
+
+
+def issue(key: bytes) -> str:
+    """Make a ticket for the worker that has the key, which no other worker has.
+
+    It is made of 128 random bits, a time on the monotonic clock of this machine, and a proof of 128 bits. So a worker
+    knows it without having been told of it.
+    """
+    claim = secrets.token_bytes(_NONCE_BYTES) + _EXPIRY.pack(time.monotonic_ns() + int(VALID_S * 1e9))
+    return (claim + _proof(key, claim)).hex()
+
+
+class TicketCheck:
+    """Lets each ticket in once.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._lock = threading.Lock()
+        self._used: dict[bytes, int] = {}
+
+    def redeem(self, ticket: str) -> None:
+        """Take a ticket.
+
+        Raises:
+            RefusedError: It is none, is another worker's, was used, or has expired; which of these is not said.
+        """
+        now = time.monotonic_ns()
+        try:
+            data = bytes.fromhex(ticket)
+        except ValueError:
+            data = b""
+        claim, proof = data[:-_PROOF_BYTES], data[-_PROOF_BYTES:]
+        good = hmac.compare_digest(_proof(self._key, claim), proof) and len(data) == _WIDTH
+        expires = _EXPIRY.unpack(claim[_NONCE_BYTES:])[0] if good else 0
+        with self._lock:
+            self._used = {used: until for used, until in self._used.items() if until > now}
+            if expires <= now or claim in self._used:
+                raise RefusedError("The ticket is not valid here, or not any more.",
+                                   hint="Connect to the server's own address.")
+            self._used[claim] = expires
+
+
+def _proof(key: bytes, claim: bytes) -> bytes:
+    return hashlib.blake2b(claim, digest_size=_PROOF_BYTES, key=key).digest()

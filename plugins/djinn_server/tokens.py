@@ -1,0 +1,190 @@
+"""Tokens: a file of who may use a server, without anything in it that would let somebody in."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from djinn.errors import ConfigurationError
+from djinn_server.limits import Limits
+
+__all__ = ("Entry", "TokenFile", "Tokens", "default_path")
+
+TOKEN_BYTES = 32
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
+_SALT_BYTES = 16
+_DIGEST_BYTES = 32
+_MAX_FILE_BYTES = 2**24
+_HEX = re.compile(r"[0-9a-f]+")
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is kept of a token.
+
+    A token is 256 random bits, which nobody finds by trying: its digest needs to be salted, not slow.
+
+    Attributes:
+        salt, digest: In hexadecimal.
+        created: When, in seconds since 1970.
+        weight: Its tenant's part of what all want, compared with others.
+        limits: What its tenant may use.
+    """
+
+    salt: str
+    digest: str
+    created: int
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    limits: Limits = Limits()
+
+
+class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a token file.
+
+    Attributes:
+        version: Of the form.
+        tenants: Entries by name.
+    """
+
+    version: Annotated[int, Meta(ge=1, le=1)] = 1
+    tenants: dict[Annotated[str, Meta(pattern=NAME)], Entry] = {}
+
+    def find(self, token: str) -> str | None:
+        """Return whose token this is. How long that takes tells nothing of it, nor whose it is."""
+        presented = token.encode("utf-8", "surrogateescape")
+        found = None
+        for name, entry in self.tenants.items():
+            if hmac.compare_digest(_digest(bytes.fromhex(entry.salt), presented), entry.digest):
+                found = name
+        return found
+
+
+def default_path() -> Path:
+    """Return where tokens are kept if nothing else is said."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "djinn" / "tokens.json"
+
+
+class TokenFile:
+    """A file of tokens, which only its owner can read, and which is never half written.
+
+    Args:
+        path: Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Tokens:
+        """Read the file; if there is none, there are no tokens.
+
+        Raises:
+            ConfigurationError: It is none of tokens, or others could have written it.
+        """
+        try:
+            with self.path.open("rb") as file:
+                if os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077:
+                    raise ConfigurationError(f"Others can read or write {self.path}.",
+                                             hint=f"See who has, and run: chmod 600 {self.path}")
+                data = file.read(_MAX_FILE_BYTES)
+        except FileNotFoundError:
+            return Tokens()
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be read: {error.strerror}.") from None
+        try:
+            tokens = msgspec.json.decode(data, type=Tokens)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{self.path} is no file of tokens: {error}.",
+                                     hint="Move it away and create the tokens anew.") from None
+        if not all(_HEX.fullmatch(text) and len(text) == 2 * size for entry in tokens.tenants.values()
+                   for text, size in ((entry.salt, _SALT_BYTES), (entry.digest, _DIGEST_BYTES))):
+            raise ConfigurationError(f"{self.path} has an entry that is none of a token.",
+                                     hint="Move it away and create the tokens anew.")
+        return tokens
+
+    def create(self, name: str, *, weight: float = 1.0, limits: Limits | None = None) -> str:
+        """Make a token for a new tenant, and return it. It is not kept.
+
+        Raises:
+            ConfigurationError: The name is taken or makes no sense, or the file cannot be used.
+        """
+        if not re.fullmatch(NAME, name):
+            raise ConfigurationError(f"{name!r} is no name of a tenant.",
+                                     hint="Use up to 64 letters, digits, dots, dashes and underscores.")
+        token, salt = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_bytes(_SALT_BYTES)
+        entry = Entry(salt.hex(), _digest(salt, token.encode()), int(time.time()), weight, limits or Limits())
+        with self._locked():
+            tenants = self.read().tenants
+            if name in tenants:
+                raise ConfigurationError(f"There is a token for {name!r} already.",
+                                         hint=f"Take it away first: djinn token revoke {name}")
+            self._write(Tokens(tenants=tenants | {name: entry}))
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Take a tenant's token away.
+
+        Raises:
+            ConfigurationError: There is none of that name, or the file cannot be used.
+        """
+        with self._locked():
+            tenants = self.read().tenants
+            if name not in tenants:
+                raise ConfigurationError(f"There is no token for {name!r} in {self.path}.",
+                                         hint="See which there are: djinn token list")
+            self._write(Tokens(tenants={other: entry for other, entry in tenants.items() if other != name}))
+
+    def state(self) -> tuple[int, int, int] | None:
+        """Return what changes with the file; ``None`` if there is none."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from writing meanwhile."""
+        import fcntl
+
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}.") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _write(self, tokens: Tokens) -> None:
+        data = msgspec.json.format(msgspec.json.encode(tokens), indent=2)
+        temporary = ""
+        try:
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+            # `mkstemp` lets nobody else read it.
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(self.path)
+        except OSError as error:
+            if temporary:
+                Path(temporary).unlink(missing_ok=True)
+            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}.") from None
+
+
+def _digest(salt: bytes, token: bytes) -> str:
+    return hashlib.blake2b(token, digest_size=_DIGEST_BYTES, salt=salt).hexdigest()

@@ -1,0 +1,175 @@
+"""A worker: the process that runs one tenant's operations. ``python -m djinn_server.worker``, started by the gateway.
+
+It is told what to do over its standard input, and ends when that ends. What kills it harms nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+from djinn.errors import DjinnError, TransportError
+from djinn.kinds.executor import Executor
+from djinn.kinds.guard import Bounds
+from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
+from djinn.protocol.messages import Hello
+from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
+from djinn_server.couriers import UNIX, PeerRules
+from djinn_server.limits import Allowances, Limits
+from djinn_server.memory import device_bytes
+from djinn_server.server import Server
+from djinn_server.tickets import TicketCheck
+from djinn_server.waiting import WaitingRoom
+
+__all__ = ("Inlet", "main")
+
+STOP_TIMEOUT_S = 5.0
+"""How long programs may go on when the gateway has vanished."""
+_log = logging.getLogger("djinn.server")
+
+
+class Inlet:
+    """A listener of connections that the gateway hands over, and of those that it sends here.
+
+    Args:
+        transport: Carries them.
+        options: As for `djinn.kinds.transport.Transport.listen`.
+        listener: Where clients come that were sent here, if they do.
+        tickets: Lets those in.
+
+    Concurrency:
+        `hand` and `close` are called by any thread, `accept` by one.
+    """
+
+    def __init__(
+        self, transport: Transport, options: ListenOptions, listener: Listener | None, tickets: TicketCheck
+    ) -> None:
+        self.address = listener.address if listener is not None else ""
+        self._transport = transport
+        self._options = options
+        self._listener = listener
+        self._tickets = tickets
+        self._queue: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
+        self._room = WaitingRoom()
+        self._handed: weakref.WeakSet[Channel] = weakref.WeakSet()
+        if listener is not None:
+            threading.Thread(target=self._accept_from, args=(listener,), name="djinn-inlet", daemon=True).start()
+
+    def hand(self, descriptor: int, incoming: Incoming) -> None:
+        """Take over a connection, whose client was let in."""
+        if isinstance(self._transport, AdoptingTransport):
+            channel = self._transport.adopt(descriptor, incoming.received, incoming.peer, self._options)
+            self._handed.add(channel)
+            self._queue.put(channel)
+
+    def admit(self, channel: Channel, hello: Hello) -> None:
+        """Let a client in.
+
+        Raises:
+            RefusedError: The gateway has not sent him.
+        """
+        if channel not in self._handed:
+            self._tickets.redeem(hello.ticket)
+            self._room.leave(channel)
+
+    def accept(self) -> Channel | None:
+        """Wait for a connection; see `djinn.kinds.transport.Listener.accept`."""
+        return self._queue.get()
+
+    def close(self) -> None:
+        """Stop accepting; see `djinn.kinds.transport.Listener.close`."""
+        if self._listener is not None:
+            self._listener.close()
+            self._room.close()
+        self._queue.put(None)
+
+    def _accept_from(self, listener: Listener) -> None:
+        while (channel := listener.accept()) is not None:
+            self._room.enter(channel)
+            self._queue.put(channel)
+
+
+def main() -> None:
+    """Serve until the gateway says so, or is gone."""
+    # Ctrl-C reaches all processes of a terminal. The gateway's is the one that counts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = Control(socket.socket(fileno=os.dup(0)), takes_descriptors=True)
+    with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
+        os.dup2(nothing.fileno(), 0)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    received = control.receive()
+    if received is None or not isinstance(received[0], Setup):
+        sys.exit(1)
+    try:
+        server, inlet, allowances = _open(received[0])
+    except DjinnError as error:
+        control.send(Failed(error.code, error.summary, error.hint))
+        sys.exit(1)
+    server.start()
+    control.send(Ready(server.device, inlet.address))
+    stopped = server.stop(_obey(control, inlet.hand, allowances))
+    logging.shutdown()
+    # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
+    os._exit(0 if stopped else 1)
+
+
+def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances) -> float:
+    """Do what the gateway says, until it says to stop; return how long programs may go on."""
+    while (received := control.receive()) is not None:
+        message, descriptor = received
+        if isinstance(message, Incoming) and descriptor is not None:
+            try:
+                hand(descriptor, message)
+            except OSError as error:
+                _log.info("%s: gone before it was taken over: %s", message.peer, error)
+        elif isinstance(message, Limits):
+            allowances.limits = message
+        elif isinstance(message, Stop):
+            return message.timeout_s
+    _log.warning("the gateway has vanished")
+    return STOP_TIMEOUT_S
+
+
+def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
+    from djinn.config import Config
+    from djinn.logs import configure
+    from djinn.plugins import Plugins
+
+    config = Config.resolve({}, os.environ)
+    configure(config)
+    if setup.threads:
+        import torch
+
+        torch.set_num_threads(setup.threads)
+    plugins = Plugins.load(config.selection)
+    transport = plugins.transport_for(setup.transport)
+    options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
+    executor: Executor = plugins.choose("executor", "torch").open(setup.device)
+    listener = transport.listen(setup.address, options) if setup.address else None
+    if listener is None and not isinstance(transport, AdoptingTransport):
+        raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
+    inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key))
+    allowances = Allowances(setup.limits)
+    bounds = Bounds(executor.device,
+                    device_bytes(executor.device) if setup.program_bytes is None else setup.program_bytes,
+                    frozenset(setup.namespaces))
+    watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
+    server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
+                    keep_bytes=setup.keep_bytes,
+                    looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
+                    peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
+                                          listens_on_path=setup.transport == UNIX),
+                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix)
+    return server, inlet, allowances
+
+
+if __name__ == "__main__":
+    main()

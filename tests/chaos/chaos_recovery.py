@@ -1,0 +1,83 @@
+"""What `nox -s chaos` does to recovery: many kills at random moments, long programs."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from gpt2 import PROMPT, gpt2
+from killing import DEVICE, Supervised, killed, random_program, same, trained
+
+import djinn
+
+KILLS = int(os.environ.get("DJINN_CHAOS_KILLS", "1000"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
+    with Supervised(tmp_path_factory.mktemp("server") / "log") as running:
+        yield running
+    djinn.shutdown()
+
+
+def start(server: Supervised) -> None:
+    djinn.init(server=server.address, recovery="replay", log_level="ERROR")
+
+
+def tokens(count: int, *, do_sample: bool) -> torch.Tensor:
+    model = gpt2(n_layer=4, n_embd=128, n_head=4, vocab_size=500, n_positions=256).to(DEVICE)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        return model.generate((PROMPT % 500).to(DEVICE), max_new_tokens=count, do_sample=do_sample, pad_token_id=0,
+                              eos_token_id=None).cpu()
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+def test_200_tokens_and_five_kills(server: Supervised, do_sample: bool) -> None:
+    start(server)
+    began = time.monotonic()
+    wanted = tokens(200, do_sample=do_sample)
+    took_s = time.monotonic() - began
+    start(server)
+    began = time.monotonic()
+    with killed(server, 5, seed=7, longest_s=took_s / 6) as kills:
+        got = tokens(200, do_sample=do_sample)
+        disturbed_s = time.monotonic() - began
+        assert len(kills) == 5
+    assert torch.equal(got, wanted)
+    counted = djinn.stats()
+    print(f"{took_s:.2f} s undisturbed, {disturbed_s:.2f} s with {counted['recoveries']} recoveries, "
+          f"{counted['nodes_replayed']} operations again")
+    assert counted["recoveries"] == 5
+    assert disturbed_s < 6 * took_s + 5 * 5
+
+
+def test_100_steps_and_five_kills(server: Supervised) -> None:
+    start(server)
+    wanted = trained(100)
+    start(server)
+    dies = set(random.Random(3).sample(range(100), 5))
+    got = trained(100, lambda step: server.kill() if step in dies else None)
+    assert djinn.stats()["recoveries"] == 5
+    assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+
+
+def test_many_kills_at_random_moments_of_random_programs(server: Supervised) -> None:
+    start(server)
+    seed = kills_before = recoveries = 0
+    choose = random.Random(11)
+    while server.starts - kills_before < KILLS:
+        seed += 1
+        wanted = random_program(seed, "cpu")
+        start(server)
+        with killed(server, 3, seed, longest_s=choose.choice([0.001, 0.01, 0.03])):
+            for _ in range(3):
+                got = random_program(seed, DEVICE)
+                assert all(same(mine, theirs) for mine, theirs in zip(got, wanted, strict=True)), seed
+        recoveries += djinn.stats()["recoveries"]
+    print(f"{server.starts - kills_before} kills, {recoveries} recoveries, {seed} programs")
+    assert recoveries > KILLS // 4

@@ -1,0 +1,181 @@
+"""Programs that mean harm, sent to a real server: refused, in time, and nobody else notices."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from djinn_guard_core.allowlist import ALLOWED, lists, release
+from djinn_transport_tcp.client import SocketConnection, connect
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from djinn.kinds.transport import ConnectOptions
+from djinn.model.program import (
+    Argument,
+    ConstantArgument,
+    ListArgument,
+    NumberArgument,
+    Program,
+    Step,
+    Template,
+    TensorArgument,
+    TorchArgument,
+)
+from djinn.model.schema import ReturnKind, facts_of, operator_named
+from djinn.protocol.messages import Batch, Define, Poisoned, Result, Run, Upload
+from djinn.protocol.tensors import header_of
+
+ONES = torch.ones(4)
+GROWTH_BYTES = 16 * 2**20
+TENSOR, NUMBER = TensorArgument(), NumberArgument()
+FORMS = {"Tensor": TENSOR, "int": NUMBER, "float": NUMBER, "number": NUMBER, "bool": ConstantArgument(False),
+         "str": ConstantArgument("/etc/passwd")}
+EXTREMES = st.sampled_from([0, 1, 2, 3, 4, 5, -1, 2**31, 2**32, 2**61, 2**62 - 1, 2**62, 2**63 - 10000, 2**63 - 1,
+                            -(2**63)])
+SIZES = st.lists(EXTREMES, max_size=3)
+HURRY_S = 0.05
+
+
+@pytest.fixture
+def connection(frugal_server: Any) -> Any:
+    [worker] = frugal_server.workers
+    opened = connect(frugal_server.address, ConnectOptions())
+    opened.request(Batch([Upload(1, header_of(ONES))], synchronize=True), [ONES])
+    yield opened
+    result, data = opened.request(Batch(fetch=(1,)), ())
+    assert not result.failures, "the session does not live on"
+    assert torch.equal(data[0], ONES)
+    opened.close()
+    assert frugal_server.workers == [worker], "the process that runs operations died"
+
+
+def program(name: str, *arguments: Argument, operands: int = 1, results: int = 1, **keywords: Argument) -> Program:
+    template = Template(name, facts_of(operator_named(name)).digest, arguments, tuple(keywords.items()))
+    return Program((template,), (Step(0, tuple(range(-1, -operands - 1, -1)), results),), operands,
+                   tuple(range(results)))
+
+
+def run(connection: SocketConnection, body: Program, numbers: list[Any] | None = None) -> tuple[Result, float]:
+    began = time.perf_counter()
+    handles = tuple(range(100, 100 + len(body.keep)))
+    result, _ = connection.request(
+        Batch([Define(1, body), Run(1, (1,) * body.inputs, numbers or [], handles)], describe=handles,
+              synchronize=True), ())
+    return result, time.perf_counter() - began
+
+
+def resident_bytes(server: Any) -> int:
+    [worker] = server.workers
+    status = Path(f"/proc/{worker}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+def plausible(name: str) -> Program:
+    """A call of an overload with something for every argument that it needs."""
+    operator = operator_named(name)
+    needed = [(argument, FORMS.get(str(argument.type), ListArgument(()) if "List" in str(argument.type)
+                                   else ConstantArgument(None)))
+              for argument in operator._schema.arguments if not argument.has_default_value()]
+    kinds = facts_of(operator).returns
+    return program(name, *[form for argument, form in needed if not argument.kwarg_only],
+                   operands=sum(form == TENSOR for _, form in needed),
+                   results=sum(kind in (ReturnKind.TENSOR, ReturnKind.PLAIN) for kind in kinds),
+                   **{argument.name: form for argument, form in needed if argument.kwarg_only})
+
+
+def test_every_overload_that_is_not_run_is_refused(connection: SocketConnection) -> None:
+    denied = [name for name, group in lists()[release()].items() if group != ALLOWED]
+    assert len(denied) > 900
+    result, _ = connection.request(
+        Batch([Define(number, plausible(name)) for number, name in enumerate(denied, 10)], synchronize=True), ())
+    assert [failure.kind for failure in result.failures] == ["UnknownOperatorError"] * len(denied)
+    assert [failure.message.split(" is not run here")[0] for failure in result.failures] == denied
+
+
+STRIDED = {
+    "as_strided": program("aten::as_strided", TENSOR, NUMBER, NUMBER, NUMBER),
+    "as_strided_copy": program("aten::as_strided_copy", TENSOR, NUMBER, NUMBER, NUMBER),
+    "empty_strided": program("aten::empty_strided", NUMBER, NUMBER, operands=0, device=TorchArgument("device", "")),
+    "new_empty_strided": program("aten::new_empty_strided", TENSOR, NUMBER, NUMBER),
+    "expand": program("aten::expand", TENSOR, NUMBER),
+    "repeat": program("aten::repeat", TENSOR, NUMBER),
+    "zeros": program("aten::zeros", NUMBER, operands=0, device=TorchArgument("device", "")),
+    "new_full": program("aten::new_full", TENSOR, NUMBER, NUMBER),
+    "unfold": program("aten::unfold", TENSOR, NUMBER, NUMBER, NUMBER),
+}
+
+
+def numbers_for(name: str, size: list[int], stride: list[int], number: int, other: int) -> list[Any]:
+    return {"as_strided": [size, stride, number], "as_strided_copy": [size, stride, number],
+            "empty_strided": [size, stride], "new_empty_strided": [size, stride], "expand": [size], "repeat": [size],
+            "zeros": [size], "new_full": [size, 1], "unfold": [0, number, other]}[name]
+
+
+@pytest.mark.parametrize("name", list(STRIDED))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(size=SIZES, stride=SIZES, number=EXTREMES, other=EXTREMES)
+def test_extreme_sizes_do_no_harm(
+    frugal_server: Any, connection: SocketConnection, name: str, size: list[int], stride: list[int], number: int,
+    other: int,
+) -> None:
+    # What the server imports when it is first asked is no growth.
+    run(connection, STRIDED[name], numbers_for(name, [2], [1], 2, 1))
+    before = resident_bytes(frugal_server)
+    result, _ = run(connection, STRIDED[name], numbers_for(name, size, stride, number, other))
+    assert resident_bytes(frugal_server) - before < GROWTH_BYTES
+    if not result.failures:
+        described = result.items[0]
+        reach = sum((extent - 1) * step for extent, step in zip(described.size, described.stride, strict=True))
+        is_view = name in ("as_strided", "expand", "unfold")
+        assert 0 in described.size or not is_view or described.storage_offset + reach < ONES.numel()
+
+
+def test_known_crashes_are_errors(connection: SocketConnection) -> None:
+    for numbers in ([[4096], [0], 2**63 - 1], [[1], [1], 2**63 - 1], [[5], [2], 9223369837831520255]):
+        result, _ = run(connection, STRIDED["as_strided"], numbers)
+        assert [failure.kind for failure in result.failures] == ["RuntimeError"]
+    flawed = program("aten::native_batch_norm", *[TENSOR] * 5, ConstantArgument(True), NUMBER, NUMBER, operands=5,
+                     results=3)
+    result, _ = run(connection, flawed, [0.1, 1e-5])
+    assert {failure.kind for failure in result.failures} == {"RuntimeError"}
+
+
+def test_what_would_take_too_much_is_refused_at_once_and_alone(
+    frugal_server: Any, connection: SocketConnection,
+) -> None:
+    negated = Template("aten::neg", facts_of(torch.ops.aten.neg.default).digest, (TENSOR,))
+    large = program("aten::zeros", NUMBER, operands=0, device=TorchArgument("device", "")).templates[0]
+    body = Program((negated, large), (Step(0, (-1,), 1), Step(1, (), 1), Step(0, (1,), 1), Step(0, (0,), 1)), 1,
+                   (0, 1, 2, 3))
+    run(connection, body, [[4]])
+    before = resident_bytes(frugal_server)
+    result, took_s = run(connection, body, [[2**50]])
+    assert [type(item) is Poisoned for item in result.items] == [False, True, True, False]
+    [failure] = result.failures
+    assert (failure.kind, failure.operator, failure.step) == ("ProgramTooLargeError", "aten::zeros", 1)
+    assert str(2**52) in failure.message
+    assert "--program-mib" in failure.message
+    assert resident_bytes(frugal_server) - before < GROWTH_BYTES
+    assert min(took_s, *[run(connection, body, [[2**50]])[1] for _ in range(5)]) < HURRY_S
+
+
+def test_a_server_may_give_programs_less(frugal_server: Any) -> None:
+    opened = connect(frugal_server.address, ConnectOptions())
+    zeros = STRIDED["zeros"]
+    assert not run(opened, zeros, [[2**18]])[0].failures
+    assert [failure.kind for failure in run(opened, zeros, [[2**18 + 1]])[0].failures] == ["ProgramTooLargeError"]
+    opened.close()
+
+
+def test_namespaces_are_let_in_by_the_server(frugal_server: Any, start_server: Any) -> None:
+    body = program("prims::neg", TENSOR)
+    lenient = start_server("--allow-namespace", "prims")
+    for address, kinds in ((frugal_server.address, ["UnknownOperatorError"]), (lenient.address, [])):
+        opened = connect(address, ConnectOptions())
+        opened.request(Batch([Upload(1, header_of(ONES))], synchronize=True), [ONES])
+        assert [failure.kind for failure in run(opened, body)[0].failures] == kinds
+        opened.close()

@@ -1,0 +1,42 @@
+"""Every operator of the installed PyTorch is allowed or refused on purpose."""
+
+from __future__ import annotations
+
+import allowlist
+import pytest
+import torch
+from djinn_guard_core.allowlist import ALLOWED, UNREVIEWED, classified, lists, reasons, release, require_allowed
+
+from djinn.errors import UnknownOperatorError
+from djinn.model.schema import operator_named
+
+
+def test_the_installed_release_was_reviewed() -> None:
+    assert release() in lists()
+    changed = allowlist.differences()
+    assert not changed, "\n".join([
+        f"PyTorch {release()} has other overloads than those reviewed, or the rules have changed:", *changed,
+        "Review them, amend plugins/djinn_guard_core/rules.toml, and run python tests/support/allowlist.py --accept"])
+
+
+def test_every_group_has_a_reason_and_members() -> None:
+    found = set(classified().values())
+    assert found - {ALLOWED} == set(reasons()) - {UNREVIEWED}
+    assert all(reason.endswith(".") for reason in reasons().values())
+
+
+@pytest.mark.parametrize("name", [
+    "aten::from_file", "aten::set_.source_Storage", "aten::record_stream", "aten::_cufft_clear_plan_cache",
+    "aten::fbgemm_pack_gemm_matrix_fp16", "aten::_index_put_impl_", "aten::_sparse_coo_tensor_unsafe",
+    "aten::_copy_from", "aten::set_data", "aten::_foobar", "aten::zeros_like.out"])
+def test_what_is_dangerous_is_refused_with_a_reason(name: str) -> None:
+    with pytest.raises(UnknownOperatorError, match=name) as caught:
+        require_allowed(operator_named(name), frozenset())
+    assert reasons()[classified()[name]] in str(caught.value)
+
+
+def test_other_namespaces_are_let_in_by_name() -> None:
+    operator = torch.ops.prims.neg.default
+    with pytest.raises(UnknownOperatorError, match="--allow-namespace prims"):
+        require_allowed(operator, frozenset())
+    require_allowed(operator, frozenset({"prims"}))
