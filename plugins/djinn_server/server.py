@@ -14,7 +14,7 @@ from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Watch
 from djinn.kinds.transport import BoundedChannel, Carrier, Channel, Listener, Transport
 from djinn.protocol.contents import ContentStore
-from djinn.protocol.mailbox import MailRoom
+from djinn.protocol.mailbox import Mailbox, MailRoom
 from djinn.protocol.messages import Batch, Courier, Hello, Refusal
 from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
@@ -91,6 +91,8 @@ class Server:
         self._room = MailRoom(mailbox_prefix)
         self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
         self._sessions: dict[str, tuple[SessionService, MailPost]] = {}
+        self._present: set[Mailbox] = set()
+        """Mailboxes of sessions, from before their clients are told that they have begun."""
         self._watch = watch
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
@@ -216,7 +218,7 @@ class Server:
         mailbox = self._room.open()
         try:
             session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
-                                              mailbox.key, self._load())
+                                              mailbox.key, self._load(mailbox))
             if isinstance(channel, BoundedChannel):
                 channel.admit_body = allowance.admit_body
             _log.info("%s: session %s begins", channel.peer, session)
@@ -235,6 +237,7 @@ class Server:
             finally:
                 with self._lock:
                     del self._sessions[session]
+                    self._present.discard(mailbox)
                 post.close(0.0 if self._stopping else DRAIN_S)
                 held = service.live_handles
                 service.close()
@@ -242,12 +245,15 @@ class Server:
                 return_memory()
                 _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
         finally:
+            with self._lock:
+                self._present.discard(mailbox)
             self._room.remove(mailbox)
 
-    def _load(self) -> Load:
+    def _load(self, mailbox: Mailbox) -> Load:
         with self._lock:
-            services = [service for service, _ in self._sessions.values()]
-        return Load(self._memory_bytes, sum(service.held_bytes for service in services), len(services))
+            services, others = [service for service, _ in self._sessions.values()], len(self._present)
+            self._present.add(mailbox)
+        return Load(self._memory_bytes, sum(service.held_bytes for service in services), others)
 
     def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance) -> None:
         polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
