@@ -141,7 +141,7 @@ _LIES = [
 
 
 @law("guard.refuses_lies")
-@pytest.mark.parametrize("lie", _LIES, ids=repr)
+@pytest.mark.parametrize("lie", _LIES, ids=[f"{number}-{lie!r}" for number, lie in enumerate(_LIES)])
 def test_refuses_lies(subject: Subject, plugin: Guard, lie: Lie) -> None:
     """Calls that end the process, or read what is not theirs, if they are made."""
     recording = lie.recording
