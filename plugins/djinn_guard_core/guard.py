@@ -45,8 +45,9 @@ class CoreGuard:
         """Take up watch at a new session."""
         if not self._is_warm:
             self._is_warm = True
-            # PyTorch imports its meta kernels when the first of them is asked, which takes a second or two.
-            threading.Thread(target=_warm_up, name="djinn-guard-warm", daemon=True).start()
+            # PyTorch imports its meta kernels when the first of them is asked, which takes a second or two. No daemon:
+            # an interpreter that ends beneath PyTorch would end the process by force.
+            threading.Thread(target=_warm_up, name="djinn-guard-warm").start()
         return CoreWatch(bounds, shapes)
 
 
