@@ -97,7 +97,7 @@ def checked_device(named: torch.device | None) -> torch.device:
         RuntimeError: There is no device of that index, as for any accelerator.
     """
     device = logical_device()
-    if named is None or named.index in (None, device.index):
+    if not (named and named.index):
         return device
     count = device_count()
     if named.index >= count:
