@@ -102,6 +102,8 @@ def _frozen(item: Any) -> Any:
 def extent_bytes(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
     """Bytes from the start of a storage to the end of what a tensor reaches, in integers that do not overflow.
 
+    A tensor without elements reaches nothing, wherever it begins.
+
     Raises:
         RuntimeError: A size, stride or offset is negative, or there is not one stride for each size.
     """
@@ -109,7 +111,7 @@ def extent_bytes(size: Sequence[int], stride: Sequence[int], offset: int, itemsi
     numbers = (*size, *stride, offset)
     expect(min(numbers) >= 0, f"negative sizes, strides or offset: {list(size)}, {list(stride)}, {offset}")
     if not prod(size):
-        return offset * itemsize
+        return 0
     return (offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) + 1) * itemsize
 
 

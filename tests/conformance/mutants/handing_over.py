@@ -31,7 +31,7 @@ MUTANTS = (
            "if not is_needed]", "if not is_needed and node.outputs]",
            within=_WRITES),
     mutant("last-node-of-a-flush-lost", "session.programs_equal", "djinn.link:Link.flush",
-           "self._take(None)", "self._tape.nodes[-1:] = []\n    self._take(None)",
+           "self._take(None)", "self.tape.nodes[-1:] = []\n    self._take(None)",
            within="create:* write:*"),
     mutant("dead-draw-skipped", "session.programs_equal", "djinn.tape:Signature.__init__",
            "bool(writes) or is_random or not results", "bool(writes) or not results",
@@ -69,7 +69,7 @@ MUTANTS = (
            within="random_state:*"),
     # Lifetimes.
     mutant("never-freed", "session.handles_freed", "djinn.link:Link._take",
-           "self._add(alive, gone, held=held)", "self._add(alive, gone)", within="add.Tensor neg view"),
+           "self._add(alive, gone, layout, held)", "self._add(alive, gone, layout)", within="add.Tensor neg view"),
     mutant("absent-result-never-freed", "session.programs_equal", "djinn.recorder:Recorder.new_results",
            "self.released(number)", "pass",
            within="gradient:*layer_norm*"),
