@@ -43,6 +43,10 @@ def spread(session: Session, model: nn.Sequential) -> nn.Sequential:
     return model
 
 
+WIDE = 192
+"""So wide that weights stay where they are."""
+
+
 def layers(count: int = 6, width: int = 64) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(count)])
@@ -67,10 +71,10 @@ def test_a_split_model_gives_what_eager_gives(session: Session, strategy: str, e
 
 
 def test_nodes_run_where_the_schedule_says_and_move_what_it_says(session: Session) -> None:
-    remote = spread(session, layers())
-    schedule = planned(remote, torch.ones(4, 64), "latency")
+    remote = spread(session, layers(width=WIDE))
+    schedule = planned(remote, torch.ones(4, WIDE), "latency")
     assert {*schedule.devices.values()} == {f"remote_accelerator:{index}" for index in range(3)}, "weights are spread"
-    x = torch.randn(4, 64).to(DEVICE)
+    x = torch.randn(4, WIDE).to(DEVICE)
     djinn.synchronize()
     fleet = fleet_of(session)
     before = [link.nodes_sent for link in fleet.links]
@@ -145,9 +149,9 @@ def test_training_goes_on_by_schedule(session: Session) -> None:
 
 
 def test_pieces_and_transfers_are_measured_where_they_happen(session: Session) -> None:
-    remote = spread(session, layers())
-    schedule = planned(remote, torch.ones(4, 64), "latency")
-    found = measure(schedule, [torch.ones(4, 64)], pieces=1)
+    remote = spread(session, layers(width=WIDE))
+    schedule = planned(remote, torch.ones(4, WIDE), "latency")
+    found = measure(schedule, [torch.ones(4, WIDE)], pieces=1)
     assert [node for piece in found.pieces for node in piece.nodes] == list(schedule.order)
     assert [piece.device for piece in found.pieces] == [
         device for device, _ in groupby(schedule.devices[node] for node in schedule.order)]
