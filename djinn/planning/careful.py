@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule
-from djinn.planning.completion import complete
+from djinn.planning.completion import complete, settled
 from djinn.planning.homes import Homes, find_homes
 from djinn.planning.problem import Problem
 from djinn.planning.room import is_over
@@ -32,8 +32,14 @@ def within_memory(
     if len(problem.devices) == 1 or not problem.nodes:
         return complete(problem, [0] * len(problem.nodes), scheduler=scheduler, homes=homes)
     made = make(problem, homes, False)
-    if is_over(problem, made.budgets):
-        careful = make(problem, homes, True)
-        if not is_over(problem, careful.budgets):
-            return careful
+    if not is_over(problem, made.budgets):
+        return made
+    careful = make(problem, homes, True)
+    if not is_over(problem, careful.budgets):
+        return careful
+    for device in range(len(problem.devices)):
+        # One device may have room for everything, where packing by pieces has found none.
+        whole = complete(problem, settled(homes, [device] * len(problem.nodes)), scheduler=scheduler, homes=homes)
+        if not is_over(problem, whole.budgets):
+            return whole
     return made
