@@ -36,9 +36,8 @@ class Prediction:
 
     @property
     def error(self) -> float:
-        """By which factor the prediction is off: 1.25 means a fourth too high, or the measured time a fourth more."""
-        ratio = self.predicted_s / self.median_s
-        return max(ratio, 1 / ratio)
+        """How far the prediction is off, as a part of the measured time and one: 1.25 is a fourth, either way."""
+        return 1 + abs(self.predicted_s / self.median_s - 1)
 
     def __str__(self) -> str:
         return (f"predicted {self.predicted_s * 1e3:.2f} ms, measured {self.median_s * 1e3:.2f} ms "
