@@ -145,8 +145,8 @@ def test_a_server_that_accepts_nobody_is_given_up(path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "expected"), [
     (["--unix", "/tmp/" + "x" * 200], "a socket's may have"),
     (["--unix", "/no/such/folder/to.sock"], "No such file or directory"),
-    (["--unix", "/tmp/to.sock", "--port", "7777"], "--unix cannot be used with --host or --port"),
-    (["--unix", "/tmp/to.sock", "--host", "localhost"], "--unix cannot be used with --host or --port"),
+    (["--unix", "/tmp/to.sock", "--port", "7777"], "--unix cannot be used with --host, --port or --tls-cert"),
+    (["--unix", "/tmp/to.sock", "--host", "localhost"], "--unix cannot be used with --host, --port or --tls-cert"),
 ])
 def test_what_cannot_be_done_is_said_without_a_traceback(arguments: list[str], expected: str) -> None:
     ended = run("serve", *arguments)
