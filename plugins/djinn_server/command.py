@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import ipaddress
 import logging
 import os
@@ -16,7 +17,9 @@ from typing import Annotated, NoReturn
 import attrs
 import typer
 
+import djinn
 from djinn.errors import ConfigurationError
+from djinn.logs import LogFormat
 from djinn_server.control import Setup
 from djinn_server.couriers import PeerRules
 from djinn_server.gateway import Gateway
@@ -32,6 +35,13 @@ LOOPBACK = "127.0.0.1"
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be carried out."""
 _log = logging.getLogger("djinn.server")
+
+
+class LogChoice(enum.Enum):
+    """What ``--log-format`` may say."""
+
+    text = "text"
+    json = "json"
 
 
 def serve(
@@ -82,6 +92,13 @@ def serve(
         show_default=False, metavar="HOST[,HOST|CIDR...]",
         help="Servers that sessions here may send values to. This machine alone if not given, and not even that "
              "if other machines can reach this server.")] = "",
+    metrics_port: Annotated[int | None, typer.Option(
+        min=0, max=65535, show_default=False,
+        help="Port to serve /metrics for Prometheus, /healthz and /readyz on; 0 finds a free one. "
+             "None of it if not given.")] = None,
+    metrics_host: Annotated[str, typer.Option(
+        help="Address to serve these on. Whoever can reach it learns names of tenants and what they use.")] = LOOPBACK,
+    log_format: Annotated[LogChoice, typer.Option(help="What a line of the log looks like.")] = LogChoice.text,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
@@ -97,13 +114,17 @@ def serve(
         tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
         keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
         limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes),
-        memory_bytes=memory_mib * 2**20, peers=peers)
+        memory_bytes=memory_mib * 2**20, peers=peers, log_format=log_format.value)
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
         server = _open(offer)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda caught, _: signals.put(caught))
+        if metrics_port is not None:
+            page = server.show_metrics(metrics_host, metrics_port, djinn.__version__)
+            if not _is_loopback(metrics_host):
+                _log.warning("other machines can read the metrics on %s", page)
         server.start()
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
@@ -130,6 +151,7 @@ class Offer:
     limits: Limits
     memory_bytes: int
     peers: str
+    log_format: LogFormat
 
     @property
     def address(self) -> str:
@@ -149,12 +171,12 @@ def _full(path: str) -> str:
 def _open(offer: Offer) -> Gateway:
     from djinn.config import Config
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
-    from djinn.logs import configure
+    from djinn.logs import configure, write_to
     from djinn.plugins import Plugins
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
     config = Config.resolve({"token": offer.token, **quiet}, os.environ)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     is_private = _check(offer, bool(config.token))
     plugins = Plugins.load(config.selection)
@@ -168,7 +190,7 @@ def _open(offer: Offer) -> Gateway:
     def setup_for(tenant: Tenant) -> Setup:
         return Setup(tenant.name, offer.device, scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
-                     offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private)
+                     offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private, log_format=offer.log_format)
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from djinn.logs import LogFormat
+from djinn_server.counting import Report
 from djinn_server.limits import Limits
 
 __all__ = ("Control", "ControlMessage", "Failed", "Incoming", "Ready", "Setup", "Stop")
@@ -38,6 +40,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         peers: See `djinn_server.couriers.PeerRules.parse`.
         is_private: Whether only this machine can reach the server.
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
+        log_format: See `djinn.logs.write_to`.
     """
 
     tenant: str
@@ -56,6 +59,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     peers: str = ""
     is_private: bool = True
     mailbox_prefix: bytes = b""
+    log_format: LogFormat = "text"
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -100,7 +104,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     timeout_s: float
 
 
-ControlMessage: TypeAlias = Setup | Ready | Failed | Incoming | Limits | Stop
+ControlMessage: TypeAlias = Setup | Ready | Failed | Incoming | Limits | Stop | Report
 
 
 class Control:
