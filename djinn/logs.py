@@ -62,16 +62,15 @@ class _TextFormatter(logging.Formatter):
     """Writes a record for people. What follows its line, such as a traceback, is indented, so that it is no record."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        super().__init__()
         self._secrets = secrets
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # named by logging
-        record.message = _printable(record.message)
-        return _without(self._secrets, super().formatMessage(record))
-
-    def formatException(self, ei: logging._SysExcInfoType) -> str:  # noqa: N802  # named by logging
-        lines = super().formatException(ei).split("\n")
-        return _without(self._secrets, "\n".join(f"    {_printable(line)}" for line in lines))
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [f"{self.formatTime(record)} {record.levelname} {record.name}: {_printable(record.getMessage())}"]
+        # Not what `logging` keeps with the record: another handler may have made that.
+        if record.exc_info and record.exc_info[0] is not None:
+            lines += [f"    {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
+        return _without(self._secrets, "\n".join(lines))
 
 
 class _JsonFormatter(logging.Formatter):

@@ -19,6 +19,9 @@ __all__ = ("BUCKETS_S", "Amounts", "CountedChannel", "Counts", "Meter", "Meters"
 
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of what durations of requests are counted by; what takes longer is counted beyond the last."""
+REPORT_S = 0.25
+"""How often a worker tells; less often, and what happens in a second would not show well in two."""
+STOP_TIMEOUT_S = 1.0
 Outcome: TypeAlias = Literal["ok", "failed", "refused", "lost", "error"]
 Reason: TypeAlias = Literal["token", "waiting_room", "worker", "ticket"] | Limited
 ProtocolFault: TypeAlias = Literal["malformed", "version", "timeout"]
@@ -204,7 +207,8 @@ class Reporter:
         `stop` is called by one thread, once.
     """
 
-    def __init__(self, look: Callable[[], Report], tell: Callable[[Report], None], interval_s: float = 1.0) -> None:
+    def __init__(self, look: Callable[[], Report], tell: Callable[[Report], None],
+                 interval_s: float = REPORT_S) -> None:
         self._look = look
         self._tell = tell
         self._interval_s = interval_s
@@ -219,7 +223,7 @@ class Reporter:
     def stop(self) -> None:
         """Tell a last time."""
         self._stopping.set()
-        self._thread.join(self._interval_s)
+        self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         try:
