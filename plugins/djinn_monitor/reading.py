@@ -128,8 +128,8 @@ def _get(target: SplitResult, path: str) -> tuple[int, str]:
     connection = _CONNECTIONS[target.scheme](target.hostname or "", target.port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", f"{target.path}{path}")
-        response = connection.getresponse()
-        body = response.read(MAX_BYTES + 1)
+        with connection.getresponse() as response:
+            status, body = response.status, response.read(MAX_BYTES + 1)
     except (OSError, http.client.HTTPException) as error:
         where = f"{target.scheme}://{target.netloc}{target.path}{path}"
         raise TransportError(f"Nobody serves metrics at {where}: {printable(str(error)) or type(error).__name__}.",
@@ -138,7 +138,7 @@ def _get(target: SplitResult, path: str) -> tuple[int, str]:
         connection.close()
     if len(body) > MAX_BYTES:
         raise ProtocolError(f"The page of {target.netloc} has more than {MAX_BYTES} bytes.", hint=_START)
-    return response.status, body.decode("utf-8", "replace")
+    return status, body.decode("utf-8", "replace")
 
 
 def _made(samples: Iterable[Sample], not_ready: str) -> Reading:
