@@ -73,9 +73,10 @@ def test_counts_go_on_with_the_next_worker_and_amounts_do_not() -> None:
 def test_a_worker_cannot_make_a_count_fall() -> None:
     ledger = Ledger()
     account = ledger.open("", 0)
-    account.heed(report(10))
+    told = Counts({"ok": 10}, (1,) * (len(BUCKETS_S) + 1), 7, sent_bytes=5)
+    account.heed(Report(told, Amounts()))
     account.heed(Report(Counts(), Amounts()))
-    assert ledger.totals()[""].counts.requests == {"ok": 10}
+    assert ledger.totals()[""].counts == told
 
 
 @pytest.mark.parametrize("spoilt", [
