@@ -19,11 +19,11 @@ import typer
 
 import djinn
 from djinn.errors import ConfigurationError
-from djinn.logs import LogFormat
 from djinn_server.control import Setup
 from djinn_server.couriers import PeerRules
 from djinn_server.gateway import Gateway
 from djinn_server.limits import Limits
+from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant, Tenant
@@ -171,7 +171,7 @@ def _full(path: str) -> str:
 def _open(offer: Offer) -> Gateway:
     from djinn.config import Config
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
-    from djinn.logs import configure, write_to
+    from djinn.logs import configure
     from djinn.plugins import Plugins
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}

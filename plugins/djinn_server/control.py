@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from djinn.logs import LogFormat
 from djinn_server.counting import Report
 from djinn_server.limits import Limits
+from djinn_server.log_lines import LogFormat
 
 __all__ = ("Control", "ControlMessage", "Failed", "Incoming", "Ready", "Setup", "Stop")
 
@@ -40,7 +40,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         peers: See `djinn_server.couriers.PeerRules.parse`.
         is_private: Whether only this machine can reach the server.
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
-        log_format: See `djinn.logs.write_to`.
+        log_format: See `djinn_server.log_lines.write_to`.
     """
 
     tenant: str

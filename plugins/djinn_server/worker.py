@@ -18,12 +18,12 @@ from collections.abc import Callable
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
-from djinn.logs import write_to
 from djinn.protocol.messages import Hello
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Meters, Reporter
 from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.limits import Allowances, Limits
+from djinn_server.log_lines import write_to
 from djinn_server.server import Server
 from djinn_server.tickets import TicketCheck
 from djinn_server.waiting import WaitingRoom

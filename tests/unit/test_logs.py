@@ -8,8 +8,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-
-from djinn.logs import LogFormat, write_to
+from djinn_server.log_lines import LogFormat, write_to
 
 FORGED = "hello\n2026-01-01 00:00:00,000 ERROR djinn.server: forged\x1b[2J\u2028\x85"
 
