@@ -242,6 +242,16 @@ class SocketChannel:
     def admit_body(self, admit: Callable[[int], None] | None) -> None:
         self._frames.admit_body = admit
 
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far by this process."""
+        return self._frames.stream.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far by this process."""
+        return self._frames.stream.bytes_received
+
     def is_ready(self) -> bool:
         """Whether `receive` would not wait for something to begin."""
         return self._frames.stream.is_ready()

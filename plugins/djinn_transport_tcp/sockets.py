@@ -349,6 +349,11 @@ class ByteStream:
         self._closed = True
         return self._socket.detach(), bytes(self._ahead[self._first:self._last])
 
+    @property
+    def certificate_expires_s(self) -> float | None:
+        """When the other end's certificate ends, in seconds since 1970; ``None`` if it has shown none."""
+        return self._socket.certificate_expires_s() if isinstance(self._socket, TlsSocket) else None
+
     def go_on_plain(self) -> None:
         """Go on without TLS, of which nothing has been said."""
         if isinstance(self._socket, TlsSocket):
