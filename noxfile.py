@@ -121,6 +121,23 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def chaos(session: nox.Session) -> None:
+    """Break what can break, again and again. ``-- fuzz`` does only what tests/chaos/chaos_fuzz.py does."""
+    _install(session, "-e", ".[test]")
+    named = [f"tests/chaos/chaos_{name}.py" for name in session.posargs if Path(f"tests/chaos/chaos_{name}.py").exists()]
+    others = [name for name in session.posargs if f"tests/chaos/chaos_{name}.py" not in named]
+    session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
+                env=PROFILE)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Let clients come and go against one server for some minutes (``-- --minutes 60``); fail if it grows."""
+    _install(session, "-e", ".[test]")
+    session.run("python", "tests/chaos/soak.py", *session.posargs)
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """Install the project as its users do, and run the demo."""
     _install(session, ".[demo]")

@@ -1,0 +1,78 @@
+"""What `nox -s chaos -- fuzz` does to a server: a million tampered frames, most of them at the rate of its code."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from djinn_transport_tcp.client import connect
+from fuzz_feeding import limit_memory
+from fuzz_frames import Frames, load, record, save, written
+from fuzzing import TYPED, attack, came_to_rest, feed, loud_lines
+from serving import Serving
+
+from djinn.kinds.transport import ConnectOptions
+from djinn.protocol.messages import Batch, Upload
+from djinn.protocol.tensors import header_of
+
+FRAMES = int(os.environ.get("DJINN_CHAOS_FRAMES", "1000000"))
+FRAMES_OVER_TCP = FRAMES // 25
+SEED = int(os.environ.get("DJINN_CHAOS_SEED", "0"))
+PROCESSES = 2
+MOST_GROWTH = 1.01
+KEPT = torch.arange(1000.0)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    with Serving(folder / "log") as server:
+        save([*record(server.port), written()], folder / "sessions")
+    return folder / "sessions"
+
+
+@pytest.fixture(scope="module")
+def sessions(corpus: Path) -> list[Frames]:
+    return load(corpus)
+
+
+def test_a_servers_code_takes_whatever_comes(corpus: Path, tmp_path: Path) -> None:
+    share = (FRAMES - FRAMES_OVER_TCP) // PROCESSES
+    devices = ["meta", "cpu"] * (PROCESSES // 2) or ["meta"]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        done = list(pool.map(lambda process, device: feed(corpus, share, SEED + process, tmp_path, device),
+                             range(PROCESSES), devices))
+    for device, fed in zip(devices, done, strict=True):
+        print(f"{device}: {fed.frames} frames, {fed.frames / fed.seconds:.0f} a second: {dict(fed.outcomes)}; memory "
+              f"grew to {fed.growth}; the slowest took {fed.slowest_s:.2f} s; {len(fed.deaths)} deaths in operators")
+        for death in fed.deaths:
+            print(death)
+    assert [text for fed in done for text in fed.unhandled] == []
+    assert max(growth for fed in done for growth in fed.growth) < MOST_GROWTH
+
+
+def test_a_server_takes_whatever_comes(sessions: list[Frames], tmp_path: Path) -> None:
+    with Serving(tmp_path / "log", DJINN_LOG_LEVEL="WARNING") as server:
+        (worker,) = server.workers
+        limit_memory(worker, 2**31)
+        bystander = connect(server.address, ConnectOptions())
+        bystander.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
+        outcomes = attack(server.port, sessions, FRAMES_OVER_TCP // 3, SEED)
+        before = [came_to_rest(process) for process in (server.process.pid, worker)]
+        began = time.monotonic()
+        later = attack(server.port, sessions, FRAMES_OVER_TCP - outcomes["frames"], SEED + 1)
+        took_s = time.monotonic() - began
+        after = [came_to_rest(process) for process in (server.process.pid, worker)]
+        outcomes.update(later)
+        growth = [last / first for first, last in zip(before, after, strict=True)]
+        print(f"{dict(outcomes)}, {later['frames'] / took_s:.0f} frames a second; memory grew to {growth}")
+        assert torch.equal(bystander.request(Batch(fetch=(1,)), ())[1][0], KEPT)
+        bystander.close()
+        assert server.workers == [worker]
+        assert loud_lines(server.log) == []
+        assert set(outcomes) - {"frames", "closed", "reset"} <= TYPED
+        assert max(growth) < MOST_GROWTH

@@ -1,0 +1,191 @@
+"""A real server behind a network that breaks: sliced, slow, stalled, vanished, flooded."""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from djinn_transport_tcp.client import SocketConnection, connect
+from djinn_transport_tcp.sockets import ByteStream
+from djinn_transport_tcp.stream import FrameStream
+from fault_proxy import Bandwidth, FaultProxy, Latency, LimitData, ResetPeer, Slicer
+from fuzz_feeding import resident_bytes
+
+from djinn.errors import DjinnError, TransportError
+from djinn.kinds.transport import ConnectOptions
+from djinn.protocol.frames import HEAD
+from djinn.protocol.messages import Batch, Upload
+from djinn.protocol.tensors import buffer_of, header_of
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
+CORPUS = Path(__file__).parents[2] / "specs" / "wire"
+ONES = torch.ones(4)
+SYNCHRONIZE = Batch(synchronize=True)
+
+
+def frames() -> list[Any]:
+    return [pytest.param(bytes.fromhex(case["frame"]), id=f"{name}-{case['id']}")
+            for name in ("greeting", "batches", "results", "parcels")
+            for case in json.loads((CORPUS / f"{name}.json").read_text())["cases"]]
+
+
+def upload_and_fetch(connection: SocketConnection, value: torch.Tensor) -> torch.Tensor:
+    result, data = connection.request(Batch([Upload(1, header_of(value))], fetch=(1,)), [value])
+    assert not result.failures
+    return data[0]
+
+
+@pytest.mark.parametrize("frame", frames())
+def test_a_frame_that_comes_in_two_pieces_is_the_same_wherever_it_is_cut(frame: bytes) -> None:
+    for cut in range(1, len(frame)):
+        near, far = socket.socketpair()
+        with near, far:
+            stream = ByteStream(far)
+            read: list[Any] = []
+            reader = threading.Thread(target=lambda: read.append(FrameStream(stream).read()))  # noqa: B023  # joined
+            near.sendall(frame[:cut])
+            reader.start()
+            # The reader takes what there is before it waits for the rest.
+            while stream.bytes_received < cut and reader.is_alive():
+                time.sleep(0)
+                if cut > HEAD.size + 2**14:
+                    break
+            near.sendall(frame[cut:])
+            reader.join(10)
+            ((sequence, message, tensors),) = read
+            if cut == 1:
+                whole = sequence, message, [bytes(buffer_of(tensor)) for tensor in tensors]
+            assert (sequence, message, [bytes(buffer_of(tensor)) for tensor in tensors]) == whole
+
+
+def test_a_session_in_pieces_and_late_is_a_session(server: Any) -> None:
+    value = torch.randn(5000)
+    with FaultProxy(server.port, upstream=[Slicer(every_bytes=997), Latency(0.02)],
+                    downstream=[Slicer(every_bytes=31)]) as proxy:
+        connection = connect(proxy.address, ConnectOptions())
+        assert torch.equal(upload_and_fetch(connection, value), value)
+        connection.close()
+
+
+@pytest.mark.parametrize("fault", [ResetPeer(400), LimitData(400)])
+def test_a_connection_that_ends_in_the_middle_of_a_frame_ends_its_session_only(server: Any, fault: Any) -> None:
+    with FaultProxy(server.port, upstream=[fault]) as proxy:
+        connection = connect(proxy.address, ConnectOptions())
+        with pytest.raises(TransportError):
+            upload_and_fetch(connection, torch.ones(10_000))
+        connection.close()
+    other = connect(server.address, ConnectOptions())
+    assert torch.equal(upload_and_fetch(other, ONES), ONES)
+    other.close()
+
+
+def test_a_slow_greeting_is_cut_off_after_five_seconds(server: Any) -> None:
+    with FaultProxy(server.port, upstream=[Bandwidth(1)]) as proxy:
+        began = time.monotonic()
+        with pytest.raises(DjinnError):
+            connect(proxy.address, ConnectOptions(connect_timeout_s=20))
+        assert 4 < time.monotonic() - began < 8
+
+
+@contextmanager
+def answering(connection: SocketConnection) -> Iterator[list[float]]:
+    """Have a session ask and be answered all the time; gives how long each answer took."""
+    taken: list[float] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            began = time.perf_counter()
+            connection.request(SYNCHRONIZE, ())
+            taken.append(time.perf_counter() - began)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    yield taken
+    ended.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@linux
+@pytest.mark.timeout(120)
+def test_slow_stalled_and_vanished_clients_are_cut_off_in_time_and_cost_others_nothing(start_server: Any) -> None:
+    """All at once, because each takes its time."""
+    running = start_server()
+    (worker,) = running.workers
+    bystander = connect(running.address, ConnectOptions())
+    value = torch.zeros(2**22)
+    assert torch.equal(upload_and_fetch(bystander, value), value)
+    ended: dict[str, float] = {}
+    threads = []
+
+    def watch(name: str, act: Any) -> None:
+        def run() -> None:
+            began = time.monotonic()
+            act()
+            ended[name] = time.monotonic() - began
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+
+    with answering(bystander) as undisturbed:
+        time.sleep(2)
+    resident = resident_bytes(worker)
+    with FaultProxy(running.port) as slow, FaultProxy(running.port, buffer_bytes=2**12) as stalled, \
+            FaultProxy(running.port) as vanishing:
+        writer = connect(slow.address, ConnectOptions())
+        reader = connect(stalled.address, ConnectOptions())
+        upload_and_fetch(reader, ONES)
+        reader.submit(Batch([Upload(2, header_of(value))]), [value])
+        reader.request(SYNCHRONIZE, ())
+        gone = connect(vanishing.address, ConnectOptions())
+        gone.request(SYNCHRONIZE, ())
+        watch("slow", lambda: drip(writer))
+        # It asks for 16 MiB, and takes none of them.
+        reader._frames.write(99, Batch(fetch=(2,)), ())
+        vanishing.vanish()
+        watch("vanished", lambda: wait_for(running.log, vanishing.links[0].server.getsockname()[1]))
+        with answering(bystander) as disturbed:
+            time.sleep(3)
+        grown = resident_bytes(worker) - resident
+        for thread in threads:
+            thread.join(60)
+    for connection in (writer, reader, gone, bystander):
+        connection.close()
+    ratio = statistics.median(disturbed) / statistics.median(undisturbed)
+    print(f"{ended}; others' median {ratio:.2f} times as long; {grown / 2**20:.1f} MiB more")
+    assert ended["slow"] < 30
+    assert 10 < ended["vanished"] < 16.5
+    assert grown < 64 * 2**20
+    assert ratio < 1.5
+
+
+def drip(connection: SocketConnection) -> None:
+    """Write a frame at one byte a second until it is not taken any more."""
+    sock = connection._frames.stream._socket
+    data = HEAD.pack(b"DJNN", 4, 0, 5, 4000, 0, 0)
+    try:
+        for byte in [*data, *bytes(200)]:
+            sock.send(bytes([byte]))
+            time.sleep(1)
+    except OSError:
+        return
+
+
+def wait_for(log: Path, port: int) -> None:
+    """Wait until a server's log says that the connection from a port has ended."""
+    while not any(f":{port}: " in line and ("broke" in line or "ends" in line) for line in log.read_text().splitlines()):
+        time.sleep(0.2)
+
+
