@@ -124,8 +124,9 @@ def bench(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Break what can break, again and again. ``-- fuzz`` does only what tests/chaos/chaos_fuzz.py does."""
     _install(session, "-e", ".[test]")
-    named = [f"tests/chaos/chaos_{name}.py" for name in session.posargs if Path(f"tests/chaos/chaos_{name}.py").exists()]
-    others = [name for name in session.posargs if f"tests/chaos/chaos_{name}.py" not in named]
+    files = {name: f"tests/chaos/chaos_{name}.py" for name in session.posargs}
+    named = [file for file in files.values() if Path(file).exists()]
+    others = [name for name in session.posargs if files[name] not in named]
     session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
                 env=PROFILE)
 

@@ -27,6 +27,7 @@ from serving import Serving  # noqa: E402  # found only from here on
 LANES = 2
 """Clients at a time."""
 ROUND_S = 12.0
+LEAST_SAMPLES = 4
 REST_S = 1.5
 MOST_PER_HOUR = {"resident_mib": 0.01, "descriptors": 0.0, "threads": 0.0}
 """Growth that is allowed, as a part of what there is; memory also may vary by what one sample does."""
@@ -171,7 +172,7 @@ def main() -> None:
         clients = 0
         print(f"{'s':>6} {'MiB':>8} {'files':>6} {'threads':>8} {'clients':>8}")
         workers = server.workers
-        while time.monotonic() - began < options.minutes * 60:
+        while time.monotonic() - began < options.minutes * 60 or len(samples) < LEAST_SAMPLES:
             clients += disturb(server, options.seed + len(samples) * 1000)
             time.sleep(REST_S)
             sample = Sample.of([server.process.pid, *server.workers], began, clients)

@@ -1,7 +1,7 @@
 """Feeds tampered frames to the code of a server in this process, at the rate of the code.
 
-``python fuzz_feeding.py CORPUS COUNT SEED JOURNAL DEVICE`` prints a report as JSON. The journal has the frames that were
-fed last when the process dies.
+``python fuzz_feeding.py CORPUS COUNT SEED JOURNAL DEVICE`` prints a report as JSON. The journal has the frames that
+were fed last when the process dies.
 
 On ``cpu`` operators run. PyTorch's kernels are not written for input from strangers: some read or write where they must
 not if shapes do not fit together, and then the process dies, as a worker would. On ``meta`` all is done but that, so

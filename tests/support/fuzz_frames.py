@@ -99,7 +99,7 @@ def _transfer() -> None:
     large = torch.arange(2.0**12).reshape(64, 64).to(DEVICE)
     large[3:5].mul_(2).sum().item()
     torch.as_strided(large, (3, 3), (2, 1), 7).cpu()
-    large.nonzero().shape
+    len(large.nonzero())
     large[large > 9].sum().item()
     large[torch.tensor([1, 5, 3]).to(DEVICE)].index_add_(1, torch.tensor([0, 2]).to(DEVICE), large[:3, :2]).cpu()
     torch.manual_seed(7)
@@ -130,7 +130,8 @@ EDGES = (0, 1, -1, 2, 7, 63, 64, 2**7, 2**8 - 1, 2**15, 2**16, 2**31 - 1, 2**31,
          2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63))
 ODDITIES: tuple[Any, ...] = (
     None, True, False, 0.0, -0.0, float("nan"), float("inf"), 1e308, "", "x" * 5000, "\x00", "aten::mm", "cpu",
-    "object", b"", bytes(16), bytes(32), [], {}, [[]], {"real": 1.0, "imag": 2.0}, {0: 0}, {"type": "batch"}, ["upload", 1, 2])
+    "object", b"", bytes(16), bytes(32), [], {}, [[]], {"real": 1.0, "imag": 2.0}, {0: 0}, {"type": "batch"},
+    ["upload", 1, 2])
 HUGE = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
         b"\xc9\xff\xff\xff\xff\x01", b"\xdc\xff\xff", b"\xdd\x00\x10\x00\x00", b"\xc1")
 
