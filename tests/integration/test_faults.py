@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_server.waiting import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
 from djinn_transport_tcp.sockets import ByteStream
@@ -27,7 +28,7 @@ from tcp_support import WELCOME
 
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.protocol.frames import HEAD
+from djinn.protocol.frames import HEAD, encode_head
 from djinn.protocol.messages import Batch, Hello, Upload
 from djinn.protocol.tensors import buffer_of, header_of
 
@@ -235,6 +236,50 @@ def test_slow_stalled_and_vanished_clients_are_cut_off_in_time_and_cost_others_n
     assert 10 < ended["vanished"] < 16.5
     assert grown < 64 * 2**20
     assert ratio < 1.5
+
+
+@linux
+def test_a_flood_of_those_who_never_say_who_they_are_takes_little_and_keeps_nobody_out(start_server: Any) -> None:
+    running = start_server(DJINN_TOKEN="secret")
+    connect(running.address, ConnectOptions(token="secret")).close()
+    before = resident_bytes(running.process.pid)
+    # Nearly a whole greeting, which the server has to keep.
+    begun = encode_head(1, 4096, 0) + bytes(4000)
+    ended = threading.Event()
+    sent = [0, 0]
+
+    def flood(lane: int) -> None:
+        held: list[socket.socket] = []
+        while not ended.is_set():
+            try:
+                held.append(socket.create_connection(("127.0.0.1", running.port), timeout=5))
+                held[-1].sendall(begun)
+                sent[lane] += 1
+            except OSError:
+                continue
+            if len(held) > 300:
+                held.pop(0).close()
+        for sock in held:
+            sock.close()
+
+    threads = [threading.Thread(target=flood, args=(lane,)) for lane in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    began = time.monotonic()
+    known = connect(running.address, ConnectOptions(token="secret", connect_timeout_s=20))
+    took_s = time.monotonic() - began
+    known.request(SYNCHRONIZE, ())
+    time.sleep(1)
+    grown = resident_bytes(running.process.pid) - before
+    ended.set()
+    for thread in threads:
+        thread.join(10)
+    known.close()
+    print(f"{sum(sent)} connections; let in after {took_s:.2f} s; {grown / 2**20:.1f} MiB more")
+    assert sum(sent) > MAX_WAITING
+    assert took_s < 10
+    assert grown < 64 * 2**20
 
 
 def drip(connection: SocketConnection) -> None:
