@@ -21,9 +21,9 @@ from djinn_transport_tcp.client import SocketConnection, connect
 from fuzz_feeding import limit_memory, resident_bytes
 
 import djinn.protocol
-from djinn.errors import UnknownOperatorError
+from djinn.errors import TransportError, UnknownOperatorError
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
+from djinn.model.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
 from djinn.model.schema import facts_of, operator_named
 from djinn.protocol.messages import Batch, Define, Free, Poisoned, Run, Upload
 from djinn.protocol.tensors import header_of
@@ -108,6 +108,35 @@ def test_a_small_sparse_tensor_that_declares_terabytes_is_an_error_at_once(
     assert took_s < 0.5
     assert resident_bytes(worker) - before < 16 * 2**20
     assert server.workers == [worker]
+
+
+@linux
+def test_a_program_that_crashes_a_kernel_takes_its_own_worker_only(start_server: Any) -> None:
+    """Found by tampering: PyTorch 2.13.0 believes that running statistics have an element for each channel."""
+    server = start_server()
+    (worker,) = server.workers
+    connection = connect(server.address, ConnectOptions())
+    values = [torch.randn(2, 4, 6, 6), torch.ones(4), torch.zeros(4), torch.zeros(0), torch.zeros(0)]
+    uploads = [Upload(handle, header_of(value)) for handle, value in enumerate(values, 1)]
+    connection.request(Batch(uploads, synchronize=True), values)
+    name = "aten::_native_batch_norm_legit"
+    arguments = (*(TensorArgument(),) * 5, ConstantArgument(value=True), NumberArgument(), NumberArgument())
+    template = Template(name, digest_of(name), arguments)
+    program = Program((template,), (Step(0, (-1, -2, -3, -4, -5), 3),), 5, (0,))
+    try:
+        result, _ = connection.request(
+            Batch([Define(1, program), Run(1, (1, 2, 3, 4, 5), [0.1, 1e-5], (9,))], fetch=(9,)), ())
+        # A release that checks it says so.
+        assert isinstance(result.items[0], Poisoned)
+        crashed = False
+    except TransportError:
+        crashed = True
+    again = connect(server.address, ConnectOptions(connect_timeout_s=60))
+    again.request(Batch([Upload(1, header_of(ONES))], synchronize=True), [ONES])
+    again.close()
+    connection.close()
+    assert server.process.poll() is None
+    assert (worker not in server.workers) == crashed
 
 
 UNCHECKED = sorted({schema.name for schema in torch._C._jit_get_all_schemas()
