@@ -25,8 +25,8 @@ from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Meters, Reporter
 from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.limits import Allowances, Limits
-from djinn_server.memory import device_bytes
 from djinn_server.log_lines import write_to
+from djinn_server.memory import device_bytes
 from djinn_server.server import Server
 from djinn_server.tickets import TicketCheck
 from djinn_server.waiting import WaitingRoom
