@@ -122,10 +122,20 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Kill servers again and again, and expect that nobody notices: half an hour."""
+    """Break what can break, again and again. ``-- fuzz`` does only what tests/chaos/chaos_fuzz.py does."""
     _install(session, "-e", ".[test]")
-    session.run("pytest", "tests/chaos", "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *session.posargs,
+    files = {name: f"tests/chaos/chaos_{name}.py" for name in session.posargs}
+    named = [file for file in files.values() if Path(file).exists()]
+    others = [name for name in session.posargs if files[name] not in named]
+    session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
                 env=PROFILE)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Let clients come and go against one server for some minutes (``-- --minutes 60``); fail if it grows."""
+    _install(session, "-e", ".[test]")
+    session.run("python", "tests/chaos/soak.py", *session.posargs)
 
 
 @nox.session

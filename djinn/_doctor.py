@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import ipaddress
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from urllib.parse import urlsplit
 
 import attrs
 import torch
 
 from djinn.config import Config
-from djinn.errors import DjinnError
+from djinn.errors import DjinnError, LimitError, RefusedError
 from djinn.kinds import Connection, ConnectOptions
+from djinn.kinds.transport import CertifiedConnection
 from djinn.plugins import DEFAULTS, Plugins
-from djinn.protocol.messages import Batch
+from djinn.protocol.messages import Batch, Free, Upload
+from djinn.protocol.tensors import header_of
 
 ROUND_TRIPS = 5
+FIRST_BYTES, MAX_BYTES = 2**20, 2**26
+"""What is sent to see how fast that goes: the first amount, then as much as takes about `TRANSFER_S`."""
+TRANSFER_S = 0.3
+EXPIRY_WARNING_DAYS = 14
+MIN_FILES = 1024
+"""Connections, libraries and memory that is shared take descriptors."""
+MIN_LOCKED_BYTES = 2**26
+"""The page-locked memory that copies to and from a CUDA device go through; see `docs/server.md`."""
 
 
 @attrs.frozen
@@ -56,8 +70,9 @@ def examine(plugins: Plugins, config: Config, problems: Sequence[DjinnError]) ->
     checks.append(Check("spare device", ok=True, found=_spare_device()))
     checks.append(_attempt("logical device", lambda: _device(plugins)))
     checks.append(_attempt("executor devices here", lambda: _executor_devices(plugins)))
+    checks += _limits()
     if config.server:
-        checks.append(_attempt("server", lambda: _server(plugins, config)))
+        checks += _server(plugins, config)
     else:
         checks.append(Check("server", ok=True, found="none; operations run in this process",
                             remedy="To use one, set DJINN_SERVER=tcp://HOST:PORT or give --server."))
@@ -102,23 +117,122 @@ def _executor_devices(plugins: Plugins) -> str:
     return ", ".join(devices) or "none"
 
 
-def _server(plugins: Plugins, config: Config) -> str:
-    scheme = config.server.partition("://")[0]
-    options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
-                             tls_cert=config.tls_cert, tls_key=config.tls_key)
-    begun = time.perf_counter()
-    connection = plugins.transport_for(scheme).connect(config.server, options)
-    connected_s = time.perf_counter() - begun
+def _limits() -> Iterator[Check]:
+    """Look at what the system allows a process, where it has such limits."""
     try:
-        round_trip_s = statistics.median(_round_trip_s(connection) for _ in range(ROUND_TRIPS))
+        import resource
+    except ImportError:
+        yield Check("limits", ok=True, found="this system has none of this kind")
+        return
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = files == resource.RLIM_INFINITY or files >= MIN_FILES
+    yield Check("open files (ulimit -n)", ok=enough, found=_amount(files, resource.RLIM_INFINITY),
+                remedy="" if enough else f"Run `ulimit -n {MIN_FILES * 4}` before the program, or raise LimitNOFILE of "
+                                         "its service.")
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    # Only copies to and from a GPU lock memory.
+    enough = locked == resource.RLIM_INFINITY or locked >= MIN_LOCKED_BYTES or not torch.cuda.is_available()
+    yield Check("locked memory (ulimit -l)", ok=enough, found=_amount(locked, resource.RLIM_INFINITY, " bytes"),
+                remedy="" if enough else f"Run `ulimit -l {MIN_LOCKED_BYTES // 1024}` before the program, or raise "
+                                         "LimitMEMLOCK of its service.")
+
+
+def _amount(limit: int, infinity: int, unit: str = "") -> str:
+    return "unlimited" if limit == infinity else f"{limit}{unit}"
+
+
+def _server(plugins: Plugins, config: Config) -> list[Check]:
+    """Connect, and look at what can be seen from there. Without a connection there is nothing more to see."""
+    found: list[Check] = []
+
+    def look() -> str:
+        scheme = config.server.partition("://")[0]
+        options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
+                                 tls_cert=config.tls_cert, tls_key=config.tls_key)
+        begun = time.perf_counter()
+        connection = plugins.transport_for(scheme).connect(config.server, options)
+        connected_s = time.perf_counter() - begun
+        try:
+            round_trip_s = statistics.median(_round_trip_s(connection) for _ in range(ROUND_TRIPS))
+            found.extend((_versions(connection), _certificate(connection, time.time()), _token(config)))
+            found.append(_attempt("throughput", lambda: _throughput(connection)))
+        finally:
+            connection.close()
         welcome = connection.welcome
-    finally:
-        connection.close()
-    return (f"{config.server} answers: device {welcome.device}, torch {welcome.torch}, python {welcome.python}; "
-            f"connected in {connected_s * 1e3:.1f} ms, round trip {round_trip_s * 1e3:.3f} ms")
+        return (f"{config.server} answers: device {welcome.device}, torch {welcome.torch}, python {welcome.python}; "
+                f"connected in {connected_s * 1e3:.1f} ms, round trip {round_trip_s * 1e3:.3f} ms")
+
+    server = _attempt("server", look)
+    return [server, *found]
 
 
 def _round_trip_s(connection: Connection) -> float:
     begun = time.perf_counter()
     connection.request(Batch(synchronize=True), [])
     return time.perf_counter() - begun
+
+
+def _throughput(connection: Connection) -> str:
+    """Send some bytes there and back; a first, smaller amount tells how many take a moment."""
+    size_bytes = FIRST_BYTES
+    there_s, back_s = _transfer_s(connection, size_bytes)
+    more = int(min(MAX_BYTES, FIRST_BYTES * TRANSFER_S / max(there_s, back_s)))
+    if more > 2 * size_bytes:
+        # A limit of the server's may forbid it; then the first amount has to do.
+        with contextlib.suppress(LimitError, RefusedError):
+            there_s, back_s = _transfer_s(connection, more)
+            size_bytes = more
+    return (f"{size_bytes / there_s / 1e6:.1f} MB/s there, {size_bytes / back_s / 1e6:.1f} MB/s back, measured with "
+            f"{size_bytes / 2**20:.1f} MiB")
+
+
+def _transfer_s(connection: Connection, size_bytes: int) -> tuple[float, float]:
+    tensor = torch.arange(size_bytes // 8)
+    begun = time.perf_counter()
+    answer, _ = connection.request(Batch([Upload(1, header_of(tensor))], synchronize=True), [tensor])
+    uploaded = time.perf_counter()
+    if answer.failures:
+        raise DjinnError(f"The server could not take {size_bytes} bytes: {answer.failures[0].message}")
+    _, received = connection.request(Batch(fetch=(1,)), [])
+    downloaded = time.perf_counter()
+    connection.request(Batch([Free((1,))], synchronize=True), [])
+    if not torch.equal(received[0], tensor):
+        raise DjinnError("What came back is not what was sent.",
+                         hint="Something between here and the server changes bytes; use a tls:// address.")
+    return uploaded - begun, downloaded - uploaded
+
+
+def _versions(connection: Connection) -> Check:
+    here, there = str(torch.__version__), connection.welcome.torch
+    same = here.partition("+")[0] == there.partition("+")[0]
+    return Check("torch there", ok=True, found=there, remedy="" if same else (
+        f"Operators may differ from {here} here, and one that does is refused by name: install the same release."))
+
+
+def _certificate(connection: Connection, now_s: float) -> Check:
+    expires_s = connection.certificate_expires_s if isinstance(connection, CertifiedConnection) else None
+    if expires_s is None:
+        return Check("certificate", ok=True, found="none; the connection is not encrypted")
+    days = (expires_s - now_s) / 86400
+    day = datetime.datetime.fromtimestamp(expires_s, datetime.UTC).date()
+    return Check("certificate", ok=days > EXPIRY_WARNING_DAYS, found=f"good until {day}, {days:.0f} days",
+                 remedy="" if days > EXPIRY_WARNING_DAYS else (
+                     "Have a new certificate made, and start the server anew with it: afterwards nobody can connect."))
+
+
+def _token(config: Config) -> Check:
+    """Say whether there is a token, and whether others can read it on its way."""
+    if not config.token:
+        return Check("token", ok=True, found="none; the server lets in everybody who can reach it")
+    if config.server.startswith("tcp://") and not _stays_here(urlsplit(config.server).hostname or ""):
+        return Check("token", ok=False, found="given, and taken by the server; it was sent over a network in the clear",
+                     remedy="Start the server with --tls-cert and use its tls:// address, or reach it through a "
+                            "tunnel; then have a new token made.")
+    return Check("token", ok=True, found="given, and the server lets it in")
+
+
+def _stays_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

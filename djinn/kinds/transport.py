@@ -102,6 +102,15 @@ class Connection(Protocol):
         """End the session. Never raises, may be called twice."""
 
 
+@runtime_checkable
+class CertifiedConnection(Protocol):
+    """What a connection may have beside the methods of `Connection`, if the server showed who it is."""
+
+    @property
+    def certificate_expires_s(self) -> float | None:
+        """When the server's certificate ends, in seconds since 1970; ``None`` if it showed none."""
+
+
 class Channel(Protocol):
     """The server's end of one connection."""
 

@@ -98,6 +98,10 @@ class ContentStore:
     Args:
         limit_bytes: Room for all contents together; 0 keeps nothing.
 
+    Attributes:
+        hits: Uploads that did not have to travel.
+        misses: Uploads that did, and are large enough to be kept.
+
     Concurrency:
         Any thread.
     """
@@ -109,6 +113,8 @@ class ContentStore:
         self._idle: OrderedDict[_Content, None] = OrderedDict()
         self._held_bytes = 0
         self._idle_bytes = 0
+        self.hits = 0
+        self.misses = 0
 
     @property
     def size_bytes(self) -> int:
@@ -124,6 +130,7 @@ class ContentStore:
         """Keep a content, held once, if there is room for it."""
         made = _Content(owner, header, tensor, mark_of(header, tensor))
         with self._lock:
+            self.misses += 1
             if self._held_bytes + made.size_bytes > self.limit_bytes:
                 return None
             while self.size_bytes + made.size_bytes > self.limit_bytes:
@@ -146,8 +153,9 @@ class ContentStore:
             return [content.mark for content in self._latest(owner)]
 
     def hold(self, content: _Content) -> None:
-        """Hold a content once more."""
+        """Hold a content once more, for an upload that does not have to travel."""
         with self._lock:
+            self.hits += 1
             self._hold(content)
 
     def release(self, contents: Iterable[_Content]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import ipaddress
 import logging
 import os
@@ -16,11 +17,13 @@ from typing import Annotated, NoReturn
 import attrs
 import typer
 
+import djinn
 from djinn.errors import ConfigurationError
 from djinn_server.control import Setup
 from djinn_server.couriers import PeerRules
 from djinn_server.gateway import Gateway
 from djinn_server.limits import Limits
+from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant, Tenant
@@ -32,6 +35,13 @@ LOOPBACK = "127.0.0.1"
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be carried out."""
 _log = logging.getLogger("djinn.server")
+
+
+class LogChoice(enum.Enum):
+    """What ``--log-format`` may say."""
+
+    text = "text"
+    json = "json"
 
 
 def serve(
@@ -90,6 +100,13 @@ def serve(
         show_default=False, metavar="NAME",
         help="Run operators of this namespace too, which an extension of PyTorch has registered in the server. Their "
              "arguments are not checked; may be given several times.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(
+        min=0, max=65535, show_default=False,
+        help="Port to serve /metrics for Prometheus, /healthz and /readyz on; 0 finds a free one. "
+             "None of it if not given.")] = None,
+    metrics_host: Annotated[str, typer.Option(
+        help="Address to serve these on. Whoever can reach it learns names of tenants and what they use.")] = LOOPBACK,
+    log_format: Annotated[LogChoice, typer.Option(help="What a line of the log looks like.")] = LogChoice.text,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
@@ -106,13 +123,18 @@ def serve(
         keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
         limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes),
         memory_bytes=memory_mib * 2**20, peers=peers,
-        program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()))
+        program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()),
+        log_format=log_format.value)
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
         server = _open(offer)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda caught, _: signals.put(caught))
+        if metrics_port is not None:
+            page = server.show_metrics(metrics_host, metrics_port, djinn.__version__)
+            if not _is_loopback(metrics_host):
+                _log.warning("other machines can read the metrics on %s", page)
         server.start()
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
@@ -141,6 +163,7 @@ class Offer:
     peers: str
     program_bytes: int | None
     namespaces: tuple[str, ...]
+    log_format: LogFormat
 
     @property
     def address(self) -> str:
@@ -165,7 +188,7 @@ def _open(offer: Offer) -> Gateway:
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
     config = Config.resolve({"token": offer.token, **quiet}, os.environ)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     is_private = _check(offer, bool(config.token))
     plugins = Plugins.load(config.selection)
@@ -181,7 +204,7 @@ def _open(offer: Offer) -> Gateway:
         return Setup(tenant.name, offer.device, scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
                      offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private,
-                     program_bytes=offer.program_bytes, namespaces=offer.namespaces)
+                     program_bytes=offer.program_bytes, namespaces=offer.namespaces, log_format=offer.log_format)
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}

@@ -10,7 +10,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from djinn_server.counting import Report
 from djinn_server.limits import Limits
+from djinn_server.log_lines import LogFormat
 
 __all__ = ("Control", "ControlMessage", "Failed", "Incoming", "Ready", "Setup", "Stop")
 
@@ -40,6 +42,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
+        log_format: See `djinn_server.log_lines.write_to`.
     """
 
     tenant: str
@@ -60,6 +63,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     mailbox_prefix: bytes = b""
     program_bytes: int | None = None
     namespaces: tuple[str, ...] = ()
+    log_format: LogFormat = "text"
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -104,7 +108,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     timeout_s: float
 
 
-ControlMessage: TypeAlias = Setup | Ready | Failed | Incoming | Limits | Stop
+ControlMessage: TypeAlias = Setup | Ready | Failed | Incoming | Limits | Stop | Report
 
 
 class Control:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from djinn.errors import DjinnError
+from djinn.errors import DjinnError, RefusedError
 from djinn.kinds.transport import Channel, Listener
 from djinn.protocol.messages import Courier
 from djinn.protocol.post import check_courier
+from djinn_server.counting import Reason
+from djinn_server.exposition import MetricsPage
 from djinn_server.greeting import check_versions, receive_greeting
 from djinn_server.server import refuse
 from djinn_server.supervisor import Supervisor
@@ -48,7 +52,9 @@ class Gateway:
         self._tenants = tenants
         self._supervisor = supervisor
         self._first = first
-        self._room = room or WaitingRoom()
+        self._counts = supervisor.ledger.gateway
+        self._room = room or WaitingRoom(reject=lambda: self._counts.reject("waiting_room"))
+        self._page: MetricsPage | None = None
         self._stopping = threading.Event()
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="djinn-tenants", daemon=True)
@@ -62,6 +68,31 @@ class Gateway:
     def is_accepting(self) -> bool:
         """Whether new connections are accepted; ``False`` before `start`, after `stop`, and if the listener failed."""
         return self._acceptor.is_alive()
+
+    def why_not_ready(self) -> str:
+        """Say why sessions cannot begin at the moment; empty if they can."""
+        if not self.is_accepting:
+            return "The server accepts no connections."
+        return self._supervisor.why_not_ready()
+
+    def show_metrics(self, host: str, port: int, version: str) -> str:
+        """Serve the page of metrics from now until `stop`, and return its address.
+
+        Args:
+            host: Address to listen on.
+            port: Port; 0 finds a free one.
+            version: Of this distribution.
+
+        Raises:
+            ConfigurationError, TransportError: It cannot be; see `djinn_server.exposition.MetricsPage`.
+        """
+        try:
+            self._page = MetricsPage(host, port, self._supervisor.ledger, version, self.why_not_ready)
+        except DjinnError:
+            self.stop()
+            raise
+        self._page.start()
+        return self._page.address
 
     def start(self) -> None:
         """Begin to accept connections.
@@ -92,6 +123,8 @@ class Gateway:
         self._listener.close()
         self._room.close()
         ended = self._supervisor.stop(timeout_s)
+        if self._page is not None:
+            self._page.stop()
         _log.info("stopped")
         return ended
 
@@ -113,15 +146,18 @@ class Gateway:
                 channel.close()
 
     def _greet(self, channel: Channel) -> None:
+        meter = self._counts.open(channel)
         try:
             self._let_in(channel)
         except DjinnError as error:
+            self._counts.ended(error)
             refuse(channel, error)
         except Exception as error:  # noqa: BLE001  # logged whole; it must not end the gateway
             _log.exception("%s: the greeting failed", channel.peer)
             refuse(channel, error)
         finally:
             channel.close()
+            self._counts.close(meter)
 
     def _let_in(self, channel: Channel) -> None:
         received = receive_greeting(channel)
@@ -133,10 +169,22 @@ class Gateway:
             self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
             return
         check_versions(greeting)
-        tenant = self._tenants.admit(greeting.token)
+        with self._rejecting("token"):
+            tenant = self._tenants.admit(greeting.token)
         self._room.leave(channel)
         channel.greeted()
-        self._supervisor.worker_of(tenant).take(channel, sequence, greeting)
+        with self._rejecting("worker"):
+            worker = self._supervisor.worker_of(tenant)
+        worker.take(channel, sequence, greeting)
+
+    @contextlib.contextmanager
+    def _rejecting(self, reason: Reason) -> Iterator[None]:
+        """Count whoever is not let in."""
+        try:
+            yield
+        except RefusedError:
+            self._counts.reject(reason)
+            raise
 
     def _watch(self) -> None:
         """End the sessions of those who are no tenants any more, and tell workers of other limits."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +19,7 @@ WAIT_S = 30.0
 """How long the tensors of one session wait for those of the tenant's others to be carried out."""
 _ASK = "Ask the server's operator for more."
 _Limit = Annotated[int, Meta(ge=0)]
+Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes"]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
@@ -39,15 +41,21 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
 class Allowances:
     """Counts what a tenant's sessions use, and grants no more than the limits.
 
+    Args:
+        limits: What they are at first.
+        reject: Told of each limit that was in somebody's way.
+
     Attributes:
         limits: What they are; may be replaced while sessions run.
+        reject: As given.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, reject: Callable[[Limited], None] = lambda limited: None) -> None:
         self.limits = limits
+        self.reject = reject
         self._changed = threading.Condition()
         self._sessions = 0
         self._handles = 0
@@ -62,6 +70,7 @@ class Allowances:
         with self._changed:
             limit = self.limits.sessions
             if limit and self._sessions >= limit:
+                self.reject("sessions")
                 raise LimitError(f"There are {self._sessions} sessions already; the limit is {limit}.",
                                  hint=f"End one of them with djinn.shutdown(). {_ASK}")
             self._sessions += 1
@@ -84,6 +93,7 @@ class Allowances:
         with self._changed:
             limit, wanted = self.limits.handles, self._handles - before + now
             if checks and limit and wanted > limit:
+                self.reject("handles")
                 raise LimitError(f"There would be {wanted} values; the limit for all sessions is {limit}.",
                                  hint=f"Let go of tensors that are not needed any more. {_ASK}")
             self._handles = wanted
@@ -97,11 +107,13 @@ class Allowances:
         with self._changed:
             limit = self.limits.inflight_bytes
             if limit and length > limit:
+                self.reject("inflight_bytes")
                 raise LimitError(f"A message brings {length} bytes; the limit is {limit} at a time.",
                                  hint=f"Move smaller tensors. {_ASK}")
             until = time.monotonic() + WAIT_S
             while limit and self._inflight_bytes + length > limit:
                 if not self._changed.wait(until - time.monotonic()):
+                    self.reject("inflight_bytes")
                     raise LimitError(
                         f"A message brings {length} bytes, {self._inflight_bytes} are being taken in for other "
                         f"sessions, and the limit is {limit} at a time.", hint=f"Use fewer sessions at once. {_ASK}")
@@ -130,6 +142,7 @@ class SessionAllowance:
         """Let a program in; see `djinn.protocol.abilities.Allowance.admit_program`."""
         limit, nodes = self._allowances.limits.nodes, len(program.steps)
         if limit and nodes > limit:
+            self._allowances.reject("nodes")
             raise LimitError(f"The program has {nodes} steps; the limit is {limit}.",
                              hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}")
 

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
+import msgspec
+
+from djinn.errors import (
+    ConfigurationError,
+    DjinnError,
+    LimitError,
+    ProtocolError,
+    RefusedError,
+    TransportError,
+)
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Watch
 from djinn.kinds.transport import BoundedChannel, Carrier, Channel, Listener, Transport
@@ -18,6 +27,7 @@ from djinn.protocol.mailbox import Mailbox, MailRoom
 from djinn.protocol.messages import Batch, Courier, Hello, Refusal
 from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
+from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report
 from djinn_server.couriers import Couriers, PeerRules
 from djinn_server.greeting import Load, answer_client, check_versions, courier_welcome, receive_greeting
 from djinn_server.limits import Allowances, Limits, SessionAllowance
@@ -70,6 +80,7 @@ class Server:
         transport_for: Gives the transport of a scheme, for values that are sent to other servers.
         mailbox_prefix: How the keys of the sessions' mailboxes begin.
         watch: Takes up a guard's watch at a new session.
+        meters: Count what happens; without, the server's own.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
@@ -80,11 +91,13 @@ class Server:
         watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
         looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
+        meters: Meters | None = None,
     ) -> None:
         self._listener = listener
         self._executor = executor
         self._admit = admit
-        self._allowances = allowances or Allowances(Limits())
+        self._meters = meters or Meters()
+        self._allowances = allowances or Allowances(Limits(), self._meters.reject)
         self._store = ContentStore(keep_bytes)
         self._looks_ahead = looks_ahead
         self._memory_bytes = memory_bytes
@@ -186,18 +199,21 @@ class Server:
             self._connections.pop(thread, None)
 
     def _serve(self, channel: Channel) -> None:
+        meter = self._meters.open(channel)
         try:
-            self._converse(channel)
+            self._converse(channel, meter)
         except DjinnError as error:
+            self._meters.ended(error)
             refuse(channel, error)
         except Exception as error:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
             refuse(channel, error)
         finally:
             channel.close()
+            self._meters.close(meter)
             self._forget(threading.current_thread())
 
-    def _converse(self, channel: Channel) -> None:
+    def _converse(self, channel: Channel, meter: Meter) -> None:
         greeted = receive_greeting(channel)
         if greeted is None:
             return
@@ -207,14 +223,15 @@ class Server:
             self._admit(channel, greeting)
             allowance = self._allowances.open()
             try:
-                self._hold_session(channel, sequence, greeting, allowance)
+                self._hold_session(channel, sequence, greeting, allowance, meter)
             finally:
                 allowance.close()
             return
         _log.info("%s: a courier of session %s begins", channel.peer, _printable(greeting.session))
         deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
 
-    def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance) -> None:
+    def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance,
+                      meter: Meter) -> None:
         mailbox = self._room.open()
         try:
             session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
@@ -233,7 +250,7 @@ class Server:
             with self._lock:
                 self._sessions[session] = service, post
             try:
-                self._answer_all(channel, service, allowance)
+                self._answer_all(channel, service, allowance, meter)
             finally:
                 with self._lock:
                     del self._sessions[session]
@@ -255,9 +272,18 @@ class Server:
             self._present.add(mailbox)
         return Load(self._memory_bytes, sum(service.held_bytes for service in services), others)
 
-    def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance) -> None:
+    def report(self) -> Report:
+        """Say what was counted, and what there is now."""
+        with self._lock:
+            services = [service for service, _ in self._sessions.values()]
+        counts = msgspec.structs.replace(self._meters.counts(), cache_hits=self._store.hits,
+                                         cache_misses=self._store.misses)
+        return Report(counts, Amounts(len(services), sum(service.live_handles for service in services),
+                                      sum(service.held_bytes for service in services), self._store.size_bytes))
+
+    def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter) -> None:
         polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
-        while _answer_next(channel, service, allowance):
+        while _answer_next(channel, service, allowance, meter):
             while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
                 pass
 
@@ -283,18 +309,29 @@ def refuse(channel: Channel, error: Exception) -> None:
         _log.info("%s: left before it could be told: %s", channel.peer, left)
 
 
-def _answer_next(channel: Channel, service: SessionService, allowance: SessionAllowance) -> bool:
+def _answer_next(channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter) -> bool:
     """Carry out one batch. Its tensors live in this call only, not while the next one is awaited."""
-    received = channel.receive()
+    try:
+        received = channel.receive()
+    except LimitError:
+        meter.refused()
+        raise
     if received is None:
         return False
+    begin_ns = time.perf_counter_ns()
     sequence, message, tensors = received
     if not isinstance(message, Batch):
         raise ProtocolError(f"A {type(message).__name__} where a Batch was expected.")
-    result, data = service.handle(message, tensors)
-    allowance.settle(service.live_handles)
-    if message.wants_reply:
-        channel.send(sequence, result, data)
+    outcome: Outcome = "error"
+    try:
+        result, data = service.handle(message, tensors)
+        allowance.settle(service.live_handles)
+        outcome = "lost"
+        if message.wants_reply:
+            channel.send(sequence, result, data)
+        outcome = "failed" if result.failures else "ok"
+    finally:
+        meter.answered(outcome, time.perf_counter_ns() - begin_ns)
     return True
 
 

@@ -22,6 +22,8 @@ from djinn.kinds.transport import Channel, MovableChannel
 from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn.protocol.post import no_mailbox
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
+from djinn_server.counting import Report
+from djinn_server.ledger import Ledger
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
 
@@ -89,10 +91,11 @@ class Worker:
             raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
         self._port = message.address.rpartition(":")[2]
 
-    def watch(self) -> None:
-        """Wait until it ends."""
-        while self._control.receive() is not None:
-            pass
+    def watch(self, heed: Callable[[Report], None]) -> None:
+        """Wait until it ends, and hear what it tells meanwhile."""
+        while (received := self._control.receive()) is not None:
+            if isinstance(received[0], Report):
+                heed(received[0])
 
     def take(self, channel: Channel, sequence: int, greeting: Hello | Courier) -> None:
         """Give it a client or courier that was let in: the connection itself if that can be, or else the next one.
@@ -152,12 +155,15 @@ class Supervisor:
     Args:
         make_setup: What a tenant's worker is for.
         environment: Its environment variables.
+        ledger: What workers tell is entered there; without, in books of its own.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str]) -> None:
+    def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str],
+                 ledger: Ledger | None = None) -> None:
+        self.ledger = ledger or Ledger()
         self._make_setup = make_setup
         self._environment = environment
         self._changed = threading.Condition()
@@ -213,6 +219,16 @@ class Supervisor:
         while (made := secrets.token_bytes(PREFIX_BYTES)) in used:
             pass
         return made
+
+    def why_not_ready(self) -> str:
+        """Say why sessions cannot begin: workers are wanted, and none serves. Empty if they can."""
+        with self._changed:
+            posts = list(self._posts.values())
+        if self._stopping:
+            return "The server is ending."
+        if not posts or any(post.is_ready for post in posts):
+            return ""
+        return "No worker serves at the moment; the server's log says why."
 
     def tenants(self) -> list[Tenant]:
         """List those who have workers."""
@@ -314,12 +330,16 @@ class Supervisor:
         began = time.monotonic()
         _log.info("%sworker %d serves", _for(post.tenant), worker.pid)
         self._note(post, None, is_ready=True)
-        worker.watch()
+        account = self.ledger.open(post.tenant.name, setup.memory_bytes)
+        worker.watch(account.heed)
         self._note(post, None)
         # Whoever lets go of its standard input is not going to serve any more.
         if not post.is_ending:
             worker.kill()
         status = worker.reap()
+        self.ledger.close(account)
+        if not post.is_ending:
+            self.ledger.restarted(post.tenant.name, _told(status) if status < 0 else "exit")
         (_log.info if post.is_ending else _log.error)(  # no bug
             "%sworker %d has ended: %s", _for(post.tenant), worker.pid, _told(status))
         with self._changed:
@@ -329,6 +349,8 @@ class Supervisor:
     def _note(self, post: _Post, problem: DjinnError | None, *, is_ready: bool = False) -> None:
         if problem is not None:
             _log.error("%sa worker could not begin: %s", _for(post.tenant), problem)
+            if not post.is_ending:
+                self.ledger.restarted(post.tenant.name, "start")
         with self._changed:
             post.problem, post.is_ready = problem, is_ready
             if problem is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 
 from djinn.kinds.transport import Channel
 
@@ -21,13 +22,15 @@ class WaitingRoom:
 
     Args:
         places: How many; each takes a thread, and at most 4 KiB of what it says.
+        reject: Told of each that is closed for another one.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, places: int = MAX_WAITING) -> None:
+    def __init__(self, places: int = MAX_WAITING, reject: Callable[[], None] = lambda: None) -> None:
         self._places = places
+        self._reject = reject
         self._lock = threading.Lock()
         self._waiting: weakref.WeakKeyDictionary[Channel, None] = weakref.WeakKeyDictionary()
 
@@ -40,6 +43,7 @@ class WaitingRoom:
             self._waiting[channel] = None
         if oldest is not None:
             _log.warning("%s: closed, because %d connections have not said who they are", oldest.peer, self._places)
+            self._reject()
             oldest.close()
 
     def leave(self, channel: Channel) -> bool:

@@ -16,14 +16,16 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 
-from djinn.errors import DjinnError, TransportError
+from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
 from djinn.protocol.messages import Hello
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
+from djinn_server.counting import Meters, Reporter
 from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.limits import Allowances, Limits
+from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes
 from djinn_server.server import Server
 from djinn_server.tickets import TicketCheck
@@ -44,13 +46,15 @@ class Inlet:
         options: As for `djinn.kinds.transport.Transport.listen`.
         listener: Where clients come that were sent here, if they do.
         tickets: Lets those in.
+        meters: Count whom it does not let in.
 
     Concurrency:
         `hand` and `close` are called by any thread, `accept` by one.
     """
 
     def __init__(
-        self, transport: Transport, options: ListenOptions, listener: Listener | None, tickets: TicketCheck
+        self, transport: Transport, options: ListenOptions, listener: Listener | None, tickets: TicketCheck,
+        meters: Meters,
     ) -> None:
         self.address = listener.address if listener is not None else ""
         self._transport = transport
@@ -58,7 +62,8 @@ class Inlet:
         self._listener = listener
         self._tickets = tickets
         self._queue: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
-        self._room = WaitingRoom()
+        self._meters = meters
+        self._room = WaitingRoom(reject=lambda: meters.reject("waiting_room"))
         self._handed: weakref.WeakSet[Channel] = weakref.WeakSet()
         if listener is not None:
             threading.Thread(target=self._accept_from, args=(listener,), name="djinn-inlet", daemon=True).start()
@@ -77,7 +82,11 @@ class Inlet:
             RefusedError: The gateway has not sent him.
         """
         if channel not in self._handed:
-            self._tickets.redeem(hello.ticket)
+            try:
+                self._tickets.redeem(hello.ticket)
+            except RefusedError:
+                self._meters.reject("ticket")
+                raise
             self._room.leave(channel)
 
     def accept(self) -> Channel | None:
@@ -104,18 +113,22 @@ def main() -> None:
     control = Control(socket.socket(fileno=os.dup(0)), takes_descriptors=True)
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
         os.dup2(nothing.fileno(), 0)
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     received = control.receive()
     if received is None or not isinstance(received[0], Setup):
         sys.exit(1)
+    setup = received[0]
+    write_to(sys.stderr, setup.log_format, role="worker", **({"tenant": setup.tenant} if setup.tenant else {}))
     try:
-        server, inlet, allowances = _open(received[0])
+        server, inlet, allowances = _open(setup)
     except DjinnError as error:
         control.send(Failed(error.code, error.summary, error.hint))
         sys.exit(1)
     server.start()
     control.send(Ready(server.device, inlet.address))
+    reporter = Reporter(server.report, control.send)
+    reporter.start()
     stopped = server.stop(_obey(control, inlet.hand, allowances))
+    reporter.stop()
     logging.shutdown()
     # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
     os._exit(0 if stopped else 1)
@@ -156,8 +169,9 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
     listener = transport.listen(setup.address, options) if setup.address else None
     if listener is None and not isinstance(transport, AdoptingTransport):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
-    inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key))
-    allowances = Allowances(setup.limits)
+    meters = Meters()
+    inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key), meters)
+    allowances = Allowances(setup.limits, meters.reject)
     bounds = Bounds(executor.device,
                     device_bytes(executor.device) if setup.program_bytes is None else setup.program_bytes,
                     frozenset(setup.namespaces))
@@ -167,7 +181,7 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
                     looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
                     peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
                                           listens_on_path=setup.transport == UNIX),
-                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix)
+                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters)
     return server, inlet, allowances
 
 

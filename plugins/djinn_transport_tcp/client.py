@@ -197,6 +197,11 @@ class SocketConnection:
         """Bytes received so far, greeting included."""
         return self._frames.stream.bytes_received
 
+    @property
+    def certificate_expires_s(self) -> float | None:
+        """When the server's certificate ends; see `djinn.kinds.transport.CertifiedConnection`."""
+        return self._frames.stream.certificate_expires_s
+
     def greet(
         self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = ""
     ) -> Redirect | None:

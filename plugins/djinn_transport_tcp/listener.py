@@ -184,7 +184,7 @@ class SocketListener:
                 time.sleep(PAUSE_S)
                 continue
             try:
-                configure(sock, user_timeout_s=self._options.progress_timeout_s)
+                configure(sock)
                 return self._make(sock, peer)
             except (OSError, ValueError) as error:
                 _log.info("A connection was gone before it was accepted: %s", error)
@@ -216,6 +216,7 @@ class SocketChannel:
         self._frames.max_header_bytes = MAX_GREETING_BYTES
         self._frames.max_body_bytes = 0
         self._frames.stream.deadline = time.monotonic() + options.greeting_timeout_s
+        self._frames.stream.keeps_pace = True
 
     def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
         """Wait for the next message; see `djinn.kinds.transport.Channel.receive`."""
@@ -225,6 +226,7 @@ class SocketChannel:
             if not stream.wait():
                 return None
             stream.stall_timeout_s = self._options.progress_timeout_s
+            stream.begin_pace()
             return self._frames.read()
         except PlaintextError:
             stream.go_on_plain()
@@ -241,6 +243,16 @@ class SocketChannel:
     @admit_body.setter
     def admit_body(self, admit: Callable[[int], None] | None) -> None:
         self._frames.admit_body = admit
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far by this process."""
+        return self._frames.stream.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far by this process."""
+        return self._frames.stream.bytes_received
 
     def is_ready(self) -> bool:
         """Whether `receive` would not wait for something to begin."""

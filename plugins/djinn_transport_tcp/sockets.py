@@ -21,9 +21,13 @@ __all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILE
 T = TypeVar("T")
 StreamSocket: TypeAlias = socket.socket | TlsSocket
 
-KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPALIVE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds and counts; an idle connection whose other end has vanished ends after 25 s. Names differ per platform."""
-SILENCE_S = 20.0
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
+"""Seconds and counts; an idle connection whose other end has vanished ends after 15 s. Names differ per platform.
+
+There is no ``TCP_USER_TIMEOUT`` beside them: Linux would go by it instead of the count, and would give up on a living
+side whose receive window stays closed that long. `SILENCE_S` is for what it would be good for.
+"""
+SILENCE_S = 15.0
 """How long sent bytes may stay unacknowledged by the other machine."""
 TICK_S = 1.0
 """How often a waiting call looks at the clock and at the state of the connection."""
@@ -37,6 +41,10 @@ DIRECT_BYTES = 2**14
 """From this size on, bytes go straight to where they belong."""
 UNIX_BUFFER_BYTES = 2**20
 """Bytes between two ends on one machine; the system's default keeps them waiting for each other."""
+PACE_BYTES_PER_S = 1024
+"""Slower than any network that a session could be used over."""
+PACE_PART = 0.75
+"""Of the patience with what stands still, after which the pace is looked at: what drips is not waited for longer."""
 KEEPS_UP_S = 0.001
 """A connection that takes nothing for this long does not keep up with large transfers."""
 
@@ -52,23 +60,14 @@ def _max_views() -> int:
 MAX_CALL_VIEWS = _max_views()
 
 
-def configure(sock: socket.socket, *, user_timeout_s: float | None = None) -> None:
-    """Send small frames at once, and notice an end that has vanished.
-
-    Args:
-        sock: A connected socket.
-        user_timeout_s: Have the system give up when sent bytes make no way for this long. Only for an end whose other
-            side always reads: Linux also gives up on a living side whose receive window stays closed that long.
-    """
+def configure(sock: socket.socket) -> None:
+    """Have a connected socket send small frames at once, and notice an end that has vanished."""
     if not is_tcp(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = dict(KEEPALIVE)
-    if user_timeout_s is not None:
-        wanted["TCP_USER_TIMEOUT"] = max(1, int(user_timeout_s * 1000))
-    for name, value in wanted.items():
+    for name, value in KEEPALIVE.items():
         option = getattr(socket, name, None)
         if option is not None:
             # A system may know the name and not the option; the connection works without, only slower to give up.
@@ -156,6 +155,7 @@ class ByteStream:
         bytes_received: Bytes taken from it.
         stall_timeout_s: How long a transfer may stand still; ``None`` for as long as the connection lives.
         deadline: Time on the monotonic clock at which all transfers end, or ``None``.
+        keeps_pace: Whether what stands still is also what has come at less than `PACE_BYTES_PER_S` for that long.
         silence_s: How long sent bytes may stay unacknowledged.
         is_unwanted: Whether nobody waits for the transfers any more; asked while one stands still.
         is_torn: Bytes were lost in an interrupted `wait`; the connection is of no more use.
@@ -181,6 +181,8 @@ class ByteStream:
         self.bytes_received = 0
         self.stall_timeout_s: float | None = None
         self.deadline: float | None = None
+        self.keeps_pace = False
+        self._paced_from = (0.0, 0)
         self.silence_s = SILENCE_S
         self.is_unwanted: Callable[[], bool] | None = None
         self.is_torn = False
@@ -208,6 +210,10 @@ class ByteStream:
             # No frame begins with a zero: bytes came, and how many is not known if an interrupt came right after.
             self.is_torn = self._ahead[0] != 0
             raise
+
+    def begin_pace(self) -> None:
+        """Something begins to come: the time that it may take counts from here."""
+        self._paced_from = time.monotonic(), self.bytes_received
 
     def is_ready(self) -> bool:
         """Whether a read would not wait: there are bytes, or the stream has ended."""
@@ -244,6 +250,7 @@ class ByteStream:
         while self._last - self._first < length:
             if not self._read_ahead():
                 length = self._last - self._first
+            self._check_pace()
         first = self._first
         self._first = end = first + length
         return self._ahead[first:end]
@@ -268,11 +275,13 @@ class ByteStream:
                 elif missing < DIRECT_BYTES:
                     if not self._read_ahead():
                         return received
+                    self._check_pace()
                     continue
                 else:
                     count = self._run(self._receiving, self._socket.recv_into, view[filled:filled + MAX_CALL_BYTES], 0,
                                       socket.MSG_WAITALL)
                     self.bytes_received += count
+                    self._check_pace()
                 if count == 0:
                     return received
                 filled += count
@@ -349,6 +358,11 @@ class ByteStream:
         self._closed = True
         return self._socket.detach(), bytes(self._ahead[self._first:self._last])
 
+    @property
+    def certificate_expires_s(self) -> float | None:
+        """When the other end's certificate ends, in seconds since 1970; ``None`` if it has shown none."""
+        return self._socket.certificate_expires_s() if isinstance(self._socket, TlsSocket) else None
+
     def go_on_plain(self) -> None:
         """Go on without TLS, of which nothing has been said."""
         if isinstance(self._socket, TlsSocket):
@@ -424,6 +438,17 @@ class ByteStream:
             if self._closed:
                 # `close` found the socket in use and left it to this thread.
                 self._let_go()
+
+    def _check_pace(self) -> None:
+        """Whoever sends a byte now and then keeps what it has begun from ending, and never stands still."""
+        if not self.keeps_pace or self.stall_timeout_s is None:
+            return
+        now, (since, count) = time.monotonic(), self._paced_from
+        if now - since < PACE_PART * self.stall_timeout_s:
+            return
+        if self.bytes_received - count < PACE_BYTES_PER_S * (now - since):
+            raise TimeoutError(f"it came at less than {PACE_BYTES_PER_S} bytes a second")
+        self._paced_from = now, self.bytes_received
 
     def _tick_s(self) -> float:
         tick = TICK_S if self.stall_timeout_s is None else min(TICK_S, self.stall_timeout_s)

@@ -139,6 +139,13 @@ class TlsSocket:
         with self._lock:
             return self._socket.pending()
 
+    def certificate_expires_s(self) -> float | None:
+        """Return when the other end's certificate ends, in seconds since 1970; ``None`` if it has shown none."""
+        with self._lock:
+            shown = self._socket.getpeercert()
+        ends = shown.get("notAfter") if shown else None
+        return ssl.cert_time_to_seconds(ends) if isinstance(ends, str) else None
+
     def peek(self) -> bytes:
         """Look at the next byte below TLS without receiving it."""
         return socket.socket.recv(self._socket, 1, socket.MSG_PEEK)

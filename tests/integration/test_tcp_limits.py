@@ -157,6 +157,43 @@ def test_a_frame_that_has_begun_must_not_stand_still(connect_raw: Callable[..., 
     assert time.monotonic() - began < 3
 
 
+def test_a_frame_that_drips_is_no_better_than_one_that_stands_still(connect_raw: Callable[..., Any]) -> None:
+    pair = connect_raw(progress_timeout_s=0.8)
+    data = frame(Batch([Upload(1, header_of(torch.ones(3)))]), torch.ones(3))
+    ended = threading.Event()
+
+    def drip() -> None:
+        for byte in data:
+            if ended.wait(0.1):
+                return
+            pair.client.sendall(bytes([byte]))
+
+    threading.Thread(target=drip).start()
+    began = time.monotonic()
+    with pytest.raises(RemoteTimeoutError, match="less than 1024 bytes a second"):
+        pair.channel.receive()
+    ended.set()
+    assert 0.5 < time.monotonic() - began < 0.8
+
+
+def test_a_large_frame_may_take_longer_than_one_may_stand_still(connect_raw: Callable[..., Any]) -> None:
+    pair = connect_raw(progress_timeout_s=0.4)
+    value = torch.arange(2**14)
+    data = frame(Batch([Upload(1, header_of(value))]), value)
+
+    def send() -> None:
+        for begin in range(0, len(data), 2**13):
+            pair.client.sendall(data[begin:begin + 2**13])
+            time.sleep(0.1)
+
+    threading.Thread(target=send).start()
+    began = time.monotonic()
+    received = pair.channel.receive()
+    assert time.monotonic() - began > 0.8
+    assert received is not None
+    assert torch.equal(received[2][0], value)
+
+
 def test_between_frames_a_client_may_be_quiet_for_as_long_as_it_likes(connect_raw: Callable[..., Any]) -> None:
     pair = connect_raw(progress_timeout_s=0.2, greeting_timeout_s=0.2)
     received: list[Any] = []

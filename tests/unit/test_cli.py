@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from djinn._doctor import _token
+from djinn.config import Config
 
 Install = Callable[..., Path]
 
@@ -109,6 +113,43 @@ def test_the_doctor_measures_a_server_that_answers(server: str) -> None:
     assert f"torch {torch.__version__}" in found
     milliseconds = float(found.rpartition("round trip ")[2].removesuffix(" ms"))
     assert 0 < milliseconds < 60_000
+
+
+def test_the_doctor_looks_at_the_way_to_a_server(server: str) -> None:
+    done = djinn("doctor", "--json", DJINN_SERVER=server, DJINN_TOKEN="hush")
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    there, back, size = re.fullmatch(r"(\S+) MB/s there, (\S+) MB/s back, measured with (\S+) MiB",
+                                     found["throughput"]["found"]).groups()  # type: ignore[union-attr]
+    assert min(float(there), float(back)) > 1
+    assert 1 <= float(size) <= 64
+    assert found["torch there"]["found"] == str(torch.__version__)
+    assert "not encrypted" in found["certificate"]["found"]
+    assert found["token"]["ok"] is True
+    assert "hush" not in done.stdout
+
+
+def test_the_doctor_names_limits_of_the_system_that_are_too_low() -> None:
+    resource = pytest.importorskip("resource")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (500, {most})); {RUN[-1]}"
+    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, timeout=120,
+                          check=False, env={name: value for name, value in os.environ.items()
+                                            if not name.startswith("DJINN_")})
+    assert done.returncode == 1
+    (line,) = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("problem"))
+    assert line[:3] == ["problem", "open files (ulimit -n)", "500"]
+    assert "ulimit -n 4096" in line[3]
+
+
+@pytest.mark.parametrize(("server", "good"), [
+    ("tcp://gpu.example.org:7777", False), ("tcp://10.0.0.1:7777", False), ("tcp://127.0.0.1:7777", True),
+    ("tcp://[::1]:7777", True), ("tcp://localhost:7777", True), ("tls://gpu.example.org:7777", True),
+    ("unix:///run/djinn.sock", True)])
+def test_a_token_that_others_can_read_on_its_way_is_a_problem(server: str, good: bool) -> None:
+    check = _token(Config(server=server, token="hush"))
+    assert (check.ok, bool(check.remedy)) == (good, not good)
+    assert "hush" not in check.found + check.remedy
+    assert _token(Config(server=server)).ok
 
 
 def test_the_doctor_names_a_server_that_does_not_answer_and_what_to_do() -> None:

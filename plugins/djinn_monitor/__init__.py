@@ -1,0 +1,22 @@
+"""``djinn status`` and ``djinn top``: how a server is doing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ("djinn_register_commands",)
+
+
+@hookimpl
+def djinn_register_commands(app: typer.Typer) -> None:
+    """Add ``djinn status`` and ``djinn top``."""
+    from djinn_monitor.status_command import status
+    from djinn_monitor.top_command import top
+
+    app.command("status")(status)
+    app.command("top")(top)

@@ -1,0 +1,84 @@
+"""What happens in a second: the difference of two readings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+
+from djinn_monitor.reading import Reading, TenantReading, name_of
+
+__all__ = ("Row", "quantile_s", "rows_between")
+
+
+@attrs.frozen
+class Row:
+    """What a tenant does.
+
+    Attributes:
+        tenant: Label.
+        sessions, handles, held_bytes: What there is now.
+        requests_per_s, bytes_per_s: In both directions together, between two readings.
+        p99_s: What 99 of 100 requests took at most; ``None`` if there were none, infinite beyond the largest bound.
+        restarts: Since the server began.
+    """
+
+    tenant: str
+    sessions: int
+    requests_per_s: float
+    bytes_per_s: float
+    held_bytes: int
+    handles: int
+    p99_s: float | None
+    restarts: int
+
+
+def rows_between(before: Reading, now: Reading) -> list[Row]:
+    """Make a row for each tenant, in order, and one for all of them if there are several."""
+    elapsed_s = max(now.at_s - before.at_s, 1e-3)
+    pairs = [(tenant, before.tenants.get(tenant, TenantReading()), found)
+             for tenant, found in sorted(now.tenants.items())]
+    rows = [_row(name_of(tenant, now.tenants), old, new, elapsed_s) for tenant, old, new in pairs]
+    return [*rows, _row("(total)", _together(before), _together(now), elapsed_s)] if len(rows) > 1 else rows
+
+
+def quantile_s(durations: Mapping[float, int], part: float) -> float | None:
+    """Estimate a quantile of durations, as even within each interval of bounds.
+
+    Args:
+        durations: How many took at most so long, by bound, in order.
+        part: Of 1.
+    """
+    total = max(durations.values(), default=0)
+    if not total:
+        return None
+    below, least = 0, 0.0
+    for bound, count in durations.items():
+        if count >= part * total:
+            return bound if math.isinf(bound) else least + (bound - least) * (part * total - below) / (count - below)
+        below, least = count, bound
+    return math.inf
+
+
+def _row(tenant: str, before: TenantReading, now: TenantReading, elapsed_s: float) -> Row:
+    requests, requests_before = sum(now.requests.values()), sum(before.requests.values())
+    moved, moved_before = (reading.received_bytes + reading.sent_bytes for reading in (now, before))
+    if requests < requests_before or moved < moved_before:
+        # The server is another one by now, and has begun to count anew.
+        return _row(tenant, TenantReading(), now, elapsed_s)
+    durations = {bound: max(0, count - before.durations.get(bound, 0)) for bound, count in now.durations.items()}
+    return Row(tenant, now.sessions, (requests - requests_before) / elapsed_s, (moved - moved_before) / elapsed_s,
+               now.held_bytes, now.handles, quantile_s(durations, 0.99), sum(now.restarts.values()))
+
+
+def _together(reading: Reading) -> TenantReading:
+    found = list(reading.tenants.values())
+    bounds = sorted({bound for one in found for bound in one.durations})
+    return TenantReading(
+        sessions=sum(one.sessions for one in found), handles=sum(one.handles for one in found),
+        held_bytes=sum(one.held_bytes for one in found),
+        requests={"": sum(sum(one.requests.values()) for one in found)},
+        durations={bound: sum(one.durations.get(bound, 0) for one in found) for bound in bounds},
+        received_bytes=sum(one.received_bytes for one in found), sent_bytes=sum(one.sent_bytes for one in found),
+        restarts={"": sum(sum(one.restarts.values()) for one in found)})

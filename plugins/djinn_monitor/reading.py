@@ -1,0 +1,205 @@
+"""Reading a server's page of metrics."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+import attrs
+
+from djinn.errors import ConfigurationError, ProtocolError, TransportError
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
+__all__ = ("Reading", "TenantReading", "name_of", "printable", "read")
+
+TIMEOUT_S = 5.0
+MAX_BYTES = 2**23
+"""Of a page: some ten times what one with all the tenants that have a label has."""
+_CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+_START = ("Start the server with --metrics-port, and give the address that its log names, such as --metrics "
+          "http://127.0.0.1:9090")
+
+
+@attrs.frozen
+class TenantReading:
+    """What the page says of one tenant. Counts are since the server began.
+
+    Attributes:
+        workers: Processes that serve.
+        sessions: Sessions.
+        handles: Values that they hold.
+        held_bytes: Bytes of the storages that these lie in.
+        kept_bytes: Bytes of uploads that are kept.
+        limit_bytes: What the sessions should hold at most; 0 if nobody says.
+        requests: By how they ended.
+        request_s: How long all of them took.
+        durations: How many took at most so long, by the bound in seconds; the last bound is infinite.
+        received_bytes, sent_bytes: Bytes of connections.
+        cache_requests: Uploads that did not have to travel (``hit``), and such that did.
+        rejections: What was not let in or not granted, by why.
+        restarts: Workers that died or could not begin, by why.
+    """
+
+    workers: int = 0
+    sessions: int = 0
+    handles: int = 0
+    held_bytes: int = 0
+    kept_bytes: int = 0
+    limit_bytes: int = 0
+    requests: Mapping[str, int] = attrs.field(factory=dict)
+    request_s: float = 0.0
+    durations: Mapping[float, int] = attrs.field(factory=dict)
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    cache_requests: Mapping[str, int] = attrs.field(factory=dict)
+    rejections: Mapping[str, int] = attrs.field(factory=dict)
+    restarts: Mapping[str, int] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Reading:
+    """What a server said of itself.
+
+    Attributes:
+        at_s: When, by this process's monotonic clock.
+        not_ready: Why sessions cannot begin; empty if they can.
+        build: What the server is made of.
+        protocol_errors: Connections that said nothing sensible, by what it was.
+        tenants: By label; the empty one has everybody, where there are no tokens, and what is nobody's yet.
+    """
+
+    at_s: float
+    not_ready: str
+    build: Mapping[str, str]
+    protocol_errors: Mapping[str, int]
+    tenants: Mapping[str, TenantReading]
+
+
+def read(url: str) -> Reading:
+    """Ask a server how it is doing.
+
+    Args:
+        url: Of its page, with or without ``/metrics``.
+
+    Raises:
+        ConfigurationError: That is no address, or the library is missing that reads such pages.
+        TransportError: Nobody answers there.
+        ProtocolError: Somebody does, with something else.
+    """
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise ConfigurationError(
+            "Reading metrics needs the package prometheus-client, which is not installed.",
+            hint="Install it with: python3 -m pip install 'djinn-torch[metrics]'") from None
+    target = _target(url)
+    status, page = _get(target, "/metrics")
+    _, ready = _get(target, "/readyz")
+    try:
+        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    except (ValueError, KeyError, IndexError) as error:
+        raise ProtocolError(f"What {url} serves is no page of metrics: {printable(str(error))[:200]}.",
+                            hint=_START) from None
+    if status != http.client.OK or not any(sample.name == "djinn_build_info" for sample in samples):
+        raise ProtocolError(f"What {url} serves are no metrics of djinn's.", hint=_START)
+    not_ready = "" if ready.strip() == "ok" else printable(ready.strip())[:200] or "The server does not say why."
+    return _made(samples, not_ready)
+
+
+def _target(url: str) -> SplitResult:
+    try:
+        target = urlsplit(url)
+        _ = target.port  # it is looked at only when it is asked for
+    except ValueError:
+        target = SplitResult("", "", "", "", "")
+    if target.scheme not in _CONNECTIONS or not target.hostname:
+        raise ConfigurationError(f"{url!r} is no address of metrics.", hint="Give one such as http://127.0.0.1:9090")
+    return target._replace(path=target.path.rstrip("/").removesuffix("/metrics"))
+
+
+def _get(target: SplitResult, path: str) -> tuple[int, str]:
+    """Get one page, of which no more is read than one may have."""
+    connection = _CONNECTIONS[target.scheme](target.hostname or "", target.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", f"{target.path}{path}")
+        with connection.getresponse() as response:
+            status, body = response.status, response.read(MAX_BYTES + 1)
+    except (OSError, http.client.HTTPException) as error:
+        where = f"{target.scheme}://{target.netloc}{target.path}{path}"
+        raise TransportError(f"Nobody serves metrics at {where}: {printable(str(error)) or type(error).__name__}.",
+                             hint=_START) from None
+    finally:
+        connection.close()
+    if len(body) > MAX_BYTES:
+        raise ProtocolError(f"The page of {target.netloc} has more than {MAX_BYTES} bytes.", hint=_START)
+    return status, body.decode("utf-8", "replace")
+
+
+def _made(samples: Iterable[Sample], not_ready: str) -> Reading:
+    tenants: dict[str, dict[str, float]] = {}
+    labelled: dict[str, dict[str, dict[str, int]]] = {}
+    durations: dict[str, dict[float, int]] = {}
+    build: dict[str, str] = {}
+    errors: dict[str, int] = {}
+    for sample in samples:
+        labels = {name: printable(value) for name, value in sample.labels.items()}
+        tenant = labels.pop("tenant", "")
+        name = sample.name.removeprefix("djinn_")
+        if name == "build_info":
+            build = labels
+        elif name == "protocol_errors_total":
+            errors[labels.get("reason", "")] = _whole(sample.value)
+        elif name == "request_duration_seconds_bucket":
+            durations.setdefault(tenant, {})[_bound(labels.get("le", ""))] = _whole(sample.value)
+        elif name in _PLAIN:
+            tenants.setdefault(tenant, {})[_PLAIN[name]] = (
+                sample.value if name.endswith("_sum") and math.isfinite(sample.value) else _whole(sample.value))
+        elif name in _SPLIT:
+            field, label = _SPLIT[name]
+            labelled.setdefault(tenant, {}).setdefault(field, {})[labels.get(label, "")] = _whole(sample.value)
+    made = {}
+    for tenant in {**tenants, **labelled, **durations}:
+        split = labelled.get(tenant, {})
+        memory, wire = split.pop("memory", {}), split.pop("wire", {})
+        plain: dict[str, Any] = {**tenants.get(tenant, {}), **split}
+        made[tenant] = TenantReading(
+            **plain, durations=dict(sorted(durations.get(tenant, {}).items())), held_bytes=memory.get("held", 0),
+            kept_bytes=memory.get("kept", 0), limit_bytes=memory.get("limit", 0),
+            received_bytes=wire.get("received", 0), sent_bytes=wire.get("sent", 0))
+    return Reading(time.monotonic(), not_ready, build, errors, made)
+
+
+_PLAIN = {"workers": "workers", "sessions": "sessions", "live_handles": "handles",
+          "request_duration_seconds_sum": "request_s"}
+"""Series that have no label but the tenant, and what they are here."""
+_SPLIT = {"requests_total": ("requests", "outcome"), "cache_requests_total": ("cache_requests", "result"),
+          "admission_rejections_total": ("rejections", "reason"), "worker_restarts_total": ("restarts", "cause"),
+          "memory_bytes": ("memory", "kind"), "wire_bytes_total": ("wire", "direction")}
+"""Series that have another one, and which."""
+
+
+def _whole(value: float) -> int:
+    return int(value) if math.isfinite(value) and value > 0 else 0
+
+
+def _bound(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def name_of(label: str, labels: Collection[str]) -> str:
+    """Name a tenant for people; without tokens there is one label, which is empty, and with tokens it is nobody's."""
+    return label or ("(greetings)" if len(labels) > 1 else "(everybody)")
+
+
+def printable(text: str) -> str:
+    """Text of somebody else's, without what would do something to a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,113 @@
+"""The command ``djinn status``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from djinn.config import Config
+from djinn.errors import ConfigurationError, DjinnError
+from djinn.kinds import ConnectOptions
+from djinn.plugins import Plugins
+from djinn_monitor.reading import Reading, name_of, printable, read
+from djinn_monitor.top_command import MetricsOption, ended
+
+__all__ = ("status",)
+
+
+def status(
+    connect: Annotated[str, typer.Option(
+        show_default=False, metavar="URL",
+        help="Server to greet as a client would, such as tcp://HOST:PORT. Without --metrics either: DJINN_SERVER.",
+    )] = "",
+    metrics: MetricsOption = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether a server lets sessions in, and what it does.
+
+    With --connect, it is greeted, with DJINN_TOKEN if there is one; with --metrics, all that it counts is read. The
+    exit status is 0 if sessions can begin, 1 if not or if nobody answers, 2 if the command line makes no sense.
+    """
+    try:
+        content = _look(connect, metrics)
+    except ConfigurationError as error:
+        raise ended(error) from None
+    except DjinnError as error:
+        if not as_json:
+            raise
+        content = {"ready": False, "reason": str(error)}
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table("what", "now", title="djinn status")
+        for name, value in _flat(content):
+            table.add_row(escape(name), escape(value))
+        Console().print(table)
+    else:
+        for name, value in _flat(content):
+            typer.echo(f"{name}\t{value}")
+    if not content["ready"]:
+        raise typer.Exit(1)
+
+
+def _look(connect: str, metrics: str) -> dict[str, Any]:
+    config = Config.resolve({"server": connect or None}, os.environ)
+    if not metrics and not config.server:
+        raise ConfigurationError("It is not said which server.",
+                                 hint="Give --connect tcp://HOST:PORT or --metrics http://HOST:PORT, or set "
+                                      "DJINN_SERVER or DJINN_METRICS.")
+    content: dict[str, Any] = {"ready": True, "reason": ""}
+    if connect or not metrics:
+        content["server"] = _greeted(config)
+    if metrics:
+        content |= _told(read(metrics))
+    return content
+
+
+def _greeted(config: Config) -> dict[str, Any]:
+    """Begin a session, which ends at once, and return what the server says of itself."""
+    options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
+                             tls_cert=config.tls_cert, tls_key=config.tls_key)
+    transport = Plugins.load(config.selection).transport_for(config.server.partition("://")[0])
+    begun = time.perf_counter()
+    connection = transport.connect(config.server, options)
+    connected_s = time.perf_counter() - begun
+    welcome = connection.welcome
+    connection.close()
+    return {"address": config.server, "connected_s": round(connected_s, 6), "device": welcome.device,
+            "torch": welcome.torch, "python": welcome.python, "protocol": welcome.protocol,
+            "sessions": welcome.sessions, "held_bytes": welcome.held_bytes, "limit_bytes": welcome.memory_bytes}
+
+
+def _told(reading: Reading) -> dict[str, Any]:
+    tenants = {}
+    for label, found in sorted(reading.tenants.items()):
+        content = attrs.asdict(found)
+        content["durations"] = {"+Inf" if math.isinf(bound) else str(bound): count
+                                for bound, count in found.durations.items()}
+        tenants[label] = content
+    return {"ready": not reading.not_ready, "reason": reading.not_ready, "build": dict(reading.build),
+            "protocol_errors": dict(reading.protocol_errors), "tenants": tenants}
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """List what there is as lines. Durations are for programs."""
+    for name, value in content.items():
+        if name == "durations":
+            continue
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{printable(name_of(name, content))}.")
+        else:
+            yield f"{prefix}{name}", str(value).lower() if isinstance(value, bool) else printable(str(value))

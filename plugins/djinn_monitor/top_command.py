@@ -1,0 +1,118 @@
+"""The command ``djinn top``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from djinn.errors import ConfigurationError, DjinnError
+from djinn_monitor.rates import Row, rows_between
+from djinn_monitor.reading import Reading, read
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ("MetricsOption", "ended", "top")
+
+USAGE_ERROR = 2
+_COLUMNS = ("tenant", "sessions", "requests_per_s", "bytes_per_s", "held_bytes", "handles", "p99_s", "restarts")
+MetricsOption = Annotated[str, typer.Option(
+    "--metrics", envvar="DJINN_METRICS", show_default=False, metavar="URL",
+    help="Where the server serves its metrics, such as http://127.0.0.1:9090.")]
+
+
+def top(
+    metrics: MetricsOption = "",
+    interval_s: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds from one look to the next.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Look twice, print one table with tabs, and leave.")] = False,
+) -> None:
+    """Watch who does what on a server: sessions, requests and bytes per second, memory, latency, restarts.
+
+    p99 is what 99 of 100 requests took at most, from when a message was there until it was answered, since the last
+    look. Ends on Ctrl-C. The server has to be started with --metrics-port.
+    """
+    try:
+        before = _read(metrics)
+        if once:
+            time.sleep(interval_s)
+            _print_plain(rows_between(before, read(metrics)))
+        else:
+            _watch(before, lambda: read(metrics), interval_s)
+    except ConfigurationError as error:
+        raise ended(error) from None
+    except KeyboardInterrupt:
+        # That is how one leaves.
+        return
+
+
+def ended(error: ConfigurationError) -> typer.Exit:
+    """Say what is wrong with the command line, and give what ends the program."""
+    typer.echo(f"djinn: {error}", err=True)
+    return typer.Exit(USAGE_ERROR)
+
+
+def _read(metrics: str) -> Reading:
+    if not metrics:
+        raise ConfigurationError("It is not said where the metrics are.",
+                                 hint="Give --metrics http://HOST:PORT or set DJINN_METRICS; the log of a server that "
+                                      "was started with --metrics-port names the address.")
+    return read(metrics)
+
+
+def _watch(before: Reading, look: Callable[[], Reading], interval_s: float) -> None:
+    """Show a table anew after each look, until interrupted. A server that does not answer is said, and waited for."""
+    from rich.live import Live
+
+    with Live(_table(rows_between(before, before), "looking ..."), auto_refresh=False) as live:
+        while True:
+            time.sleep(interval_s)
+            try:
+                now = look()
+            except ConfigurationError:
+                raise
+            except DjinnError as error:
+                live.update(_table([], error.summary), refresh=True)
+                continue
+            live.update(_table(rows_between(before, now), now.not_ready), refresh=True)
+            before = now
+
+
+def _print_plain(rows: Sequence[Row]) -> None:
+    typer.echo("\t".join(_COLUMNS))
+    for row in rows:
+        p99 = "-" if row.p99_s is None else f"{row.p99_s:.6g}"
+        typer.echo("\t".join((row.tenant, str(row.sessions), f"{row.requests_per_s:.6g}", f"{row.bytes_per_s:.6g}",
+                              str(row.held_bytes), str(row.handles), p99, str(row.restarts))))
+
+
+def _table(rows: Sequence[Row], caption: str) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("tenant", title="djinn top", caption=escape(caption) or None)
+    for name in ("sessions", "req/s", "bytes/s", "held", "handles", "p99", "restarts"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(escape(row.tenant), str(row.sessions), f"{row.requests_per_s:,.1f}", _size(row.bytes_per_s),
+                      _size(row.held_bytes), f"{row.handles:,}", _duration(row.p99_s), str(row.restarts))
+    return table
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+def _duration(duration_s: float | None) -> str:
+    if duration_s is None:
+        return "-"
+    if math.isinf(duration_s):
+        return "long"
+    return f"{duration_s:.2f} s" if duration_s >= 1 else f"{duration_s * 1e3:.2f} ms"

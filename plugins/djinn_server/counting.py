@@ -1,0 +1,241 @@
+"""What a worker counts, and tells the gateway now and then."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+from msgspec import Meta
+
+from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
+from djinn_server.limits import Limited
+
+__all__ = ("BUCKETS_S", "Amounts", "CountedChannel", "Counts", "Meter", "Meters", "Outcome", "ProtocolFault", "Reason",
+           "Report", "Reporter", "added", "fault_of")
+
+BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds of what durations of requests are counted by; what takes longer is counted beyond the last."""
+REPORT_S = 0.25
+"""How often a worker tells; less often, and what happens in a second would not show well in two."""
+STOP_TIMEOUT_S = 1.0
+Outcome: TypeAlias = Literal["ok", "failed", "refused", "lost", "error"]
+Reason: TypeAlias = Literal["token", "waiting_room", "worker", "ticket"] | Limited
+ProtocolFault: TypeAlias = Literal["malformed", "version", "timeout"]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+_Buckets: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=len(BUCKETS_S) + 1, max_length=len(BUCKETS_S) + 1)]
+_NO_DURATIONS = (0,) * (len(BUCKETS_S) + 1)
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """What only ever grows.
+
+    Attributes:
+        requests: By how they ended: ``ok``; ``failed``, values could not be computed; ``refused``, beyond a limit;
+            ``lost``, nobody was there for the answer; ``error``, inside the server.
+        durations: How many took so long, by `BUCKETS_S`.
+        duration_ns: All of their durations together.
+        rejections: What was not let in or not granted, by why.
+        faults: Connections that ended because they said nothing sensible, by what it was.
+        received_bytes, sent_bytes: Bytes of connections.
+        cache_hits, cache_misses: Uploads that did not have to travel, and such that did, where uploads are kept.
+    """
+
+    requests: dict[Outcome, Count] = {}
+    durations: _Buckets = _NO_DURATIONS
+    duration_ns: Count = 0
+    rejections: dict[Reason, Count] = {}
+    faults: dict[ProtocolFault, Count] = {}
+    received_bytes: Count = 0
+    sent_bytes: Count = 0
+    cache_hits: Count = 0
+    cache_misses: Count = 0
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """What there is now.
+
+    Attributes:
+        sessions: Sessions.
+        handles: Values that they hold.
+        held_bytes: Bytes of the storages that these lie in.
+        kept_bytes: Bytes of uploads that are kept.
+    """
+
+    sessions: Count = 0
+    handles: Count = 0
+    held_bytes: Count = 0
+    kept_bytes: Count = 0
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """From a worker: what it has counted since it began, and what there is now."""
+
+    counts: Counts
+    amounts: Amounts
+
+
+def added(all_counts: Iterable[Counts]) -> Counts:
+    """Add counts up."""
+    total: dict[str, Any] = msgspec.structs.asdict(Counts())
+    for counts in all_counts:
+        for name, value in msgspec.structs.asdict(counts).items():
+            if isinstance(value, dict):
+                total[name] = {key: total[name].get(key, 0) + value.get(key, 0) for key in {**total[name], **value}}
+            elif isinstance(value, tuple):
+                total[name] = tuple(before + more for before, more in zip(total[name], value, strict=True))
+            else:
+                total[name] += value
+    return Counts(**total)
+
+
+def fault_of(error: Exception) -> ProtocolFault | None:
+    """Return what kind of nonsense an error stands for, if for any."""
+    if isinstance(error, ProtocolVersionError):
+        return "version"
+    if isinstance(error, ProtocolError):
+        return "malformed"
+    return "timeout" if isinstance(error, RemoteTimeoutError) else None
+
+
+@runtime_checkable
+class CountedChannel(Protocol):
+    """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far by this process."""
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far by this process."""
+
+
+class Meter:
+    """Counts for one connection.
+
+    Args:
+        channel: The connection.
+
+    Concurrency:
+        `answered` and `refused` are called by the connection's thread; `counts` by any.
+    """
+
+    def __init__(self, channel: object) -> None:
+        self._channel = channel if isinstance(channel, CountedChannel) else None
+        self._requests: Counter[Outcome] = Counter()
+        self._durations = list(_NO_DURATIONS)
+        self._duration_ns = 0
+
+    def answered(self, outcome: Outcome, duration_ns: int) -> None:
+        """Count a request that was carried out."""
+        self._requests[outcome] += 1
+        self._durations[bisect_left(BUCKETS_S, duration_ns * 1e-9)] += 1
+        self._duration_ns += duration_ns
+
+    def refused(self) -> None:
+        """Count a request that was not carried out."""
+        self._requests["refused"] += 1
+
+    def counts(self) -> Counts:
+        """Return what was counted so far."""
+        channel = self._channel
+        return Counts(
+            dict(self._requests.copy()), tuple(self._durations), self._duration_ns,
+            received_bytes=0 if channel is None else channel.bytes_received,
+            sent_bytes=0 if channel is None else channel.bytes_sent)
+
+
+class Meters:
+    """Counts for all connections of a process.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[Meter, None] = {}
+        self._closed = Counts()
+        self._rejections: Counter[Reason] = Counter()
+        self._faults: Counter[ProtocolFault] = Counter()
+
+    def open(self, channel: object) -> Meter:
+        """Begin to count for a connection."""
+        meter = Meter(channel)
+        with self._lock:
+            self._open[meter] = None
+        return meter
+
+    def close(self, meter: Meter) -> None:
+        """Count for a connection no more; what was counted stays."""
+        with self._lock:
+            del self._open[meter]
+            self._closed = added((self._closed, meter.counts()))
+
+    def reject(self, reason: Reason) -> None:
+        """Count something that was not let in or not granted."""
+        with self._lock:
+            self._rejections[reason] += 1
+
+    def ended(self, error: Exception) -> None:
+        """Count the end of a connection, if it had said nothing sensible."""
+        fault = fault_of(error)
+        if fault is not None:
+            with self._lock:
+                self._faults[fault] += 1
+
+    def counts(self) -> Counts:
+        """Return what was counted so far."""
+        with self._lock:
+            own = Counts(rejections=dict(self._rejections), faults=dict(self._faults))
+            return added((self._closed, own, *(meter.counts() for meter in self._open)))
+
+
+class Reporter:
+    """Tells now and then what there is to tell, if anything has changed.
+
+    Args:
+        look: Finds out.
+        tell: Tells it; an `OSError` of its ends the telling.
+        interval_s: How often.
+
+    Concurrency:
+        `stop` is called by one thread, once.
+    """
+
+    def __init__(self, look: Callable[[], Report], tell: Callable[[Report], None],
+                 interval_s: float = REPORT_S) -> None:
+        self._look = look
+        self._tell = tell
+        self._interval_s = interval_s
+        self._last: Report | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="djinn-report", daemon=True)
+
+    def start(self) -> None:
+        """Begin to tell."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell a last time."""
+        self._stopping.set()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(self._interval_s):
+                self._tell_once()
+            self._tell_once()
+        except OSError:
+            # The gateway is gone, or does not listen; whoever reads its orders notices and says so.
+            return
+
+    def _tell_once(self) -> None:
+        found = self._look()
+        if found != self._last:
+            self._tell(found)
+            self._last = found

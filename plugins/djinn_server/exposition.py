@@ -1,0 +1,278 @@
+"""The page of metrics, in the form that Prometheus reads, and the two questions of an orchestrator."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+
+from djinn.errors import ConfigurationError, TransportError
+from djinn.protocol.messages import PROTOCOL_VERSION
+from djinn_server.counting import BUCKETS_S, Counts
+from djinn_server.ledger import Ledger, TenantTotals
+from djinn_server.limits import Limited
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+__all__ = ("MetricsPage", "check_library")
+
+READ_TIMEOUT_S = 5.0
+MAX_READERS = 16
+"""Who comes while so many are being answered is sent away."""
+_TENANT = ("tenant",)
+_log = logging.getLogger("djinn.server")
+
+
+def check_library() -> None:
+    """Make sure that there is what writes the page.
+
+    Raises:
+        ConfigurationError: There is not.
+    """
+    try:
+        import prometheus_client  # noqa: F401  # looked for, and used below
+    except ImportError:
+        raise ConfigurationError(
+            "--metrics-port needs the package prometheus-client, which is not installed.",
+            hint="Install it with: python3 -m pip install 'djinn-torch[metrics]'") from None
+
+
+class LedgerCollector:
+    """Writes the books as metrics, when somebody asks.
+
+    Args:
+        ledger: The books.
+        version: Of this distribution.
+    """
+
+    def __init__(self, ledger: Ledger, version: str) -> None:
+        self._ledger = ledger
+        self._version = version
+
+    def collect(self) -> Iterator[Metric]:
+        """List all metrics; see `prometheus_client.registry.Collector`."""
+        from prometheus_client.core import InfoMetricFamily
+
+        totals = self._ledger.totals()
+        own = self._ledger.gateway.counts()
+        yield InfoMetricFamily("djinn_build", "What this server is made of.", {
+            "version": self._version, "torch": str(torch.__version__), "python": platform.python_version(),
+            "protocol": str(PROTOCOL_VERSION)})
+        yield from _requests(totals)
+        yield from _traffic(totals, own)
+        yield from _amounts(totals)
+
+    def describe(self) -> list[Metric]:
+        """Name nothing ahead of time; see `prometheus_client.registry.Collector`."""
+        return []
+
+
+def _requests(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
+    requests = _counter("requests", "Messages of clients that ended, by how.", "outcome")
+    durations = _histogram("request_duration_seconds", "From when a message was there until it was carried out and "
+                                                       "answered.")
+    cache = _counter("cache_requests", "Uploads of sessions for which uploads are kept: hit, if it did not have to "
+                                       "travel.", "result")
+    restarts = _counter("worker_restarts", "Workers that died or could not begin, by why.", "cause")
+    for label, found in totals.items():
+        for outcome, count in {"ok": 0, "failed": 0, **found.counts.requests}.items():
+            requests.add_metric((label, outcome), count)
+        durations.add_metric((label,), list(_cumulative(found.counts)), found.counts.duration_ns / 1e9)
+        cache.add_metric((label, "hit"), found.counts.cache_hits)
+        cache.add_metric((label, "miss"), found.counts.cache_misses)
+        for cause, count in found.restarts.items():
+            restarts.add_metric((label, cause), count)
+    yield from (requests, durations, cache, restarts)
+
+
+def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
+    rejections = _counter("admission_rejections", "What was not let in or not granted, by why.", "reason")
+    wire = _counter("wire_bytes", "Bytes of connections with clients and couriers, heads and greetings included.",
+                    "direction")
+    faults = _counter("protocol_errors", "Connections that said nothing sensible, by what it was.", "reason")
+    by_fault: dict[str, int] = {"malformed": 0, "version": 0, "timeout": 0}
+    # What the gateway counts is nobody's yet, which a tenant that is not named stands for.
+    limited = Counts(rejections=dict.fromkeys(get_args(Limited), 0))
+    counts = {label: [limited, found.counts] for label, found in totals.items()}
+    counts.setdefault("", []).extend((Counts(rejections={"token": 0, "worker": 0, "waiting_room": 0}), own))
+    for label, parts in counts.items():
+        wire.add_metric((label, "received"), sum(part.received_bytes for part in parts))
+        wire.add_metric((label, "sent"), sum(part.sent_bytes for part in parts))
+        for reason in {reason for part in parts for reason in part.rejections}:
+            rejections.add_metric((label, reason), sum(part.rejections.get(reason, 0) for part in parts))
+        for part in parts:
+            for fault, count in part.faults.items():
+                by_fault[fault] += count
+    for name, count in by_fault.items():
+        faults.add_metric((name,), count)
+    yield from (rejections, wire, faults)
+
+
+def _amounts(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
+    memory = _gauge("memory_bytes", "Memory: held by values of sessions, kept uploads, and the limit that clients are "
+                                    "told.", "kind")
+    handles = _gauge("live_handles", "Values that sessions hold.")
+    sessions = _gauge("sessions", "Sessions.")
+    workers = _gauge("workers", "Workers that serve.")
+    for label, found in totals.items():
+        memory.add_metric((label, "held"), found.amounts.held_bytes)
+        memory.add_metric((label, "kept"), found.amounts.kept_bytes)
+        if found.limit_bytes:
+            memory.add_metric((label, "limit"), found.limit_bytes)
+        handles.add_metric((label,), found.amounts.handles)
+        sessions.add_metric((label,), found.amounts.sessions)
+        workers.add_metric((label,), found.workers)
+    yield from (memory, handles, sessions, workers)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    from prometheus_client.core import CounterMetricFamily
+
+    own = () if name == "protocol_errors" else _TENANT
+    return CounterMetricFamily(f"djinn_{name}", text, labels=(*own, *labels))
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    from prometheus_client.core import GaugeMetricFamily
+
+    return GaugeMetricFamily(f"djinn_{name}", text, labels=(*_TENANT, *labels))
+
+
+def _histogram(name: str, text: str) -> HistogramMetricFamily:
+    from prometheus_client.core import HistogramMetricFamily
+
+    return HistogramMetricFamily(f"djinn_{name}", text, labels=_TENANT)
+
+
+def _cumulative(counts: Counts) -> Iterator[tuple[str, float]]:
+    count = 0
+    for bound, more in zip((*map(str, BUCKETS_S), "+Inf"), counts.durations, strict=True):
+        count += more
+        yield bound, count
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Answers each reader in a thread of its own, a few at a time."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, family: socket.AddressFamily, target: Any, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = family
+        self._places = threading.BoundedSemaphore(MAX_READERS)
+        super().__init__(target, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            _log.info("a reader of metrics left before it was answered: %s", error)
+        else:
+            _log.error("a reader of metrics could not be answered", exc_info=error)
+
+
+class MetricsPage:
+    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` over HTTP.
+
+    Args:
+        host: Address to listen on.
+        port: Port; 0 finds a free one.
+        ledger: The books.
+        version: Of this distribution.
+        why_not_ready: Says why sessions cannot begin; empty if they can.
+
+    Raises:
+        TransportError: The address cannot be had.
+        ConfigurationError: The library is missing.
+
+    Concurrency:
+        `start` and `stop` are called by one thread.
+    """
+
+    def __init__(self, host: str, port: int, ledger: Ledger, version: str, why_not_ready: Callable[[], str]) -> None:
+        check_library()
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(LedgerCollector(ledger, version))
+        try:
+            family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
+                                                         flags=socket.AI_PASSIVE)[0]
+            self._server = _Server(family, target, _handler(registry, why_not_ready))
+        except (OSError, ValueError, OverflowError) as error:
+            raise TransportError(f"Metrics cannot be served on {host!r}, port {port}: {error}.",
+                                 hint="Choose a free port with --metrics-port (0 finds one), and an address of this "
+                                      "machine with --metrics-host.") from None
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="djinn-metrics", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+        _log.info("metrics on %s/metrics", self.address)
+
+    def stop(self) -> None:
+        """Answer no more."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(registry: Any, why_not_ready: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+    from prometheus_client.exposition import choose_encoder
+
+    def answer(path: str, accepted: str) -> tuple[int, str, bytes]:
+        if path == "/metrics":
+            encode, content_type = choose_encoder(accepted)
+            return 200, content_type, encode(registry)
+        reason = {"/healthz": lambda: "", "/readyz": why_not_ready}.get(path, lambda: "There is /metrics, /healthz and "
+                                                                                      "/readyz.")()
+        status = 200 if not reason else 503 if path == "/readyz" else 404
+        return status, "text/plain; charset=utf-8", f"{reason or 'ok'}\n".encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = READ_TIMEOUT_S
+        server_version = "djinn"
+        sys_version = ""
+
+        def do_GET(self) -> None:  # named by http.server
+            status, content_type, body = answer(self.path.partition("?")[0], self.headers.get("Accept", ""))
+            self.send_response(status)
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815  # as above
+
+        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  # named by http.server
+            _log.debug("metrics: %s: %s", self.client_address[0], format % arguments)
+
+    return Handler

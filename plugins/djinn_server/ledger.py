@@ -1,0 +1,145 @@
+"""The gateway's books of what its workers have told, which go on when a worker is followed by another one."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import msgspec
+
+from djinn_server.counting import Amounts, Counts, Meters, Report, added
+
+__all__ = ("MAX_TENANTS", "OTHERS", "Account", "Ledger", "TenantTotals")
+
+MAX_TENANTS = 100
+"""Tenants that have a label of their own; a label is a series, and series cost whoever keeps them."""
+OTHERS = "(other)"
+"""Label of all others together; no tenant can be called so."""
+
+
+@attrs.frozen
+class TenantTotals:
+    """What is known of one label's workers.
+
+    Attributes:
+        counts: What all of them have counted.
+        amounts: What there is now.
+        limit_bytes: What the sessions should hold at most; 0 if nobody says.
+        workers: How many serve.
+        restarts: How many were followed by another one, by why.
+    """
+
+    counts: Counts
+    amounts: Amounts
+    limit_bytes: int
+    workers: int
+    restarts: dict[str, int]
+
+
+class Account:
+    """What one worker has told.
+
+    A worker is in the hands of its tenant. So what it tells can make no series, and nothing smaller than it was.
+
+    Attributes:
+        label: Whose it is.
+        limit_bytes: What its sessions should hold at most; 0 if nobody says.
+        counts: The latest.
+        amounts: The latest.
+
+    Concurrency:
+        `heed` is called by one thread.
+    """
+
+    def __init__(self, label: str, limit_bytes: int) -> None:
+        self.label = label
+        self.limit_bytes = limit_bytes
+        self.counts = Counts()
+        self.amounts = Amounts()
+
+    def heed(self, report: Report) -> None:
+        """Enter what the worker tells."""
+        self.counts, self.amounts = _no_less(self.counts, report.counts), report.amounts
+
+
+class Ledger:
+    """The books of all tenants, and of the gateway itself.
+
+    Attributes:
+        gateway: Counts what happens before it is known whose it is.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self) -> None:
+        self.gateway = Meters()
+        self._lock = threading.Lock()
+        self._past: dict[str, Counts] = {}
+        self._restarts: dict[str, Counter[str]] = {}
+        self._accounts: dict[Account, None] = {}
+
+    def open(self, tenant: str, limit_bytes: int) -> Account:
+        """Begin the account of a worker that serves."""
+        with self._lock:
+            account = Account(self._label(tenant), limit_bytes)
+            self._accounts[account] = None
+        return account
+
+    def close(self, account: Account) -> None:
+        """End the account of a worker; what it has counted stays."""
+        with self._lock:
+            del self._accounts[account]
+            self._past[account.label] = added((self._past[account.label], account.counts))
+
+    def restarted(self, tenant: str, cause: str) -> None:
+        """Enter that a worker is followed by another one, which nobody has asked for.
+
+        Args:
+            tenant: Whose it is.
+            cause: A signal's name, ``exit`` or ``start``.
+        """
+        with self._lock:
+            self._restarts[self._label(tenant)][cause] += 1
+
+    def totals(self) -> dict[str, TenantTotals]:
+        """Add everything up, by label."""
+        with self._lock:
+            accounts = list(self._accounts)
+            past = dict(self._past)
+            restarts = {label: dict(causes) for label, causes in self._restarts.items()}
+        found = {}
+        for label, before in past.items():
+            own = [account for account in accounts if account.label == label]
+            found[label] = TenantTotals(
+                added((before, *(account.counts for account in own))),
+                _sum(account.amounts for account in own), sum(account.limit_bytes for account in own), len(own),
+                restarts[label])
+        return found
+
+    def _label(self, tenant: str) -> str:
+        label = tenant if tenant in self._past or len(self._past) < MAX_TENANTS else OTHERS
+        self._past.setdefault(label, Counts())
+        self._restarts.setdefault(label, Counter())
+        return label
+
+
+def _sum(amounts: Iterable[Amounts]) -> Amounts:
+    return Amounts(*map(sum, zip(*map(msgspec.structs.astuple, amounts), strict=True)))
+
+
+def _no_less(before: Counts, now: Counts) -> Counts:
+    """Keep every count from falling."""
+    kept: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(now).items():
+        known = getattr(before, name)
+        if isinstance(value, dict):
+            kept[name] = {key: max(known.get(key, 0), value.get(key, 0)) for key in {**known, **value}}
+        elif isinstance(value, tuple):
+            kept[name] = tuple(map(max, known, value))
+        else:
+            kept[name] = max(known, value)
+    return Counts(**kept)

@@ -1,0 +1,78 @@
+"""Lines of the log of a server's processes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+from collections.abc import Sequence
+from typing import Literal, TextIO, TypeAlias
+
+__all__ = ("LogFormat", "write_to")
+
+LogFormat: TypeAlias = Literal["text", "json"]
+_HIDDEN = "***"
+
+
+def write_to(stream: TextIO, form: LogFormat, *, secrets: Sequence[str] = (), **fields: str) -> None:
+    """Have this process, which is djinn's own, write its log to a stream, one line for each record.
+
+    What others have a say in, such as an error's text, cannot make a line of its own nor do anything to a terminal:
+    control characters are replaced.
+
+    Args:
+        stream: Where to write.
+        form: ``text``, or ``json``: an object with ``time``, ``level``, ``component``, ``process``, ``message`` and, if
+            there is one, ``error``.
+        secrets: What is left out wherever it occurs; empty ones count for nothing.
+        fields: Said with each record of ``json``.
+    """
+    handler = logging.StreamHandler(stream)
+    hidden = tuple(filter(None, secrets))
+    handler.setFormatter(_JsonFormatter(hidden, fields) if form == "json" else _TextFormatter(hidden))
+    logging.getLogger().addHandler(handler)
+
+
+class _TextFormatter(logging.Formatter):
+    """Writes a record for people. What follows its line, such as a traceback, is indented, so that it is no record."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        super().__init__()
+        self._secrets = secrets
+
+    def format(self, record: logging.LogRecord) -> str:
+        lines = [f"{self.formatTime(record)} {record.levelname} {record.name}: {_printable(record.getMessage())}"]
+        # Not what `logging` keeps with the record: another handler may have made that.
+        if record.exc_info and record.exc_info[0] is not None:
+            lines += [f"    {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
+        return _without(self._secrets, "\n".join(lines))
+
+
+class _JsonFormatter(logging.Formatter):
+    """Writes a record for programs."""
+
+    def __init__(self, secrets: Sequence[str], fields: dict[str, str]) -> None:
+        super().__init__()
+        self._secrets = secrets
+        self._fields = fields
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        content = {
+            "time": time.isoformat(timespec="milliseconds"), "level": record.levelname,
+            "component": record.name.removeprefix("djinn."), "process": record.process, **self._fields,
+            "message": _without(self._secrets, _printable(record.getMessage()))}
+        if record.exc_info and record.exc_info[0] is not None:
+            content["error"] = _without(self._secrets, self.formatException(record.exc_info))
+        # Nothing but ASCII is written, so that no character has a meaning of its own.
+        return json.dumps(content)
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _without(secrets: Sequence[str], text: str) -> str:
+    for secret in secrets:
+        text = text.replace(secret, _HIDDEN)
+    return text

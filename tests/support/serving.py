@@ -1,0 +1,62 @@
+"""``djinn serve`` in a process of its own, for programs that are no tests of pytest's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+PROGRAM = """
+import ctypes, signal, sys
+if sys.platform.startswith("linux"):
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+from djinn.cli import main
+main()
+"""
+
+
+class Serving:
+    """A server, within a ``with`` statement; options are environment variables.
+
+    Raises:
+        AssertionError: It did not begin, or did not end as it should.
+    """
+
+    def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
+        self.log = log
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+        with log.open("w") as errors:
+            self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, "serve", "--threads", "1", *arguments],
+                                            env=clean | environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
+        patience.start()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        patience.cancel()
+        self.address = line.strip().removeprefix("djinn serving ")
+        assert self.address != line.strip(), f"it said {line!r}:\n{log.read_text()}"
+        self.port = int(self.address.rpartition(":")[2])
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes that run operations, on Linux."""
+        return [int(child) for task in Path(f"/proc/{self.process.pid}/task").iterdir()
+                for child in (task / "children").read_text().split()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *details: object) -> None:
+        self.process.terminate()
+        try:
+            status = self.process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.process.kill()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        assert kind is not None or status == 0, self.log.read_text()[-4000:]

@@ -1,0 +1,67 @@
+"""Lines of the log: one for each record, whatever is in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+from djinn_server.log_lines import LogFormat, write_to
+
+FORGED = "hello\n2026-01-01 00:00:00,000 ERROR djinn.server: forged\x1b[2J\u2028\x85"
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    root.handlers[:] = []
+    root.setLevel("DEBUG")
+    yield io.StringIO()
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+def fail(text: str) -> None:
+    try:
+        raise ValueError(text)
+    except ValueError:
+        logging.getLogger("djinn.server").exception("%s failed", text)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_no_text_makes_a_record_of_its_own(stream: io.StringIO, form: LogFormat) -> None:
+    write_to(stream, form)
+    logging.getLogger("djinn.server").warning("said: %s", FORGED)
+    fail(FORGED)
+    lines = stream.getvalue().split("\n")[:-1]
+    records = [line for line in lines if not line.startswith("    ")]
+    assert len(records) == 2
+    assert not any(not character.isprintable() for line in lines for character in line)
+    assert "forged" in records[0]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_secrets_are_left_out_wherever_they_are(stream: io.StringIO, form: LogFormat) -> None:
+    write_to(stream, form, secrets=("hush", ""))
+    logging.getLogger("djinn.server").info("a %s and an error", "hush")
+    fail("hush!")
+    assert "hush" not in stream.getvalue()
+    assert stream.getvalue().count("***") >= 3
+
+
+def test_a_record_is_an_object_that_says_where_it_comes_from(stream: io.StringIO) -> None:
+    write_to(stream, "json", role="worker", tenant="alice")
+    logging.getLogger("djinn.transport").info("%d bytes", 7)
+    logging.getLogger("elsewhere").error("é")
+    fail("it")
+    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    assert (first["component"], first["level"], first["message"]) == ("transport", "INFO", "7 bytes")
+    assert (first["role"], first["tenant"]) == ("worker", "alice")
+    assert first["time"].endswith("+00:00")
+    assert "error" not in first
+    assert second["component"] == "elsewhere"
+    assert third["error"].startswith("Traceback")
+    assert third["error"].endswith("ValueError: it")
