@@ -157,9 +157,17 @@ class ProtocolVersionError(ProtocolError):
 
 
 class RefusedError(TransportError):
-    """The server refused the connection, for example because of the token."""
+    """The server refused the connection, for example because of the token.
+
+    Attributes:
+        retry_after_s: When it may make sense to try again, in the server's opinion; 0 if it has none.
+    """
 
     code = "DJ305"
+
+    def __init__(self, summary: str, *, hint: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(summary, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class UnknownHandleError(DjinnError, LookupError):
@@ -199,9 +207,17 @@ class StateLostError(DjinnError, RuntimeError):
 
 
 class LimitError(DjinnError, RuntimeError):
-    """A session asked for more than the server grants it."""
+    """A session asked for more than the server grants it.
+
+    Attributes:
+        retry_after_s: When it may be granted, in the server's opinion; 0 if it has none.
+    """
 
     code = "DJ312"
+
+    def __init__(self, summary: str, *, hint: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(summary, hint=hint)
+        self.retry_after_s = retry_after_s
 
 
 class ProgramTooLargeError(DjinnError, RuntimeError):

@@ -18,6 +18,7 @@ import torch
 from djinn import tensor as lazy
 from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
 from djinn.kinds import Connection, ConnectOptions, Interceptor
+from djinn.patience import patiently
 
 if TYPE_CHECKING:
     from djinn.config import Config
@@ -190,15 +191,18 @@ def _start(config: Config) -> Session:
 def connect(config: Config, plugins: Plugins, address: str) -> Connection:
     """Connect to an executor; an empty address stands for one in this process.
 
+    A server that has too much to do says when to come again, which is done within `Config.connect_timeout_s`.
+
     Raises:
         TransportError: The server cannot be reached, or refuses.
     """
     scheme = address.partition("://")[0] if address else "local"
-    return plugins.transport_for(scheme).connect(address, ConnectOptions(
-        token=config.token, owner=config.owner, connect_timeout_s=config.connect_timeout_s,
+    transport = plugins.transport_for(scheme)
+    return patiently(lambda left_s: transport.connect(address, ConnectOptions(
+        token=config.token, owner=config.owner, connect_timeout_s=left_s,
         request_timeout_s=config.request_timeout_s,
         tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key,
-        open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))
+        open_executor=lambda: plugins.choose("executor", "torch").open(config.device))), config.connect_timeout_s)
 
 
 def current() -> Session:

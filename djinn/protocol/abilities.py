@@ -43,6 +43,21 @@ class EarlyProgram(CompiledProgram, Protocol):
         """
 
 
+class Turns(Protocol):
+    """When a session may use the device."""
+
+    def begin(self) -> None:
+        """Wait until a program may run.
+
+        Raises:
+            LimitError: Too many wait already.
+            TransportError: None will run any more.
+        """
+
+    def end(self) -> None:
+        """The program is through; called once after each `begin` that has returned."""
+
+
 class Allowance(Protocol):
     """How much a session may ask for."""
 
@@ -72,6 +87,18 @@ class CheckingExecutor(Protocol):
             program: The program.
             checks: By template: to be called with the arguments of each of its calls right before the call; if that
                 raises, so has the step.
+        """
+
+
+@runtime_checkable
+class SettlingExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: one can wait for its device."""
+
+    def settle(self) -> None:
+        """Wait until the device is through with everything that was begun.
+
+        Concurrency:
+            Any thread.
         """
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import Program
 
 PROTOCOL_VERSION = 4
@@ -100,11 +101,17 @@ class Redirect(msgspec.Struct, frozen=True, tag="redirect"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """The connection is about to be closed, and why."""
+    """The connection is about to be closed, and why.
+
+    Attributes:
+        code, summary, hint: Of the error.
+        retry_after_s: When to try again, if that makes sense; else 0.
+    """
 
     code: Text
     summary: Text
     hint: Text = ""
+    retry_after_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
 
 
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
@@ -271,6 +278,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
         describe: Handles whose metadata to send back.
         synchronize: Answer even if nothing is fetched, so that failures become known.
         timed: From here on, tell with every answer when the commands were carried out.
+        phase: What the programs are part of, as far as the client knows.
     """
 
     commands: list[Command] = []
@@ -278,6 +286,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
     describe: tuple[Handle, ...] = ()
     synchronize: bool = False
     timed: bool = False
+    phase: ExecutionPhase = ExecutionPhase.UNKNOWN
 
     @property
     def wants_reply(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from djinn.errors import LimitError, PeerError, ProtocolError, UnknownHandleErro
 from djinn.kinds.executor import CompiledProgram, Executor
 from djinn.kinds.guard import CheckedProgram, Watch
 from djinn.protocol import messages, parcels
-from djinn.protocol.abilities import Allowance, CheckingExecutor, EarlyProgram, PartialProgram, SharingExecutor
+from djinn.protocol.abilities import Allowance, CheckingExecutor, EarlyProgram, PartialProgram, SharingExecutor, Turns
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
 from djinn.protocol.holdings import Holdings
@@ -78,6 +78,7 @@ class SessionService:
         allowance: What the session may ask for; ``None`` for anything.
         post: Reaches other sessions, and is reached by them.
         watch: Checks programs before they run; none where the client is this process itself.
+        turns: Says when programs may run; without, any time.
 
     Concurrency:
         One batch at a time; `held_bytes` may be read by any thread.
@@ -85,8 +86,9 @@ class SessionService:
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
                  contents: Contents | None = None, post: Post | None = None,
-                 allowance: Allowance | None = None, watch: Watch | None = None) -> None:
+                 allowance: Allowance | None = None, watch: Watch | None = None, turns: Turns | None = None) -> None:
         self._executor = executor
+        self._turns = turns
         self._allowance = allowance
         self._not_admitted: Poisoned | None = None
         self._contents = contents
@@ -391,7 +393,7 @@ class SessionService:
             return Poisoned(0)
 
         try:
-            outputs = program.run(inputs, numbers, self._random, report)
+            outputs = self._in_turn(lambda: program.run(inputs, numbers, self._random, report))
         except Exception as error:  # noqa: BLE001  # nobody asked: it is reported when it is asked for and fails again
             failures.append(error)
         return None if failures else outputs
@@ -418,15 +420,24 @@ class SessionService:
         numbers = messages.from_wire(run.numbers)
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
         if not refused:
-            outputs = program.run(inputs, numbers, self._random, report)
+            outputs = self._in_turn(lambda: program.run(inputs, numbers, self._random, report))
         elif isinstance(program, PartialProgram):
-            outputs = program.run_without(inputs, numbers, self._random, report, refused)
+            outputs = self._in_turn(lambda: program.run_without(inputs, numbers, self._random, report, refused))
         else:
             raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 self._poison_storage(given, left)
         return outputs
+
+    def _in_turn(self, run: Callable[[], list[Any]]) -> list[Any]:
+        if self._turns is None:
+            return run()
+        self._turns.begin()
+        try:
+            return run()
+        finally:
+            self._turns.end()
 
     def _poison_storage(self, tensor: torch.Tensor, poison: Poisoned) -> None:
         """Poison every value that shares a storage which should have been written and was not."""

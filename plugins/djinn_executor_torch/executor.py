@@ -70,6 +70,11 @@ class TorchExecutor:
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
+    def settle(self) -> None:
+        """Wait until the device is through; see `djinn.protocol.abilities.SettlingExecutor`."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def random_state(self, seed: int) -> RandomState:
         """Make a session's own stream of random numbers."""
         return TorchRandomState(self._device, seed, self._lock)

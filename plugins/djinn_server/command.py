@@ -25,9 +25,11 @@ from djinn_server.gateway import Gateway
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
+from djinn_server.placement import default_places
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant, Tenant
 from djinn_server.tokens import TokenFile
+from djinn_server.turns import Settings
 
 __all__ = ("serve",)
 
@@ -51,7 +53,14 @@ def serve(
     unix: Annotated[str, typer.Option(
         show_default=False, metavar="PATH",
         help="Listen on a Unix-domain socket instead, which only processes of yours on this machine can use.")] = "",
-    device: Annotated[str, typer.Option(help="Device that runs the operations, for example cpu or cuda:0.")] = "cpu",
+    device: Annotated[str, typer.Option(
+        metavar="DEVICE[,DEVICE...]",
+        help="Device that runs the operations, for example cpu or cuda:0. Of several, each tenant's process gets the "
+             "one with least to do.")] = "cpu",
+    device_turns: Annotated[int | None, typer.Option(
+        min=1, show_default=False,
+        help="With --tokens: tenants that may use a device at a time, the others wait for their turns. One if not "
+             "given, and on the CPU as many as have a core for each of their --threads.")] = None,
     token: Annotated[str, typer.Option(
         envvar="DJINN_TOKEN", show_default=False,
         help="Secret that clients have to know. Other users of this machine can see options: prefer the variable.",
@@ -85,6 +94,11 @@ def serve(
         min=0, help="Values that sessions hold; 0 for any number.")] = 0,
     max_nodes: Annotated[int, typer.Option(
         min=0, help="Operations in one program; 0 for as many as the protocol allows.")] = 0,
+    max_queued: Annotated[int, typer.Option(
+        min=0, help="Programs that wait, all sessions together; 0 for any number. With --tokens, this and the next "
+                    "are for each tenant too.")] = 0,
+    max_wait_s: Annotated[float, typer.Option(
+        min=0, help="Seconds that a program is expected to wait, above which no session begins; 0 for any time.")] = 0,
     memory_mib: Annotated[int, typer.Option(
         min=0, show_default=False,
         help="MiB that all sessions together should hold at most, which clients are told; 0 if nobody says.")] = 0,
@@ -121,8 +135,8 @@ def serve(
         host=host, port=port, unix=unix, device=device, token=token, tokens=tokens, tls_cert=_full(tls_cert),
         tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
         keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
-        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes),
-        memory_bytes=memory_mib * 2**20, peers=peers,
+        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s),
+        device_turns=device_turns, memory_bytes=memory_mib * 2**20, peers=peers,
         program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()),
         log_format=log_format.value)
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
@@ -159,11 +173,23 @@ class Offer:
     keep_bytes: int
     looks_ahead: bool
     limits: Limits
+    device_turns: int | None
     memory_bytes: int
     peers: str
     program_bytes: int | None
     namespaces: tuple[str, ...]
     log_format: LogFormat
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that run operations."""
+        return tuple(device.strip() for device in self.device.split(","))
+
+    @property
+    def turns(self) -> list[Settings]:
+        """How tenants take turns on each of them."""
+        places = default_places(self.devices, self.threads)
+        return [Settings(self.device_turns or each) for each in places]
 
     @property
     def address(self) -> str:
@@ -201,16 +227,18 @@ def _open(offer: Offer) -> Gateway:
                else OneTenant(config.token, Tenant("", offer.limits)))
 
     def setup_for(tenant: Tenant) -> Setup:
-        return Setup(tenant.name, offer.device, scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
+        return Setup(tenant.name, offer.devices[0], scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
                      offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private,
-                     program_bytes=offer.program_bytes, namespaces=offer.namespaces, log_format=offer.log_format)
+                     program_bytes=offer.program_bytes, namespaces=offer.namespaces, log_format=offer.log_format,
+                     takes_turns=bool(offer.tokens))
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}
     listener = transport.listen(offer.address, ListenOptions(
         tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
-    return Gateway(listener, tenants, Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}),
+    return Gateway(listener, tenants, Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level},
+                                                 devices=offer.devices, turns=offer.turns),
                    first=tenants.tenant if isinstance(tenants, OneTenant) else None)
 
 
@@ -228,6 +256,8 @@ def _check(offer: Offer, has_token: bool) -> bool:
     if offer.tokens and not Path(offer.tokens).exists():
         raise ConfigurationError(f"There is no file {offer.tokens}.",
                                  hint=f"Make a token: djinn token create NAME --tokens {offer.tokens}")
+    if not all(offer.devices) and len(offer.devices) > 1:
+        raise ConfigurationError(f"{offer.device!r} is no list of devices.", hint="Write --device cuda:0,cuda:1.")
     if not offer.tls_cert and (offer.tls_key or offer.tls_client_ca):
         raise ConfigurationError("--tls-key and --tls-client-ca say nothing without --tls-cert.",
                                  hint="Give a certificate.")

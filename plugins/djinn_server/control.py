@@ -14,7 +14,8 @@ from djinn_server.counting import Report
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
 
-__all__ = ("Control", "ControlMessage", "Failed", "Incoming", "Ready", "Setup", "Stop")
+__all__ = ("Ask", "Control", "ControlMessage", "Failed", "GiveBack", "Grant", "Incoming", "Ready", "Recall", "Setup",
+           "Stop")
 
 SEND_TIMEOUT_S = 5
 """How long a worker may take to listen; it does nothing else in the thread that does."""
@@ -43,6 +44,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
         log_format: See `djinn_server.log_lines.write_to`.
+        takes_turns: Whether other workers use the device too.
     """
 
     tenant: str
@@ -64,6 +66,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     program_bytes: int | None = None
     namespaces: tuple[str, ...] = ()
     log_format: LogFormat = "text"
+    takes_turns: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -108,7 +111,42 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     timeout_s: float
 
 
-ControlMessage: TypeAlias = Setup | Ready | Failed | Incoming | Limits | Stop | Report
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """From a worker: it wants a turn on the device."""
+
+
+class Grant(msgspec.Struct, frozen=True, tag="grant"):
+    """To a worker: it may use the device until this turn is recalled."""
+
+    turn: int
+
+
+class Recall(msgspec.Struct, frozen=True, tag="recall"):
+    """To a worker: others want the device.
+
+    Attributes:
+        turn: Its turn, which it is to give back as soon as nothing is to be run.
+        left_s: After so much time, it is not to begin anything before either.
+    """
+
+    turn: int
+    left_s: float
+
+
+class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
+    """From a worker: it has nothing on the device any more.
+
+    Attributes:
+        turn: Its turn.
+        wants_more: Whether it wants another one.
+    """
+
+    turn: int
+    wants_more: bool
+
+
+ControlMessage: TypeAlias = (
+    Setup | Ready | Failed | Incoming | Limits | Stop | Report | Ask | Grant | Recall | GiveBack)
 
 
 class Control:

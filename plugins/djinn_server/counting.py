@@ -42,6 +42,9 @@ class Counts(msgspec.Struct, frozen=True):
         faults: Connections that ended because they said nothing sensible, by what it was.
         received_bytes, sent_bytes: Bytes of connections.
         cache_hits, cache_misses: Uploads that did not have to travel, and such that did, where uploads are kept.
+        waits: How many programs waited so long for their turn, by `BUCKETS_S`.
+        wait_ns: All of these together.
+        device_ns: How long programs ran.
     """
 
     requests: dict[Outcome, Count] = {}
@@ -53,6 +56,9 @@ class Counts(msgspec.Struct, frozen=True):
     sent_bytes: Count = 0
     cache_hits: Count = 0
     cache_misses: Count = 0
+    waits: _Buckets = _NO_DURATIONS
+    wait_ns: Count = 0
+    device_ns: Count = 0
 
 
 class Amounts(msgspec.Struct, frozen=True):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 import msgspec
 
 from djinn_server.counting import Amounts, Counts, Meters, Report, added
+from djinn_server.placement import Load
 
 __all__ = ("MAX_TENANTS", "OTHERS", "Account", "Ledger", "TenantTotals")
 
 MAX_TENANTS = 100
 """Tenants that have a label of their own; a label is a series, and series cost whoever keeps them."""
+RECENT_S = 5.0
+"""What was wanted longer ago than this counts for less and less where load is compared."""
 OTHERS = "(other)"
 """Label of all others together; no tenant can be called so."""
 
@@ -47,6 +52,7 @@ class Account:
     Attributes:
         label: Whose it is.
         limit_bytes: What its sessions should hold at most; 0 if nobody says.
+        device: Position of the device that it uses.
         counts: The latest.
         amounts: The latest.
 
@@ -54,15 +60,26 @@ class Account:
         `heed` is called by one thread.
     """
 
-    def __init__(self, label: str, limit_bytes: int) -> None:
+    def __init__(self, label: str, limit_bytes: int, device: int = 0) -> None:
         self.label = label
         self.limit_bytes = limit_bytes
+        self.device = device
+        self._wanted = 0.0
+        self._heeded_s = time.monotonic()
         self.counts = Counts()
         self.amounts = Amounts()
 
     def heed(self, report: Report) -> None:
         """Enter what the worker tells."""
-        self.counts, self.amounts = _no_less(self.counts, report.counts), report.amounts
+        before, now = self.counts, time.monotonic()
+        self.counts, self.amounts = _no_less(before, report.counts), report.amounts
+        wanted_s = (self.counts.device_ns + self.counts.wait_ns - before.device_ns - before.wait_ns) / 1e9
+        self._wanted = self.wanted(now) + wanted_s / RECENT_S
+        self._heeded_s = now
+
+    def wanted(self, now: float) -> float:
+        """Return how many devices' time the worker wanted lately."""
+        return self._wanted * math.exp((self._heeded_s - now) / RECENT_S)
 
 
 class Ledger:
@@ -82,10 +99,10 @@ class Ledger:
         self._restarts: dict[str, Counter[str]] = {}
         self._accounts: dict[Account, None] = {}
 
-    def open(self, tenant: str, limit_bytes: int) -> Account:
+    def open(self, tenant: str, limit_bytes: int, device: int = 0) -> Account:
         """Begin the account of a worker that serves."""
         with self._lock:
-            account = Account(self._label(tenant), limit_bytes)
+            account = Account(self._label(tenant), limit_bytes, device)
             self._accounts[account] = None
         return account
 
@@ -119,6 +136,15 @@ class Ledger:
                 _sum(account.amounts for account in own), sum(account.limit_bytes for account in own), len(own),
                 restarts[label])
         return found
+
+    def loads(self, workers: Sequence[int]) -> list[Load]:
+        """Say how much there is to do on each device, given how many workers it has."""
+        now = time.monotonic()
+        with self._lock:
+            accounts = list(self._accounts)
+        return [Load(sum(account.wanted(now) for account in accounts if account.device == device),
+                     sum(account.amounts.held_bytes for account in accounts if account.device == device), count)
+                for device, count in enumerate(workers)]
 
     def _label(self, tenant: str) -> str:
         label = tenant if tenant in self._past or len(self._past) < MAX_TENANTS else OTHERS

@@ -19,7 +19,7 @@ WAIT_S = 30.0
 """How long the tensors of one session wait for those of the tenant's others to be carried out."""
 _ASK = "Ask the server's operator for more."
 _Limit = Annotated[int, Meta(ge=0)]
-Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes"]
+Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait"]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
@@ -30,12 +30,16 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
         inflight_bytes: Tensors that have come, or are coming, and have not been put in their places yet.
         handles: Values that exist.
         nodes: Steps of one program.
+        queued: Programs that were sent and are not through.
+        wait_s: How long a program is expected to wait for those ahead of it when a session begins.
     """
 
     sessions: _Limit = 0
     inflight_bytes: _Limit = 0
     handles: _Limit = 0
     nodes: _Limit = 0
+    queued: _Limit = 0
+    wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
 class Allowances:

@@ -31,6 +31,7 @@ from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report
 from djinn_server.couriers import Couriers, PeerRules
 from djinn_server.greeting import Load, answer_client, check_versions, courier_welcome, receive_greeting
 from djinn_server.limits import Allowances, Limits, SessionAllowance
+from djinn_server.line import Line, Place
 from djinn_server.memory import return_memory
 
 __all__ = ("Server", "refuse")
@@ -81,6 +82,7 @@ class Server:
         mailbox_prefix: How the keys of the sessions' mailboxes begin.
         watch: Takes up a guard's watch at a new session.
         meters: Count what happens; without, the server's own.
+        line: Says whose programs run when; without, one of the server's own, which has the device to itself.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
@@ -91,9 +93,10 @@ class Server:
         watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
         looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
-        meters: Meters | None = None,
+        meters: Meters | None = None, line: Line | None = None,
     ) -> None:
         self._listener = listener
+        self._line = line or Line()
         self._executor = executor
         self._admit = admit
         self._meters = meters or Meters()
@@ -154,6 +157,7 @@ class Server:
             posts = [post for _, post in self._sessions.values()]
         self._listener.close()
         self._room.close()
+        self._line.close()
         for post in posts:
             post.close()
         for channel in serving.values():
@@ -221,6 +225,7 @@ class Server:
         if isinstance(greeting, Hello):
             check_versions(greeting)
             self._admit(channel, greeting)
+            self._line.check()
             allowance = self._allowances.open()
             try:
                 self._hold_session(channel, sequence, greeting, allowance, meter)
@@ -245,13 +250,15 @@ class Server:
                 return self._couriers.open(address, courier, is_gone)
 
             post = MailPost(session, mailbox, carry, is_gone)
+            place = self._line.open()
             service = SessionService(self._executor, travels=True, contents=contents, post=post,
-                                     allowance=allowance, watch=self._watch())
+                                     allowance=allowance, watch=self._watch(), turns=place)
             with self._lock:
                 self._sessions[session] = service, post
             try:
-                self._answer_all(channel, service, allowance, meter)
+                self._answer_all(channel, service, allowance, meter, place)
             finally:
+                place.carried_out()
                 with self._lock:
                     del self._sessions[session]
                     self._present.discard(mailbox)
@@ -276,15 +283,19 @@ class Server:
         """Say what was counted, and what there is now."""
         with self._lock:
             services = [service for service, _ in self._sessions.values()]
-        counts = msgspec.structs.replace(self._meters.counts(), cache_hits=self._store.hits,
+        counts = msgspec.structs.replace(self._line.counts(self._meters.counts()), cache_hits=self._store.hits,
                                          cache_misses=self._store.misses)
         return Report(counts, Amounts(len(services), sum(service.live_handles for service in services),
                                       sum(service.held_bytes for service in services), self._store.size_bytes))
 
-    def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter) -> None:
-        polled = channel if self._looks_ahead and isinstance(channel, _Pollable) else None
-        while _answer_next(channel, service, allowance, meter):
-            while polled and service.can_look_ahead and not polled.is_ready() and service.look_ahead():
+    def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter,
+                    place: Place) -> None:
+        pollable = channel if isinstance(channel, _Pollable) else None
+        polled = pollable if self._looks_ahead else None
+        while _answer_next(channel, service, allowance, meter, place):
+            place.carried_out(has_more=place.is_wanted and pollable is not None and pollable.is_ready())
+            while (polled and service.can_look_ahead and not place.is_wanted and not polled.is_ready()
+                   and service.look_ahead()):
                 pass
 
 
@@ -299,7 +310,8 @@ def refuse(channel: Channel, error: Exception) -> None:
         return
     if isinstance(error, DjinnError):
         _log.warning("%s: refused: %s", channel.peer, _printable(error))
-        refusal = Refusal(error.code, error.summary[:4000], error.hint[:4000])
+        refusal = Refusal(error.code, error.summary[:4000], error.hint[:4000],
+                          error.retry_after_s if isinstance(error, LimitError) else 0.0)
     else:
         refusal = Refusal(DjinnError.code, "The session failed inside the server.",
                           "See the server's log; report it if it happens again.")
@@ -309,7 +321,8 @@ def refuse(channel: Channel, error: Exception) -> None:
         _log.info("%s: left before it could be told: %s", channel.peer, left)
 
 
-def _answer_next(channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter) -> bool:
+def _answer_next(channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter,
+                 place: Place) -> bool:
     """Carry out one batch. Its tensors live in this call only, not while the next one is awaited."""
     try:
         received = channel.receive()
@@ -323,6 +336,7 @@ def _answer_next(channel: Channel, service: SessionService, allowance: SessionAl
     if not isinstance(message, Batch):
         raise ProtocolError(f"A {type(message).__name__} where a Batch was expected.")
     outcome: Outcome = "error"
+    place.received(message)
     try:
         result, data = service.handle(message, tensors)
         allowance.settle(service.live_handles)

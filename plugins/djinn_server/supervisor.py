@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import attrs
 import msgspec
@@ -21,11 +22,14 @@ from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.transport import Channel, MovableChannel
 from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn.protocol.post import no_mailbox
-from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
+from djinn_server.control import Ask, Control, Failed, GiveBack, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Report
+from djinn_server.desk import Customer, Desk
 from djinn_server.ledger import Ledger
+from djinn_server.placement import least_loaded
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
+from djinn_server.turns import Settings
 
 __all__ = ("Supervisor", "Worker")
 
@@ -91,11 +95,25 @@ class Worker:
             raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
         self._port = message.address.rpartition(":")[2]
 
-    def watch(self, heed: Callable[[Report], None]) -> None:
+    def watch(self, heed: Callable[[Report], None], desk: Desk, customer: Customer) -> None:
         """Wait until it ends, and hear what it tells meanwhile."""
         while (received := self._control.receive()) is not None:
-            if isinstance(received[0], Report):
-                heed(received[0])
+            message = received[0]
+            if isinstance(message, Ask):
+                desk.ask(customer)
+            elif isinstance(message, GiveBack):
+                desk.give_back(customer, message.turn, wants_more=message.wants_more)
+            elif isinstance(message, Report):
+                heed(message)
+
+    def is_stopped(self) -> bool:
+        """Whether the process stands still, as far as the system tells."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            # Not every system tells; a process that is gone is noticed by whoever waits for it.
+            return False
+        return state in "TtZX"
 
     def take(self, channel: Channel, sequence: int, greeting: Hello | Courier) -> None:
         """Give it a client or courier that was let in: the connection itself if that can be, or else the next one.
@@ -143,6 +161,9 @@ class _Post:
     setup: Setup
     thread: threading.Thread | None = None
     worker: Worker | None = None
+    customer: Customer | None = None
+    device: int = 0
+    is_placed: bool = False
     is_ready: bool = False
     is_ending: bool = False
     failures: int = 0
@@ -156,14 +177,19 @@ class Supervisor:
         make_setup: What a tenant's worker is for.
         environment: Its environment variables.
         ledger: What workers tell is entered there; without, in books of its own.
+        devices: On which workers compute; without, on that of their setup.
+        turns: How they take turns on each of these.
 
     Concurrency:
         Any thread.
     """
 
     def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str],
-                 ledger: Ledger | None = None) -> None:
+                 ledger: Ledger | None = None, *, devices: Sequence[str] = (),
+                 turns: Sequence[Settings] = ()) -> None:
         self.ledger = ledger or Ledger()
+        self._devices = tuple(devices)
+        self._desk = Desk(turns or [Settings()] * max(1, len(self._devices)))
         self._make_setup = make_setup
         self._environment = environment
         self._changed = threading.Condition()
@@ -242,9 +268,11 @@ class Supervisor:
             if post is None or post.tenant == tenant or post.tenant.key != tenant.key:
                 return
             post.tenant, post.setup = tenant, msgspec.structs.replace(post.setup, limits=tenant.limits)
-            worker = post.worker
+            worker, customer = post.worker, post.customer
         if worker is not None:
             worker.tell(tenant.limits)
+        if customer is not None:
+            self._desk.reweigh(customer, tenant.weight)
 
     def end(self, tenant: Tenant, timeout_s: float) -> bool:
         """End a tenant's worker and its sessions.
@@ -262,7 +290,10 @@ class Supervisor:
                 return True
             post.is_ending = True
             self._changed.notify_all()
-            worker, thread = post.worker, post.thread
+            worker, thread, customer = post.worker, post.thread, post.customer
+        if customer is not None:
+            # Others need not wait for what it still runs.
+            self._desk.leave(customer)
         if worker is not None:
             worker.tell(Stop(timeout_s))
             if not post.is_ready:
@@ -289,6 +320,7 @@ class Supervisor:
             thread.start()
         for thread in threads:
             thread.join()
+        self._desk.close()
         return all(ended)
 
     def _attend(self, post: _Post) -> None:
@@ -310,7 +342,7 @@ class Supervisor:
     def _run_once(self, post: _Post) -> float:
         """Run one worker until it ends, and return for how long it has served."""
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
-                                        mailbox_prefix=self._new_prefix())
+                                        mailbox_prefix=self._new_prefix(), device=self._device_for(post))
         try:
             worker = Worker(setup, self._environment)
         except OSError as error:
@@ -329,9 +361,14 @@ class Supervisor:
             return 0.0
         began = time.monotonic()
         _log.info("%sworker %d serves", _for(post.tenant), worker.pid)
+        customer = Customer(post.tenant.name, post.device, worker.tell, worker.is_stopped)
+        self._desk.join(customer, post.tenant.weight)
+        with self._changed:
+            post.customer = customer
         self._note(post, None, is_ready=True)
-        account = self.ledger.open(post.tenant.name, setup.memory_bytes)
-        worker.watch(account.heed)
+        account = self.ledger.open(post.tenant.name, setup.memory_bytes, post.device)
+        worker.watch(account.heed, self._desk, customer)
+        self._desk.leave(customer)
         self._note(post, None)
         # Whoever lets go of its standard input is not going to serve any more.
         if not post.is_ending:
@@ -343,8 +380,18 @@ class Supervisor:
         (_log.info if post.is_ending else _log.error)(  # no bug
             "%sworker %d has ended: %s", _for(post.tenant), worker.pid, _told(status))
         with self._changed:
-            post.worker = None
+            post.worker = post.customer = None
         return time.monotonic() - began
+
+    def _device_for(self, post: _Post) -> str:
+        """Choose where a worker computes: each anew, since none of its sessions has anything anywhere yet."""
+        if not self._devices:
+            return post.setup.device
+        with self._changed:
+            others = [other.device for other in self._posts.values() if other is not post and other.is_placed]
+            post.device = least_loaded(self.ledger.loads([others.count(n) for n in range(len(self._devices))]))
+            post.is_placed = True
+        return self._devices[post.device]
 
     def _note(self, post: _Post, problem: DjinnError | None, *, is_ready: bool = False) -> None:
         if problem is not None:

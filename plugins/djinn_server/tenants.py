@@ -28,11 +28,13 @@ class Tenant:
         name: Empty where everybody is one.
         limits: What he may use.
         key: Another one for another token of the same name.
+        weight: His part of a device that others want too.
     """
 
     name: str = ""
     limits: Limits = attrs.field(factory=Limits)
     key: str = ""
+    weight: float = 1.0
 
 
 class Tenants(Protocol):
@@ -106,7 +108,8 @@ class KnownTenants:
 
     def _tenant(self, name: str, entry: Entry) -> Tenant:
         own, defaults = msgspec.structs.asdict(entry.limits), msgspec.structs.asdict(self._defaults)
-        return Tenant(name, Limits(**{what: own[what] or defaults[what] for what in defaults}), entry.digest)
+        return Tenant(name, Limits(**{what: own[what] or defaults[what] for what in defaults}), entry.digest,
+                      entry.weight)
 
     def _refresh(self) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ import datetime
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from djinn.errors import ConfigurationError
@@ -25,13 +26,17 @@ def create(
     name: _Name,
     tokens: _Path = "",
     weight: Annotated[float, typer.Option(
-        min=1e-6, max=1e6, help="The tenant's part of what all want, compared with others.")] = 1.0,
+        min=1e-6, max=1e6, help="The tenant's part of a device that others want too, compared with theirs.")] = 1.0,
     max_sessions: Annotated[int, typer.Option(min=0, help="Sessions at a time; 0: what the server says.")] = 0,
     max_inflight_mib: Annotated[int, typer.Option(
         min=0, help="MiB of tensors on their way into sessions at a time; 0: what the server says.")] = 0,
     max_handles: Annotated[int, typer.Option(
         min=0, help="Values that sessions hold; 0: what the server says.")] = 0,
     max_nodes: Annotated[int, typer.Option(min=0, help="Operations in one program; 0: what the server says.")] = 0,
+    max_queued: Annotated[int, typer.Option(min=0, help="Programs that wait; 0: what the server says.")] = 0,
+    max_wait_s: Annotated[float, typer.Option(
+        min=0, help="Seconds that a program is expected to wait, above which no session begins; 0: what the server "
+                    "says.")] = 0,
 ) -> None:
     """Make a token for a new tenant, and print it. It is not kept: only its digest is, so it is printed this once.
 
@@ -40,7 +45,8 @@ def create(
     file = _file(tokens)
     try:
         token = file.create(name, weight=weight,
-                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes))
+                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes,
+                                          max_queued, max_wait_s))
     except ConfigurationError as error:
         raise _ended(error) from None
     typer.echo(token)
@@ -57,7 +63,10 @@ def revoke(name: _Name, tokens: _Path = "") -> None:
 
 
 def list_tokens(tokens: _Path = "") -> None:
-    """List tenants: name, day, weight, and their own limits: sessions, bytes in flight, values, operations."""
+    """List tenants: name, day, weight, and their own limits.
+
+    These are sessions, bytes in flight, values, operations, programs that wait, and seconds that they wait.
+    """
     try:
         found = _file(tokens).read().tenants
     except ConfigurationError as error:
@@ -66,7 +75,7 @@ def list_tokens(tokens: _Path = "") -> None:
         day = datetime.datetime.fromtimestamp(entry.created, datetime.UTC).date()
         own = entry.limits
         cells = (name, day, f"{entry.weight:g}", *(
-            limit or "-" for limit in (own.sessions, own.inflight_bytes, own.handles, own.nodes)))
+            limit or "-" for limit in msgspec.structs.astuple(own)))
         typer.echo("\t".join(map(str, cells)))
 
 

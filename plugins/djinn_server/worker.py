@@ -20,11 +20,13 @@ from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
+from djinn.protocol.abilities import SettlingExecutor
 from djinn.protocol.messages import Hello
-from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
+from djinn_server.control import Ask, Control, Failed, GiveBack, Grant, Incoming, Ready, Recall, Setup, Stop
 from djinn_server.counting import Meters, Reporter
 from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.limits import Allowances, Limits
+from djinn_server.line import Line
 from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes
 from djinn_server.server import Server
@@ -119,7 +121,7 @@ def main() -> None:
     setup = received[0]
     write_to(sys.stderr, setup.log_format, role="worker", **({"tenant": setup.tenant} if setup.tenant else {}))
     try:
-        server, inlet, allowances = _open(setup)
+        server, inlet, allowances, line = _open(setup, control)
     except DjinnError as error:
         control.send(Failed(error.code, error.summary, error.hint))
         sys.exit(1)
@@ -127,14 +129,36 @@ def main() -> None:
     control.send(Ready(server.device, inlet.address))
     reporter = Reporter(server.report, control.send)
     reporter.start()
-    stopped = server.stop(_obey(control, inlet.hand, allowances))
+    stopped = server.stop(_obey(control, inlet.hand, allowances, line))
     reporter.stop()
     logging.shutdown()
     # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
     os._exit(0 if stopped else 1)
 
 
-def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances) -> float:
+class GatewayTurns:
+    """Turns on the device that the gateway gives; see `djinn_server.line.Turnstile`."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def ask(self) -> None:
+        """Ask for a turn."""
+        self._tell(Ask())
+
+    def give_back(self, turn: int, *, wants_more: bool) -> None:
+        """Give a turn back."""
+        self._tell(GiveBack(turn, wants_more))
+
+    def _tell(self, message: Ask | GiveBack) -> None:
+        try:
+            self._control.send(message)
+        except OSError as error:
+            # The gateway is gone, and whoever reads its orders notices; sessions that wait are ended then.
+            _log.info("the gateway hears nothing: %s", error)
+
+
+def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line) -> float:
     """Do what the gateway says, until it says to stop; return how long programs may go on."""
     while (received := control.receive()) is not None:
         message, descriptor = received
@@ -143,6 +167,10 @@ def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: A
                 hand(descriptor, message)
             except OSError as error:
                 _log.info("%s: gone before it was taken over: %s", message.peer, error)
+        elif isinstance(message, Grant):
+            line.granted(message.turn)
+        elif isinstance(message, Recall):
+            line.recalled(message.turn, message.left_s)
         elif isinstance(message, Limits):
             allowances.limits = message
         elif isinstance(message, Stop):
@@ -151,7 +179,7 @@ def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: A
     return STOP_TIMEOUT_S
 
 
-def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
+def _open(setup: Setup, control: Control) -> tuple[Server, Inlet, Allowances, Line]:
     from djinn.config import Config
     from djinn.logs import configure
     from djinn.plugins import Plugins
@@ -172,6 +200,8 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
     meters = Meters()
     inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key), meters)
     allowances = Allowances(setup.limits, meters.reject)
+    line = Line(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
+                settle=executor.settle if isinstance(executor, SettlingExecutor) else _nothing, reject=meters.reject)
     bounds = Bounds(executor.device,
                     device_bytes(executor.device) if setup.program_bytes is None else setup.program_bytes,
                     frozenset(setup.namespaces))
@@ -181,8 +211,13 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
                     looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
                     peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
                                           listens_on_path=setup.transport == UNIX),
-                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters)
-    return server, inlet, allowances
+                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters,
+                    line=line)
+    return server, inlet, allowances, line
+
+
+def _nothing() -> None:
+    """Wait for nothing: where nobody can say when the device is through, it is when a program has run."""
 
 
 if __name__ == "__main__":

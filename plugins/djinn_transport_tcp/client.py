@@ -375,7 +375,8 @@ class SocketConnection:
         if refusal.code == ProtocolVersionError.code:
             return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
         code = "" if refusal.code == RefusedError.code else f" [{refusal.code}]"
-        return RefusedError(f"The server at {self.address} says:{code} {refusal.summary}", hint=refusal.hint)
+        return RefusedError(f"The server at {self.address} says:{code} {refusal.summary}", hint=refusal.hint,
+                            retry_after_s=refusal.retry_after_s)
 
 
 def _reason(error: OSError) -> str:

@@ -1,0 +1,139 @@
+"""The desk: where workers ask for turns on a device. It has the clock and the connections that an arbiter has not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from djinn_server.control import Grant, Recall
+from djinn_server.turns import Arbiter, Granted, Settings
+
+__all__ = ("Customer", "Desk")
+
+LOOK_S = 0.02
+"""How often to look whether a worker that does not give its turn back stands still."""
+_log = logging.getLogger("djinn.server")
+
+
+class Customer:
+    """A worker that takes turns.
+
+    Args:
+        key: Its tenant.
+        device: Position of the device that it uses.
+        tell: Sends it a message; must neither raise nor wait.
+        is_stopped: Whether its process stands still.
+    """
+
+    def __init__(self, key: str, device: int, tell: Callable[[Grant | Recall], None],
+                 is_stopped: Callable[[], bool]) -> None:
+        self.key = key
+        self.device = device
+        self.tell = tell
+        self.is_stopped = is_stopped
+
+
+@attrs.define(eq=False)
+class _Counter:
+    """One device."""
+
+    arbiter: Arbiter
+    customers: dict[str, Customer] = attrs.field(factory=dict)
+
+
+class Desk:
+    """Gives workers turns on devices.
+
+    Args:
+        settings: How, for each device.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, settings: Sequence[Settings]) -> None:
+        self._counters = [_Counter(Arbiter(each)) for each in settings]
+        self._changed = threading.Condition(threading.Lock())
+        self._planned_s = float("inf")
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def join(self, customer: Customer, weight: float) -> None:
+        """Let a worker take part."""
+        with self._changed:
+            counter = self._counters[customer.device]
+            counter.customers[customer.key] = customer
+            counter.arbiter.join(customer.key, weight)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="djinn-turns", daemon=True)
+                self._thread.start()
+
+    def leave(self, customer: Customer) -> None:
+        """Take a worker's turn from it: it is dead, or ends."""
+        with self._changed:
+            counter = self._counters[customer.device]
+            if counter.customers.get(customer.key) is customer:
+                del counter.customers[customer.key]
+                counter.arbiter.leave(customer.key, time.monotonic())
+                self._carry_out(counter)
+
+    def reweigh(self, customer: Customer, weight: float) -> None:
+        """Give a worker's tenant another weight."""
+        with self._changed:
+            self._counters[customer.device].arbiter.reweigh(customer.key, weight, time.monotonic())
+
+    def ask(self, customer: Customer) -> None:
+        """A worker wants a turn."""
+        with self._changed:
+            counter = self._counters[customer.device]
+            if counter.customers.get(customer.key) is customer:
+                counter.arbiter.ask(customer.key, time.monotonic())
+                self._carry_out(counter)
+
+    def give_back(self, customer: Customer, turn: int, *, wants_more: bool) -> None:
+        """A worker gives a turn back."""
+        with self._changed:
+            counter = self._counters[customer.device]
+            if counter.customers.get(customer.key) is customer:
+                counter.arbiter.give_back(customer.key, turn, time.monotonic(), wants_more=wants_more)
+                self._carry_out(counter)
+
+    def close(self) -> None:
+        """Stop. Turns stay where they are."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def _carry_out(self, counter: _Counter) -> None:
+        # Within the lock: a worker must hear of its turns in order.
+        for order in counter.arbiter.take():
+            customer = counter.customers.get(order.key)
+            if customer is not None:
+                customer.tell(Grant(order.turn) if isinstance(order, Granted) else Recall(order.turn, order.left_s))
+        if counter.arbiter.next_tick_s() < self._planned_s:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                now = time.monotonic()
+                self._planned_s = min(map(self._look, self._counters, [now] * len(self._counters)))
+                self._changed.wait(None if self._planned_s == float("inf") else max(0.0, self._planned_s - now))
+
+    def _look(self, counter: _Counter, now: float) -> float:
+        """Do what is due on one device; return when to look again."""
+        arbiter = counter.arbiter
+        if arbiter.next_tick_s() <= now:
+            arbiter.tick(now)
+        late = arbiter.late(now)
+        for key in late:
+            customer = counter.customers.get(key)
+            if customer is not None and customer.is_stopped():
+                _log.warning("%s: the worker stands still and loses its turn", key)
+                arbiter.give_away(key, now)
+        self._carry_out(counter)
+        return min(arbiter.next_tick_s(), now + LOOK_S) if late else arbiter.next_tick_s()

@@ -1,0 +1,335 @@
+"""The line: which session of a worker runs a program next; when the worker asks for the device and gives it back."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
+import msgspec
+
+from djinn.errors import LimitError, TransportError
+from djinn.model.metadata import ExecutionPhase
+from djinn.protocol.messages import Batch, Rerun, Run
+from djinn_server.counting import BUCKETS_S, Counts
+from djinn_server.limits import Limited, Limits
+
+__all__ = ("Line", "Place", "Turnstile")
+
+DECODE_WEIGHT = 9.0
+"""How much more of the device writing language models may have than everything else of their tenant together. They go
+first as long as they leave that much to the others, which thus never wait for ever."""
+_SMOOTHING = 0.2
+_MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
+
+
+class Turnstile(Protocol):
+    """Where turns on the device come from, if other workers use it too."""
+
+    def ask(self) -> None:
+        """Ask for a turn; `Line.granted` tells of it."""
+
+    def give_back(self, turn: int, *, wants_more: bool) -> None:
+        """Give a turn back."""
+
+
+@attrs.define(eq=False)
+class _Class:
+    """Programs of one urgency; see `djinn_server.turns` for tags."""
+
+    weight: float
+    start: float = 0.0
+    finish: float = 0.0
+    virtual: float = 0.0
+    """Virtual time among its sessions."""
+    waiting: list[Place] = attrs.field(factory=list)
+
+
+class Line:
+    """Lets one program of a worker run at a time, those of its sessions in turn by the device time that they used.
+
+    Programs by which a language model writes go first, as far as `DECODE_WEIGHT` allows.
+
+    Args:
+        turnstile: Where turns on the device come from; ``None`` if the worker has it to itself.
+        limits: What the tenant may use now.
+        settle: Waits until the device is through with what was begun.
+        reject: Told of each limit that was in somebody's way.
+
+    Concurrency:
+        Any thread; each `Place` is used by one.
+    """
+
+    def __init__(
+        self, turnstile: Turnstile | None = None, *, limits: Callable[[], Limits] = Limits,
+        settle: Callable[[], None] = lambda: None, reject: Callable[[Limited], None] = lambda limited: None,
+    ) -> None:
+        self.limits = limits
+        self.reject = reject
+        self.settle = settle
+        self.lock = threading.Lock()
+        self.queued = 0
+        """Programs that sessions were sent and that are not through."""
+        self.busy = 0
+        """Sessions that are carrying out messages, or have received the next one."""
+        self.is_recalled = False
+        self.running: Place | None = None
+        self._turnstile = turnstile
+        self._turn = 0 if turnstile is None else -1
+        """The turn that there is; -1 for none."""
+        self._has_asked = False
+        self._until_s = math.inf
+        self._is_closed = False
+        self._usual, self._decode = _Class(1.0), _Class(DECODE_WEIGHT)
+        self._virtual = 0.0
+        self._waiting = 0
+        self._waiting_since_s = 0.0
+        self._last_end_s = 0.0
+        self._interval_s = 0.0
+        """From the end of one program to that of the next, while there is always a next one."""
+        self._waits = [0] * (len(BUCKETS_S) + 1)
+        self._wait_s = 0.0
+        self._used_s = 0.0
+
+    def open(self) -> Place:
+        """Let a session take part."""
+        return Place(self)
+
+    def close(self) -> None:
+        """Let nobody run anything any more. Never raises, may be called twice."""
+        with self.lock:
+            self._is_closed = True
+            for kind in (self._usual, self._decode):
+                for place in kind.waiting:
+                    place.wake()
+                kind.waiting.clear()
+            self._waiting = 0
+
+    def granted(self, turn: int) -> None:
+        """Take a turn: the worker may use the device until it is recalled."""
+        with self.lock:
+            self._turn, self._has_asked, self.is_recalled, self._until_s = turn, False, False, math.inf
+            self._let_next(time.monotonic())
+
+    def recalled(self, turn: int, left_s: float) -> None:
+        """Learn that others want the device: nothing is begun after so much time, and nothing waited for."""
+        with self.lock:
+            if turn != self._turn:
+                return
+            now = time.monotonic()
+            self.is_recalled, self._until_s = True, min(self._until_s, now + left_s)
+            if self.running is None and (self._until_s <= now or not self.busy):
+                self._give_back(wants_more=False)
+
+    def check(self) -> None:
+        """Make sure that another session makes sense now.
+
+        Raises:
+            LimitError: It would wait too long. Says when to try again.
+        """
+        limits = self.limits()
+        with self.lock:
+            queued, interval_s, wait_s = self.queued, self._interval_s, self._expected_wait_s()
+        if limits.queued and queued >= limits.queued:
+            self.reject("queued")
+            raise _too_much(f"{queued} programs wait already; the limit is {limits.queued}.", queued * interval_s / 2)
+        if limits.wait_s and wait_s > limits.wait_s:
+            self.reject("wait")
+            raise _too_much(f"A program would wait for some {wait_s:.3g} s; the limit is {limits.wait_s:g} s.",
+                            wait_s - limits.wait_s)
+
+    def counts(self, counts: Counts) -> Counts:
+        """Add what was counted here."""
+        with self.lock:
+            return msgspec.structs.replace(counts, waits=tuple(self._waits), wait_ns=int(self._wait_s * 1e9),
+                                           device_ns=int(self._used_s * 1e9))
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits, here or elsewhere."""
+        return self.is_recalled or self._waiting > 0 or self._turn < 0
+
+    def enter(self, place: Place) -> bool:
+        """Let a session run a program at once, or else line up; the caller holds the lock.
+
+        Raises:
+            TransportError: The server is ending.
+        """
+        if self._is_closed:
+            raise TransportError("The server is ending.", hint="Use another server, or this one later.")
+        kind = self._decode if place.is_decoding else self._usual
+        if not kind.waiting and (self.running is None or self.running.kind is not kind):
+            kind.start = max(self._virtual, kind.finish)
+        place.kind, place.start = kind, max(kind.virtual, place.finish)
+        if self.running is None and not self._waiting and self._turn >= 0:
+            self._begin(place)
+            self._waits[0] += 1
+            return True
+        if not self._waiting:
+            self._waiting_since_s = place.asked_s
+        kind.waiting.append(place)
+        self._waiting += 1
+        if self._turn < 0 and not self._has_asked and self._turnstile is not None:
+            self._has_asked = True
+            self._turnstile.ask()
+        return False
+
+    def end(self, place: Place, now: float) -> None:
+        """A session's program is through; the caller holds the lock."""
+        used_s, kind = now - place.began_s, place.kind
+        place.finish = place.start + used_s
+        kind.finish = kind.start + used_s / kind.weight
+        if kind.waiting:
+            kind.start = kind.finish
+        self._used_s += used_s
+        interval_s = now - max(self._last_end_s, place.asked_s)
+        self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
+        self._last_end_s = now
+        self.running = None
+        if self.is_recalled and now >= self._until_s:
+            self._give_back(wants_more=bool(self._waiting or place.left))
+        elif self._waiting:
+            self._let_next(now)
+
+    def rest(self) -> None:
+        """No session has anything to run for now; the caller holds the lock."""
+        if self.is_recalled and self.running is None and not self._waiting:
+            self._give_back(wants_more=False)
+
+    def _let_next(self, now: float) -> None:
+        if self.running is not None or not self._waiting or self._turn < 0:
+            return
+        kind = min((kind for kind in (self._decode, self._usual) if kind.waiting), key=lambda kind: kind.start)
+        place = min(kind.waiting, key=lambda place: place.start)
+        kind.waiting.remove(place)
+        self._waiting -= 1
+        self._waiting_since_s = now
+        self._waits[bisect_left(BUCKETS_S, now - place.asked_s)] += 1
+        self._wait_s += now - place.asked_s
+        self._begin(place)
+        place.wake()
+
+    def _begin(self, place: Place) -> None:
+        self.running = place
+        self._virtual = max(self._virtual, place.kind.start)
+        place.kind.virtual = max(place.kind.virtual, place.start)
+
+    def _give_back(self, *, wants_more: bool) -> None:
+        turn, self._turn = self._turn, -1
+        self.is_recalled, self._has_asked = False, wants_more
+        if self._turnstile is not None:
+            self._turnstile.give_back(turn, wants_more=wants_more)
+
+    def _expected_wait_s(self) -> float:
+        """As many programs as there are, each as long as they took lately; or as long as somebody waits already."""
+        waiting_s = time.monotonic() - self._waiting_since_s if self._waiting else 0.0
+        return max(self.queued * self._interval_s, waiting_s)
+
+
+class Place:
+    """One session's place in the line; see `djinn.protocol.abilities.Turns`.
+
+    Concurrency:
+        The session's thread.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._is_busy = False
+        self._excess = 0
+        self.left = 0
+        """Programs of the present message that are not through."""
+        self.is_decoding = False
+        self.kind = _Class(1.0)
+        self.start = 0.0
+        self.finish = 0.0
+        self.asked_s = 0.0
+        self.began_s = 0.0
+
+    def received(self, batch: Batch) -> None:
+        """A message was received, and is going to be carried out."""
+        line = self._line
+        runs = sum(1 for command in batch.commands if type(command) is Run or type(command) is Rerun)
+        self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
+        with line.lock:
+            if not self._is_busy:
+                self._is_busy = True
+                line.busy += 1
+            self.left = runs
+            line.queued += runs
+            limit = line.limits().queued
+            self._excess = min(runs, max(0, line.queued - limit)) if limit else 0
+
+    def carried_out(self, *, has_more: bool = False) -> None:
+        """A message was carried out.
+
+        Args:
+            has_more: Whether the next one is there already.
+        """
+        line = self._line
+        with line.lock:
+            line.queued -= self.left
+            self.left = self._excess = 0
+            if self._is_busy and not has_more:
+                self._is_busy = False
+                line.busy -= 1
+                if not line.busy:
+                    line.rest()
+
+    def begin(self) -> None:
+        """Wait until a program may run; see `djinn.protocol.abilities.Turns.begin`."""
+        line = self._line
+        self.asked_s = time.monotonic()
+        if self._excess and self.left <= self._excess:
+            self._refuse()
+        with line.lock:
+            is_first = line.enter(self)
+        if is_first:
+            self.began_s = self.asked_s
+            return
+        self._gate.acquire()
+        self.began_s = time.monotonic()
+        if line.running is not self:
+            raise TransportError("The server is ending.", hint="Use another server, or this one later.")
+
+    def end(self) -> None:
+        """The program is through; see `djinn.protocol.abilities.Turns.end`."""
+        line = self._line
+        if line.is_recalled:
+            line.settle()
+        with line.lock:
+            if self.left:
+                self.left -= 1
+                line.queued -= 1
+            line.end(self, time.monotonic())
+
+    def wake(self) -> None:
+        """Let `begin` return."""
+        self._gate.release()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether others want the device, so that there is no room for what nobody has asked for yet."""
+        return self._line.is_wanted
+
+    def _refuse(self) -> None:
+        line = self._line
+        with line.lock:
+            queued, interval_s = line.queued, line._interval_s
+            self.left -= 1
+            line.queued -= 1
+        line.reject("queued")
+        raise _too_much(f"There would be {queued} programs waiting; the limit is {line.limits().queued}.",
+                        queued * interval_s / 2)
+
+
+def _too_much(summary: str, retry_after_s: float) -> LimitError:
+    return LimitError(summary, hint="Try again later, ask for values more often, or ask the server's operator for "
+                                    "more.",
+                      retry_after_s=min(_MAX_RETRY_S, max(_MIN_RETRY_S, retry_after_s)))

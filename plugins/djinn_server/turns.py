@@ -1,0 +1,294 @@
+"""Turns on a device: which tenant's worker uses it next. Neither a clock nor a socket is in here.
+
+A tenant's *tag* is the device time that its turns took, divided by its weight. Whoever waits with the lowest tag is
+next, so over any time in which two tenants both want the device, each gets of it as its weight says, whatever else they
+do: with turns of at most L seconds, ``|W1 / w1 - W2 / w2| <= L / w1 + L / w2`` on a device that one may use at a time.
+A tenant that comes when others have been at it begins where they are, with the *virtual time*: to have wanted nothing
+is no credit.
+
+Source:
+    Goyal, Vin and Cheng, "Start-time Fair Queueing: A Scheduling Algorithm for Integrated Services Packet Switching
+    Networks", SIGCOMM 1996: a turn's start tag is ``max(v, F)``, of the virtual time and the finish tag of the tenant's
+    last turn; its finish tag is ``start + length / weight``. Only start tags decide, so that nobody need know how long
+    a turn is going to be. With several places: Jin, Chase and Kaur, "Interposed Proportional Sharing for a Storage
+    Service Utility", SIGMETRICS 2004, where ``v`` is the start tag that was granted last.
+
+What differs from there: nobody can be interrupted, so a turn that is wanted by others is *recalled*, and charged until
+it is given back; a turn that nobody else wants goes on, and the virtual time with it; and a place may be kept for a
+moment for a tenant that has just left it and would be next (Iyer and Druschel, "Anticipatory Scheduling", SOSP 2001).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import attrs
+
+__all__ = ("Arbiter", "Granted", "Order", "Recalled", "Settings")
+
+
+@attrs.frozen
+class Settings:
+    """How turns are given.
+
+    Attributes:
+        places: How many turns there may be at a time.
+        quantum_s: How long a turn may be while others wait; nobody is asked to give it back before.
+        patience_s: How long after that others wait for a turn that is not given back. Then its place is given away: an
+            operation that never ends must not keep the device from everybody.
+        linger_s: How long a place is kept for a tenant that would be next if it wanted more; never longer than its
+            last turn.
+    """
+
+    places: int = 1
+    quantum_s: float = 0.005
+    patience_s: float = 0.5
+    linger_s: float = 0.0005
+
+
+@attrs.frozen
+class Granted:
+    """A tenant may use the device until this turn is recalled."""
+
+    key: str
+    turn: int
+
+
+@attrs.frozen
+class Recalled:
+    """Others want the device: the turn is to be given back as soon as nothing is to be run, or so much time is over."""
+
+    key: str
+    turn: int
+    left_s: float
+
+
+Order: TypeAlias = Granted | Recalled
+
+
+class _State(enum.Enum):
+    GONE = enum.auto()
+    IDLE = enum.auto()
+    WAITING = enum.auto()
+    HOLDING = enum.auto()
+    LINGERING = enum.auto()
+
+
+_ACTIVE = (_State.HOLDING, _State.LINGERING)
+
+
+@attrs.define(eq=False)
+class _Flow:
+    """What is known of one tenant."""
+
+    key: str
+    weight: float
+    state: _State = _State.IDLE
+    start: float = 0.0
+    """Tag of the turn that it has, as far as that has gone, or waits for."""
+    finish: float = 0.0
+    arrival: int = 0
+    """When it began to wait; of two equal tags, the earlier is first."""
+    turn: int = 0
+    granted_s: float = 0.0
+    until_s: float = math.inf
+    """When the turn should be over, once it is recalled; or when the place is not kept any longer."""
+    is_hurried: bool = False
+    """Whether it was told that the time is over."""
+    is_overdue: bool = False
+    """Whether its place was given away."""
+    used_s: float = 0.0
+
+
+class Arbiter:
+    """Gives turns on one device.
+
+    Whoever uses it passes on what tenants say, calls `tick` when `next_tick_s` has come, and carries the orders out
+    that `take` gives.
+
+    Args:
+        settings: How turns are given.
+
+    Attributes:
+        settings: As given.
+
+    Concurrency:
+        One thread at a time. Times are of any one clock that does not go back.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._flows: dict[str, _Flow] = {}
+        self._virtual = 0.0
+        self._is_wanted = False
+        """Whether anybody waits."""
+        self._since_s = 0.0
+        """Until when all turns are in their tags."""
+        self._count = 0
+        self._orders: list[Order] = []
+
+    def join(self, key: str, weight: float) -> None:
+        """Let a tenant take part. One that comes again owes what it owed."""
+        flow = self._flows.setdefault(key, _Flow(key, weight))
+        flow.weight, flow.state = weight, _State.IDLE
+
+    def leave(self, key: str, now: float) -> None:
+        """Let a tenant take part no more, because its worker died or ends; a turn of its is over."""
+        flow = self._flows.get(key)
+        if flow is not None and flow.state is not _State.GONE:
+            self._catch_up(now)
+            self._end(flow)
+            flow.state = _State.GONE
+            self._go_on(now)
+
+    def reweigh(self, key: str, weight: float, now: float) -> None:
+        """Give a tenant another weight from now on."""
+        flow = self._flows.get(key)
+        if flow is not None:
+            self._catch_up(now)
+            flow.weight = weight
+
+    def ask(self, key: str, now: float) -> None:
+        """A tenant wants a turn. Who has one or waits for one already is not heard."""
+        flow = self._flows.get(key)
+        if flow is None or flow.state not in (_State.IDLE, _State.LINGERING):
+            return
+        self._catch_up(now)
+        self._end(flow)
+        self._queue(flow)
+        self._go_on(now, newcomer=flow)
+
+    def give_back(self, key: str, turn: int, now: float, *, wants_more: bool) -> None:
+        """A tenant's turn is over. What was given back already, or never had, is not heard."""
+        flow = self._flows.get(key)
+        if flow is None or flow.state is not _State.HOLDING or flow.turn != turn:
+            return
+        self._catch_up(now)
+        lasted_s, was_overdue = now - flow.granted_s, flow.is_overdue
+        self._end(flow)
+        if wants_more:
+            self._queue(flow)
+        else:
+            first = self._first()
+            linger_s = min(self.settings.linger_s, lasted_s)
+            if first is not None and flow.finish < first.start and linger_s > 0 and not was_overdue:
+                flow.state, flow.until_s = _State.LINGERING, now + linger_s
+        self._go_on(now)
+
+    def give_away(self, key: str, now: float) -> None:
+        """Do not wait for a tenant's turn to be given back: its worker stands still. It is charged all the same."""
+        flow = self._flows.get(key)
+        if flow is not None and flow.state is _State.HOLDING:
+            self._catch_up(now)
+            flow.is_overdue = True
+            self._go_on(now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        self._catch_up(now)
+        for flow in self._flows.values():
+            if flow.until_s > now:
+                continue
+            if flow.state is _State.LINGERING:
+                self._end(flow)
+            elif flow.state is _State.HOLDING and not flow.is_hurried:
+                flow.is_hurried = True
+                self._orders.append(Recalled(flow.key, flow.turn, 0.0))
+            if flow.state is _State.HOLDING and flow.until_s + self.settings.patience_s <= now:
+                flow.is_overdue = True
+        self._go_on(now)
+
+    def next_tick_s(self) -> float:
+        """When `tick` has something to do; infinite if something else has to happen before."""
+        return min((flow.until_s + (self.settings.patience_s if flow.is_hurried else 0.0)
+                    for flow in self._flows.values() if not flow.is_overdue), default=math.inf)
+
+    def take(self) -> list[Order]:
+        """Return what is to be told to tenants, in order, once."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def late(self, now: float) -> list[str]:
+        """List those whose turns should be over, and whose places were not given away yet."""
+        return [flow.key for flow in self._with(_State.HOLDING) if flow.until_s <= now and not flow.is_overdue]
+
+    def holders(self) -> list[str]:
+        """List those who have turns."""
+        return [flow.key for flow in self._with(_State.HOLDING)]
+
+    def waiting(self) -> list[str]:
+        """List those who wait, the next one first."""
+        return [flow.key for flow in sorted(self._with(_State.WAITING), key=_order)]
+
+    def used_s(self, key: str) -> float:
+        """How long a tenant's turns were until they were last charged."""
+        flow = self._flows.get(key)
+        return 0.0 if flow is None else flow.used_s
+
+    def _with(self, state: _State) -> Iterator[_Flow]:
+        return (flow for flow in self._flows.values() if flow.state is state)
+
+    def _first(self) -> _Flow | None:
+        return min(self._with(_State.WAITING), key=_order, default=None)
+
+    def _queue(self, flow: _Flow) -> None:
+        self._count += 1
+        flow.state, flow.arrival = _State.WAITING, self._count
+        flow.start = max(self._virtual, flow.finish)
+
+    def _catch_up(self, now: float) -> None:
+        """Bring tags up to now: turns are charged while others want the device, else time just passes for all."""
+        active = [flow for flow in self._flows.values() if flow.state in _ACTIVE]
+        if self._is_wanted:
+            for flow in active:
+                flow.start += max(0.0, now - self._since_s) / flow.weight
+                flow.used_s += max(0.0, now - self._since_s)
+        elif active:
+            passed = len(active) * max(0.0, now - self._since_s) / sum(flow.weight for flow in active)
+            self._virtual += passed
+            for flow in active:
+                flow.start += passed
+        self._since_s = max(now, self._since_s)
+
+    def _end(self, flow: _Flow) -> None:
+        """End a turn, if there is one, or the keeping of its place."""
+        if flow.state in _ACTIVE:
+            flow.finish = flow.start
+        flow.state, flow.until_s, flow.is_hurried, flow.is_overdue = _State.IDLE, math.inf, False, False
+
+    def _grant(self, flow: _Flow, now: float) -> None:
+        self._count += 1
+        self._virtual = max(self._virtual, flow.start)
+        flow.state, flow.turn = _State.HOLDING, self._count
+        flow.granted_s = now
+        self._orders.append(Granted(flow.key, flow.turn))
+
+    def _go_on(self, now: float, newcomer: _Flow | None = None) -> None:
+        """Fill free places, and ask for as many back as are wanted beyond them."""
+        taken = [flow for flow in self._flows.values() if flow.state in _ACTIVE and not flow.is_overdue]
+        while len(taken) < self.settings.places and (first := self._first()) is not None:
+            self._grant(first, now)
+            taken.append(first)
+        wanting = sum(1 for _ in self._with(_State.WAITING))
+        self._is_wanted = wanting > 0
+        if all(flow.state in (_State.GONE, _State.IDLE) for flow in self._flows.values()):
+            # Where nobody wants anything, nobody has to make room for others.
+            self._virtual = max((self._virtual, *(flow.finish for flow in self._flows.values())))
+        # Those who are furthest ahead first.
+        for flow in sorted(taken, key=lambda flow: -flow.start)[:wanting]:
+            if flow.state is _State.HOLDING:
+                is_behind = newcomer is not None and newcomer.state is _State.WAITING and (
+                    newcomer.start < flow.start)
+                self._recall(flow, now, now if is_behind else max(now, flow.granted_s + self.settings.quantum_s))
+
+    def _recall(self, flow: _Flow, now: float, until_s: float) -> None:
+        if until_s < flow.until_s and not flow.is_hurried:
+            flow.until_s, flow.is_hurried = until_s, until_s <= now
+            self._orders.append(Recalled(flow.key, flow.turn, until_s - now))
+
+
+def _order(flow: _Flow) -> tuple[float, int]:
+    return flow.start, flow.arrival

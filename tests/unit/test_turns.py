@@ -1,0 +1,347 @@
+"""The arbiter of turns: shares, bounds and liveness under whatever tenants do, in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from djinn_server.turns import Arbiter, Granted, Recalled, Settings
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+MS = 1e-3
+ONE = Settings(places=1, quantum_s=5 * MS, patience_s=0.5, linger_s=0.5 * MS)
+
+
+def granted(arbiter: Arbiter) -> list[tuple[str, int]]:
+    return [(order.key, order.turn) for order in arbiter.take() if isinstance(order, Granted)]
+
+
+def saturate(weights: dict[str, float], lengths: dict[str, float], turns: int, places: int = 1) -> dict[str, float]:
+    """Let tenants want the device all the time, and return what each has had."""
+    arbiter, now, ends = Arbiter(Settings(places)), 0.0, dict[str, tuple[float, int]]()
+    used = dict.fromkeys(weights, 0.0)
+    for key, weight in weights.items():
+        arbiter.join(key, weight)
+        arbiter.ask(key, now)
+    for _ in range(turns):
+        for key, turn in granted(arbiter):
+            ends[key] = now + lengths[key], turn
+        key, (end, turn) = min(ends.items(), key=lambda item: item[1])
+        del ends[key]
+        now = end
+        used[key] += lengths[key]
+        arbiter.give_back(key, turn, now, wants_more=True)
+    return used
+
+
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (1, 5, 20), (20, 5, 1)])
+def test_device_time_goes_by_weight_however_long_turns_are(lengths: tuple[int, ...]) -> None:
+    weights = {"a": 1.0, "b": 2.0, "c": 4.0}
+    used = saturate(weights, {key: length * MS for key, length in zip(weights, lengths, strict=True)}, 4000)
+    total = sum(used.values())
+    for key, weight in weights.items():
+        assert used[key] / total == pytest.approx(weight / 7, rel=0.02)
+
+
+def test_two_places_are_both_used() -> None:
+    used = saturate({"a": 1.0, "b": 1.0, "c": 1.0}, dict.fromkeys("abc", 5 * MS), 3000, places=2)
+    for share in used.values():
+        assert share == pytest.approx(5.0, rel=0.02)
+
+
+def test_who_is_alone_keeps_the_turn_and_whoever_comes_has_it_at_once() -> None:
+    arbiter = Arbiter(ONE)
+    for key in ("a", "b"):
+        arbiter.join(key, 1.0)
+    arbiter.ask("a", 0.0)
+    ((_, turn),) = granted(arbiter)
+    arbiter.tick(100.0)
+    assert arbiter.take() == []
+    assert arbiter.next_tick_s() == float("inf")
+    arbiter.ask("b", 100.0)
+    assert arbiter.take() == [Recalled("a", turn, 0.0)]
+    arbiter.give_back("a", turn, 100.002, wants_more=True)
+    assert [key for key, _ in granted(arbiter)] == ["b"]
+    # A hundred seconds that nobody else wanted are no debt: they take turns from here on.
+    now, order = 100.002, []
+    for _ in range(6):
+        now += 5 * MS
+        (key,) = arbiter.holders()
+        arbiter.give_back(key, arbiter._flows[key].turn, now, wants_more=True)
+        order += [key for key, _ in granted(arbiter)]
+    assert order == ["a", "b"] * 3
+
+
+def test_a_turn_lasts_a_quantum_and_ends_early_for_who_has_had_less() -> None:
+    arbiter = Arbiter(ONE)
+    for key in ("a", "b", "c"):
+        arbiter.join(key, 1.0)
+    arbiter.ask("a", 0.0)
+    arbiter.ask("b", 0.0)
+    ((_, first), ) = [(order.key, order.turn) for order in arbiter.take() if isinstance(order, Granted)]
+    arbiter.give_back("a", first, 5 * MS, wants_more=True)
+    orders = arbiter.take()
+    assert orders == [Granted("b", orders[0].turn), Recalled("b", orders[0].turn, 5 * MS)]
+    arbiter.ask("c", 7 * MS)
+    assert arbiter.take() == [Recalled("b", orders[0].turn, 0.0)], "c begins where b began, and b is ahead of that"
+
+
+def test_a_turn_that_is_not_given_back_is_charged_and_does_not_keep_others_waiting_for_ever() -> None:
+    arbiter = Arbiter(ONE)
+    for key in ("a", "b"):
+        arbiter.join(key, 1.0)
+    arbiter.ask("a", 0.0)
+    arbiter.ask("b", 0.0)
+    orders = arbiter.take()
+    assert arbiter.next_tick_s() == pytest.approx(5 * MS)
+    arbiter.tick(5 * MS)
+    assert arbiter.take() == [Recalled("a", orders[0].turn, 0.0)]
+    assert arbiter.late(5 * MS) == ["a"]
+    arbiter.tick(5 * MS + 0.5)
+    assert [key for key, _ in granted(arbiter)] == ["b"]
+    arbiter.ask("a", 0.6)
+    assert arbiter.take() == [], "it has a turn"
+    arbiter.give_back("a", orders[0].turn, 2.0, wants_more=True)
+    assert [order for order in arbiter.take() if isinstance(order, Granted)] == []
+    # It has had two seconds less what nobody wanted; b has that ahead of it.
+    now = 2.0
+    while arbiter.holders() == ["b"]:
+        now += 5 * MS
+        arbiter.give_back("b", arbiter._flows["b"].turn, now, wants_more=True)
+        arbiter.take()
+    assert now - 2.0 == pytest.approx(0.505, abs=0.02)
+
+
+def test_a_worker_that_dies_loses_its_turn_at_once_and_its_tenant_keeps_its_debt() -> None:
+    arbiter = Arbiter(ONE)
+    for key in ("a", "b"):
+        arbiter.join(key, 1.0)
+    arbiter.ask("a", 0.0)
+    arbiter.ask("b", 0.0)
+    arbiter.take()
+    arbiter.leave("a", 0.3)
+    assert [key for key, _ in granted(arbiter)] == ["b"]
+    arbiter.join("a", 1.0)
+    arbiter.ask("a", 0.3)
+    arbiter.take()
+    arbiter.give_back("b", arbiter._flows["b"].turn, 0.31, wants_more=True)
+    assert [key for key, _ in granted(arbiter)] == ["b"], "a has had 0.3 s"
+
+
+def test_a_place_is_kept_for_a_moment_for_who_would_be_next() -> None:
+    """So that whoever waits for each answer before it asks again has as much as its weight says."""
+    arbiter, now = Arbiter(ONE), 0.0
+    used = dict.fromkeys("ab", 0.0)
+    for key, weight in (("a", 1.0), ("b", 4.0)):
+        arbiter.join(key, weight)
+        arbiter.ask(key, now)
+    back: dict[str, float] = {}
+    turns = dict(granted(arbiter))
+    for _ in range(4000):
+        while not turns:
+            key, now = min(back.items(), key=lambda item: item[1])
+            del back[key]
+            arbiter.ask(key, now)
+            turns |= dict(granted(arbiter))
+        (key,) = turns
+        end = now + 10 * MS
+        for other in [other for other, at in back.items() if at < end]:
+            arbiter.ask(other, back.pop(other))
+        now = end
+        used[key] += 10 * MS
+        arbiter.give_back(key, turns.pop(key), now, wants_more=False)
+        back[key] = now + 0.3 * MS
+        turns |= dict(granted(arbiter))
+    assert used["b"] / used["a"] == pytest.approx(4, rel=0.1)
+    # Who does not come back in that moment does not keep the device from others.
+    arbiter = Arbiter(ONE)
+    for key, weight in (("a", 1.0), ("b", 4.0)):
+        arbiter.join(key, weight)
+    arbiter.ask("b", 0.0)
+    arbiter.ask("a", 0.0)
+    ((_, turn),) = granted(arbiter)
+    arbiter.give_back("b", turn, 5 * MS, wants_more=False)
+    ((key, turn),) = granted(arbiter)
+    assert key == "a"
+    arbiter.ask("b", 6 * MS)
+    arbiter.give_back("a", turn, 10 * MS, wants_more=True)
+    ((key, turn),) = granted(arbiter)
+    arbiter.give_back("b", turn, 15 * MS, wants_more=False)
+    assert granted(arbiter) == []
+    assert arbiter.next_tick_s() == pytest.approx(15.5 * MS)
+    arbiter.tick(15.5 * MS)
+    assert [key for key, _ in granted(arbiter)] == ["a"]
+
+
+class Tenants(RuleBasedStateMachine):
+    """Tenants that ask, work, give back or do not, die, come again and change their weights.
+
+    Each turn is measured here, apart from the arbiter: what a tenant has had while others waited.
+    """
+
+    keys = Bundle("keys")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.names = (f"t{number}" for number in itertools.count())
+        self.weights: dict[str, float] = {}
+        self.turns: dict[str, tuple[int, float]] = {}
+        self.waiting: dict[str, float] = {}
+        self.given_away: set[str] = set()
+        self.recalled: dict[str, float] = {}
+        self.pairs: dict[tuple[str, str], tuple[float, float]] = {}
+        self.used: dict[str, float] = {}
+        self.longest: dict[str, float] = {}
+        self.served: dict[str, int] = {}
+
+    @initialize(places=st.integers(1, 3))
+    def begin(self, places: int) -> None:
+        self.settings = Settings(places, 5 * MS, 50 * MS, 0.5 * MS)
+        self.arbiter = Arbiter(self.settings)
+
+    @rule(target=keys, weight=st.sampled_from((0.5, 1.0, 2.0, 4.0)))
+    def join(self, weight: float) -> str:
+        key = next(self.names)
+        self.arbiter.join(key, weight)
+        self.weights[key], self.used[key], self.longest[key], self.served[key] = weight, 0.0, 0.0, 0
+        return key
+
+    @rule(key=keys)
+    def ask(self, key: str) -> None:
+        if key in self.weights and key not in self.turns and key not in self.waiting:
+            self.waiting[key] = self.now
+            self.pair(key)
+            self.arbiter.ask(key, self.now)
+            self.heed()
+
+    @rule(key=keys, more=st.booleans())
+    def give_back(self, key: str, more: bool) -> None:
+        self._give_back(key, more=more)
+
+    def _give_back(self, key: str, *, more: bool) -> None:
+        if key in self.turns:
+            turn, began = self.turns.pop(key)
+            self.recalled.pop(key, None)
+            self.given_away.discard(key)
+            self.longest[key] = max(self.longest[key], self.now - began)
+            if more:
+                self.waiting[key] = self.now
+            else:
+                self.unpair(key)
+            self.arbiter.give_back(key, turn, self.now, wants_more=more)
+            self.heed()
+
+    @rule(key=keys)
+    def die(self, key: str) -> None:
+        if key in self.weights:
+            for held in (self.turns, self.waiting, self.recalled):
+                held.pop(key, None)
+            self.given_away.discard(key)
+            self.unpair(key)
+            self.arbiter.leave(key, self.now)
+            self.heed()
+            self.arbiter.join(key, self.weights[key])
+
+    @rule(key=keys, weight=st.sampled_from((0.5, 1.0, 2.0, 4.0)))
+    def reweigh(self, key: str, weight: float) -> None:
+        if key in self.weights:
+            self.unpair(key)
+            self.arbiter.reweigh(key, weight, self.now)
+            self.weights[key] = weight
+            if key in self.turns or key in self.waiting:
+                self.pair(key)
+
+    @rule(step_ms=st.sampled_from((0.1, 1.0, 4.0, 20.0, 100.0)))
+    def work(self, step_ms: float) -> None:
+        """Let time pass, with ticks when they are due; tenants that were recalled give back or not, as they like."""
+        until = self.now + step_ms * MS
+        while (due := self.arbiter.next_tick_s()) <= until:
+            self.pass_time(max(due, self.now))
+            self.arbiter.tick(self.now)
+            self.heed()
+            assert self.arbiter.next_tick_s() > self.now, "what was due is done"
+        self.pass_time(until)
+
+    @rule()
+    def saturate(self) -> None:
+        """All who have turns want more, and give them back when asked to."""
+        for _ in range(60):
+            until = min((self.recalled[key] for key in self.turns if key in self.recalled),
+                        default=self.now + 5 * MS)
+            self.work(max(0.1, (until - self.now) / MS))
+            for key in [key for key in self.turns if self.recalled.get(key, self.now + 1) <= self.now]:
+                self._give_back(key, more=True)
+
+    def pass_time(self, now: float) -> None:
+        if self.waiting:
+            for key in self.turns:
+                self.used[key] += now - self.now
+        self.now = now
+
+    def heed(self) -> None:
+        for order in self.arbiter.take():
+            if isinstance(order, Granted):
+                assert order.key in self.waiting, "turns are given to who has asked"
+                del self.waiting[order.key]
+                self.turns[order.key] = order.turn, self.now
+                self.served[order.key] += 1
+            else:
+                assert self.turns[order.key][0] == order.turn
+                self.recalled[order.key] = min(self.recalled.get(order.key, 1e9), self.now + order.left_s)
+
+    def pair(self, key: str) -> None:
+        """From here on two tenants want the device without a break."""
+        for other in {**self.turns, **self.waiting}:
+            if other != key:
+                pair = min(key, other), max(key, other)
+                self.pairs[pair] = self.used[pair[0]], self.used[pair[1]]
+
+    def unpair(self, key: str) -> None:
+        for pair in [pair for pair in self.pairs if key in pair]:
+            del self.pairs[pair]
+
+    def length(self, key: str) -> float:
+        return max(self.longest[key], self.now - self.turns[key][1] if key in self.turns else 0.0)
+
+    @invariant()
+    def shares_are_within_the_bound(self) -> None:
+        for (one, other), (before, before_other) in self.pairs.items():
+            had = (self.used[one] - before) / self.weights[one]
+            had_other = (self.used[other] - before_other) / self.weights[other]
+            bound = self.length(one) / self.weights[one] + self.length(other) / self.weights[other]
+            assert abs(had - had_other) <= self.slack * bound + 1e-9, (one, other, had, had_other, bound)
+
+    @property
+    def slack(self) -> float:
+        return 1.0 if self.settings.places == 1 else self.settings.places + 1.0
+
+    @invariant()
+    def there_are_as_many_turns_as_there_may_be(self) -> None:
+        if not self.weights:
+            return
+        late = {key for key, until in self.recalled.items() if self.now >= until + self.settings.patience_s}
+        assert len(set(self.turns) - late) <= self.settings.places
+
+    @invariant()
+    def nobody_waits_while_there_is_a_place(self) -> None:
+        """But for the moment that one is kept; and whoever is waited for was told."""
+        if self.waiting and len(self.turns) < self.settings.places:
+            assert self.arbiter.next_tick_s() <= self.now + self.settings.linger_s
+        if self.waiting:
+            assert self.recalled or self.arbiter.next_tick_s() < float("inf")
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def nobody_waits_for_ever(self) -> None:
+        """Even if nobody gives anything back, each place is given away after a while, to the one who is next."""
+        before = dict(self.waiting)
+        self.work(1000.0)
+        assert any(key not in self.waiting for key in before)
+
+
+TestTenants: Any = Tenants.TestCase
+TestTenants.settings = hypothesis_settings(max_examples=200, stateful_step_count=40, deadline=None)
