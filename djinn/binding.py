@@ -11,6 +11,7 @@ import torch
 
 from djinn.errors import UnsupportedTensorError
 from djinn.kinds import Inference, OperationClass, OutputSpec
+from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import (
     Argument,
     ConstantArgument,
@@ -40,6 +41,7 @@ class Binding:
         erases_floats: Whether the value of a real number never matters to metadata.
         is_random: Whether it draws random numbers.
         crosses_devices: Whether its operands may be on different logical devices.
+        phase_told: Says by the sizes of its operands what the work is part of, if it ever can.
     """
 
     operator: torch._ops.OpOverload
@@ -49,6 +51,7 @@ class Binding:
     erases_floats: bool
     is_random: bool
     crosses_devices: bool = False
+    phase_told: Callable[[Sequence[torch.Size]], ExecutionPhase] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +88,7 @@ class Plan:
         """Return the plan for the next such call, now that the executor has told the metadata of the results."""
         asked = self.signature
         signature = Signature(asked.template, asked.template_number, results, asked.aliases, asked.writes,
-                              asked.is_random, asked.operands)
+                              asked.is_random, asked.operands, asked.phase)
         is_single = self.kinds == (ReturnKind.TENSOR,) and results[0] is not None and not asked.template.default_dtype
         return attrs.evolve(self, signature=signature, asks=False, single=results[0] if is_single else None)
 
@@ -180,8 +183,10 @@ class Planner:
         specs = tuple(flat) if flat is not None else (None,) * len(aliases)
         writes = tuple(position for name in facts.argument_names if name in facts.written
                        for position in ranges.get(name, range(0)))
+        read = tuple(tensor._value.spec for tensor in tensors)
+        phase = None if binding.phase_told is None else binding.phase_told([spec.size for spec in read])
         signature = Signature(template, self._number(template), specs, tuple(aliases), writes, binding.is_random,
-                              tuple(tensor._value.spec for tensor in tensors))
+                              read, phase)
         is_single = (not asks and not template.default_dtype and facts.returns == (ReturnKind.TENSOR,)
                      and specs[0] is not None)
         return Plan(

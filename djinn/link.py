@@ -270,11 +270,11 @@ class Link:
             return
         self.flushes += 1
         self._is_answered = False
-        self._guarded(lambda: self.connection.submit(Batch(commands), tensors))
+        self._guarded(lambda: self.connection.submit(Batch(commands, phase=self._programs.phase), tensors))
 
     def _request(self, asked: Batch) -> tuple[Sequence[Any], list[torch.Tensor]]:
         commands, tensors = self._outgoing()
-        batch = Batch(commands, asked.fetch, asked.describe, asked.synchronize)
+        batch = Batch(commands, asked.fetch, asked.describe, asked.synchronize, phase=self._programs.phase)
         self.flushes += bool(commands)
         self.round_trips += 1
         self._pace.waited()

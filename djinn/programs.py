@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import Program, Step, Template
 from djinn.model.value import Slot
 from djinn.protocol.forecast import Forecast
@@ -16,6 +17,10 @@ from djinn.tape import Node
 
 MAX_PROGRAMS = 2048
 """Programs that a session keeps; the least recently used goes first, here and at the executor."""
+
+MAX_SILENT = 16
+"""Pieces in a row that give nothing away of what they are part of, after which they are thought to be of something new.
+"""
 
 
 @attrs.define(eq=False)
@@ -26,6 +31,8 @@ class KnownProgram:
     program: Program
     order: tuple[int, ...] | None
     """Order in which the scheduler wants the nodes, if it is not program order."""
+    telling: tuple[int, ...]
+    """Positions of nodes that may give away what the program is part of."""
 
 
 @attrs.frozen
@@ -97,6 +104,10 @@ class ProgramTable:
 
     Args:
         arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
+
+    Attributes:
+        phase: What the latest programs are part of, as far as they gave it away. Pieces of a step that give nothing
+            away are thought to be part of what was before them.
     """
 
     def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None]) -> None:
@@ -104,6 +115,8 @@ class ProgramTable:
         self._known: OrderedDict[tuple[int, ...], KnownProgram] = OrderedDict()
         self._forecast = Forecast()
         self._last = 0
+        self.phase = ExecutionPhase.UNKNOWN
+        self._silent = 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -136,7 +149,8 @@ class ProgramTable:
             layout = lay_out(nodes, released)
         if known is None:
             self._last += 1
-            known = KnownProgram(self._last, program_of(nodes, layout), None if order is None else tuple(order))
+            known = KnownProgram(self._last, program_of(nodes, layout), None if order is None else tuple(order),
+                                 tuple(index for index, node in enumerate(nodes) if node.signature.phase is not None))
             self._known[key] = known
             commands.append(Define(known.number, known.program))
             if len(self._known) > MAX_PROGRAMS:
@@ -144,5 +158,12 @@ class ProgramTable:
                 self._forecast.forget(forgotten)
                 commands.append(Forget(forgotten))
         self._known.move_to_end(key)
+        self._silent = 0 if known.telling else self._silent + 1
+        if self._silent > MAX_SILENT:
+            self.phase = ExecutionPhase.UNKNOWN
+        for index in known.telling:
+            self.phase = nodes[index].signature.phase or ExecutionPhase.UNKNOWN
+            if self.phase is not ExecutionPhase.UNKNOWN:
+                break
         run = Run(known.number, layout.inputs, layout.numbers, layout.outputs, tuple(freed))
         return [*commands, self._forecast.shorten(run)], nodes, layout

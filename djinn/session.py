@@ -16,8 +16,10 @@ from djinn.config import Config
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.graphs import graph_of
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
+from djinn.kinds.classifier import TellingClassifier
 from djinn.link import Link
 from djinn.mixing import Mixer
+from djinn.model.metadata import ExecutionPhase
 from djinn.model.schedule import DeviceInfo
 from djinn.model.schema import ReturnKind, facts_of
 from djinn.model.spec import SpecTable, TensorSpec, tensors_in
@@ -427,7 +429,14 @@ class Session:
             special=self._special(operator, operation_class),
             erases_floats=not self._shapes.depends_on_numbers(operator),
             is_random=self.classifier.is_random(operator),
+            phase_told=self._phase_told(operator),
         )
+
+    def _phase_told(self, operator: Any) -> Callable[[Sequence[torch.Size]], ExecutionPhase] | None:
+        classifier = self.classifier
+        if not isinstance(classifier, TellingClassifier) or not classifier.tells_phase(operator):
+            return None
+        return lambda sizes: classifier.phase_told(operator, sizes)
 
     def _special(self, operator: Any, operation_class: OperationClass) -> Callable[..., Any] | None:
         handler = self._handlers.get(operator)

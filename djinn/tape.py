@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import Template
 from djinn.model.spec import TensorSpec
 from djinn.model.value import Slot
@@ -27,9 +28,11 @@ class Signature:
         is_random: Whether random numbers are drawn.
         operands: Metadata of the tensor operands.
         has_effect: Whether it matters even if nobody keeps a result.
+        phase: What it gives away of the work that it is part of; ``None`` if operations of its kind never do.
     """
 
-    __slots__ = ("aliases", "has_effect", "is_random", "operands", "results", "template", "template_number", "writes")
+    __slots__ = ("aliases", "has_effect", "is_random", "operands", "phase", "results", "template", "template_number",
+                 "writes")
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Signature:
         writes: tuple[int, ...],
         is_random: bool,
         operands: tuple[TensorSpec, ...],
+        phase: ExecutionPhase | None = None,
     ) -> None:
         self.template = template
         self.template_number = template_number
@@ -48,6 +52,7 @@ class Signature:
         self.writes = writes
         self.is_random = is_random
         self.operands = operands
+        self.phase = phase
         self.has_effect = bool(writes) or is_random or not results
 
 

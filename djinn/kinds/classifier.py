@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
+
+from djinn.model.metadata import ExecutionPhase
 
 
 class OperationClass(enum.Enum):
@@ -52,6 +55,22 @@ class Classifier(Protocol):
 
         Laws:
             classifier.whole_is_new
+        """
+
+
+@runtime_checkable
+class TellingClassifier(Classifier, Protocol):
+    """What a classifier may have beside the methods of `Classifier`: with it, servers learn what is urgent."""
+
+    def tells_phase(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether the sizes of an operator's operands may tell what the work is part of. Asked once per session."""
+
+    def phase_told(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
+        """Say which phase such an operator is part of; ``UNKNOWN`` if these sizes do not tell. Asked once per metadata.
+
+        Args:
+            operator: One of which `tells_phase` was true.
+            sizes: Of its tensors, in order.
         """
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from djinn.kinds import OperationClass
+from djinn.model.metadata import ExecutionPhase
 from djinn.model.schema import ReturnKind, facts_of
 
 _WHOLE = frozenset({
@@ -15,6 +18,12 @@ _WHOLE = frozenset({
     "aten::linalg_eigvalsh",
 })
 """Composites that patterns and fast kernels want to see. None of them returns an argument or a view of one."""
+
+_SOFTMAX = frozenset({"aten::_softmax", "aten::softmax.int", "aten::_safe_softmax"})
+_ATTENTION_RANK = 4
+"""Batch, heads, rows, and columns or features."""
+_FEW = 8
+"""Positions that one step of a writing language model may bring: drafts that are checked together."""
 
 _REDUCTIONS = frozenset(
     "sum mean prod amax amin max min argmax argmin all any norm linalg_vector_norm std var logsumexp median mode "
@@ -48,6 +57,23 @@ class CoreClassifier:
     def keep_whole(self, operator: torch._ops.OpOverload) -> bool:
         """Whether the composite is recorded as it is."""
         return facts_of(operator).name in _WHOLE
+
+    def tells_phase(self, operator: torch._ops.OpOverload) -> bool:
+        """Whether it is attention, or the part of one that has a row for each position."""
+        name = facts_of(operator).name
+        return name in _SOFTMAX or "scaled_dot_product" in name
+
+    def phase_told(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
+        """Say whether a language model writes: a few positions look at more than themselves."""
+        if not sizes or len(sizes[0]) != _ATTENTION_RANK:
+            return ExecutionPhase.UNKNOWN
+        if facts_of(operator).name in _SOFTMAX:
+            rows, columns = sizes[0][-2:]
+        elif len(sizes) > 1 and len(sizes[1]) == _ATTENTION_RANK:
+            rows, columns = sizes[0][-2], sizes[1][-2]
+        else:
+            return ExecutionPhase.UNKNOWN
+        return ExecutionPhase.LLM_DECODE if 0 < rows <= _FEW and rows < columns else ExecutionPhase.UNKNOWN
 
     def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
         """Whether it may do more than its schema says.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import attrs
 
@@ -20,6 +21,8 @@ class Row:
         tenant: Label.
         sessions, handles, held_bytes: What there is now.
         requests_per_s, bytes_per_s: In both directions together, between two readings.
+        device_part: Part of the time in which its programs ran, between two readings; above 1 if several do at once.
+        wait_p99_s: What 99 of 100 programs waited for their turns at most, as below.
         p99_s: What 99 of 100 requests took at most; ``None`` if there were none, infinite beyond the largest bound.
         restarts: Since the server began.
     """
@@ -30,6 +33,8 @@ class Row:
     bytes_per_s: float
     held_bytes: int
     handles: int
+    device_part: float
+    wait_p99_s: float | None
     p99_s: float | None
     restarts: int
 
@@ -67,18 +72,30 @@ def _row(tenant: str, before: TenantReading, now: TenantReading, elapsed_s: floa
     if requests < requests_before or moved < moved_before:
         # The server is another one by now, and has begun to count anew.
         return _row(tenant, TenantReading(), now, elapsed_s)
-    durations = {bound: max(0, count - before.durations.get(bound, 0)) for bound, count in now.durations.items()}
     return Row(tenant, now.sessions, (requests - requests_before) / elapsed_s, (moved - moved_before) / elapsed_s,
-               now.held_bytes, now.handles, quantile_s(durations, 0.99), sum(now.restarts.values()))
+               now.held_bytes, now.handles, max(0.0, now.device_s - before.device_s) / elapsed_s,
+               quantile_s(_since(before.waits, now.waits), 0.99),
+               quantile_s(_since(before.durations, now.durations), 0.99), sum(now.restarts.values()))
+
+
+def _since(before: Mapping[float, int], now: Mapping[float, int]) -> dict[float, int]:
+    return {bound: max(0, count - before.get(bound, 0)) for bound, count in now.items()}
+
+
+def _added(counts: Iterable[Mapping[float, int]]) -> dict[float, int]:
+    total: Counter[float] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(sorted(total.items()))
 
 
 def _together(reading: Reading) -> TenantReading:
     found = list(reading.tenants.values())
-    bounds = sorted({bound for one in found for bound in one.durations})
     return TenantReading(
         sessions=sum(one.sessions for one in found), handles=sum(one.handles for one in found),
         held_bytes=sum(one.held_bytes for one in found),
         requests={"": sum(sum(one.requests.values()) for one in found)},
-        durations={bound: sum(one.durations.get(bound, 0) for one in found) for bound in bounds},
+        durations=_added(one.durations for one in found), waits=_added(one.waits for one in found),
+        device_s=sum(one.device_s for one in found),
         received_bytes=sum(one.received_bytes for one in found), sent_bytes=sum(one.sent_bytes for one in found),
         restarts={"": sum(sum(one.restarts.values()) for one in found)})

@@ -40,6 +40,8 @@ class TenantReading:
         requests: By how they ended.
         request_s: How long all of them took.
         durations: How many took at most so long, by the bound in seconds; the last bound is infinite.
+        waits: How many programs waited for their turns at most so long, likewise.
+        device_s: How long programs ran.
         received_bytes, sent_bytes: Bytes of connections.
         cache_requests: Uploads that did not have to travel (``hit``), and such that did.
         rejections: What was not let in or not granted, by why.
@@ -55,6 +57,8 @@ class TenantReading:
     requests: Mapping[str, int] = attrs.field(factory=dict)
     request_s: float = 0.0
     durations: Mapping[float, int] = attrs.field(factory=dict)
+    waits: Mapping[float, int] = attrs.field(factory=dict)
+    device_s: float = 0.0
     received_bytes: int = 0
     sent_bytes: int = 0
     cache_requests: Mapping[str, int] = attrs.field(factory=dict)
@@ -144,7 +148,7 @@ def _get(target: SplitResult, path: str) -> tuple[int, str]:
 def _made(samples: Iterable[Sample], not_ready: str) -> Reading:
     tenants: dict[str, dict[str, float]] = {}
     labelled: dict[str, dict[str, dict[str, int]]] = {}
-    durations: dict[str, dict[float, int]] = {}
+    buckets: dict[str, dict[str, dict[float, int]]] = {}
     build: dict[str, str] = {}
     errors: dict[str, int] = {}
     for sample in samples:
@@ -155,29 +159,34 @@ def _made(samples: Iterable[Sample], not_ready: str) -> Reading:
             build = labels
         elif name == "protocol_errors_total":
             errors[labels.get("reason", "")] = _whole(sample.value)
-        elif name == "request_duration_seconds_bucket":
-            durations.setdefault(tenant, {})[_bound(labels.get("le", ""))] = _whole(sample.value)
+        elif name in _BUCKETS:
+            of_tenant = buckets.setdefault(tenant, {}).setdefault(_BUCKETS[name], {})
+            of_tenant[_bound(labels.get("le", ""))] = _whole(sample.value)
         elif name in _PLAIN:
             tenants.setdefault(tenant, {})[_PLAIN[name]] = (
-                sample.value if name.endswith("_sum") and math.isfinite(sample.value) else _whole(sample.value))
+                max(0.0, sample.value) if name in _SECONDS and math.isfinite(sample.value) else _whole(sample.value))
         elif name in _SPLIT:
             field, label = _SPLIT[name]
             labelled.setdefault(tenant, {}).setdefault(field, {})[labels.get(label, "")] = _whole(sample.value)
     made = {}
-    for tenant in {**tenants, **labelled, **durations}:
+    for tenant in {**tenants, **labelled, **buckets}:
         split = labelled.get(tenant, {})
         memory, wire = split.pop("memory", {}), split.pop("wire", {})
-        plain: dict[str, Any] = {**tenants.get(tenant, {}), **split}
+        plain: dict[str, Any] = {**tenants.get(tenant, {}), **split, **{
+            field: dict(sorted(found.items())) for field, found in buckets.get(tenant, {}).items()}}
         made[tenant] = TenantReading(
-            **plain, durations=dict(sorted(durations.get(tenant, {}).items())), held_bytes=memory.get("held", 0),
+            **plain, held_bytes=memory.get("held", 0),
             kept_bytes=memory.get("kept", 0), limit_bytes=memory.get("limit", 0),
             received_bytes=wire.get("received", 0), sent_bytes=wire.get("sent", 0))
     return Reading(time.monotonic(), not_ready, build, errors, made)
 
 
 _PLAIN = {"workers": "workers", "sessions": "sessions", "live_handles": "handles",
-          "request_duration_seconds_sum": "request_s"}
+          "request_duration_seconds_sum": "request_s", "device_seconds_total": "device_s"}
 """Series that have no label but the tenant, and what they are here."""
+_SECONDS = frozenset(("request_duration_seconds_sum", "device_seconds_total"))
+_BUCKETS = {"request_duration_seconds_bucket": "durations", "queue_wait_seconds_bucket": "waits"}
+"""Series of histograms."""
 _SPLIT = {"requests_total": ("requests", "outcome"), "cache_requests_total": ("cache_requests", "result"),
           "admission_rejections_total": ("rejections", "reason"), "worker_restarts_total": ("restarts", "cause"),
           "memory_bytes": ("memory", "kind"), "wire_bytes_total": ("wire", "direction")}

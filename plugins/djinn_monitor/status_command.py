@@ -95,17 +95,17 @@ def _told(reading: Reading) -> dict[str, Any]:
     tenants = {}
     for label, found in sorted(reading.tenants.items()):
         content = attrs.asdict(found)
-        content["durations"] = {"+Inf" if math.isinf(bound) else str(bound): count
-                                for bound, count in found.durations.items()}
+        for name, buckets in (("durations", found.durations), ("waits", found.waits)):
+            content[name] = {"+Inf" if math.isinf(bound) else str(bound): count for bound, count in buckets.items()}
         tenants[label] = content
     return {"ready": not reading.not_ready, "reason": reading.not_ready, "build": dict(reading.build),
             "protocol_errors": dict(reading.protocol_errors), "tenants": tenants}
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """List what there is as lines. Durations are for programs."""
+    """List what there is as lines. Histograms are for programs."""
     for name, value in content.items():
-        if name == "durations":
+        if name in ("durations", "waits"):
             continue
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{printable(name_of(name, content))}.")

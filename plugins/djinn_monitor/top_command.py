@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 __all__ = ("MetricsOption", "ended", "top")
 
 USAGE_ERROR = 2
-_COLUMNS = ("tenant", "sessions", "requests_per_s", "bytes_per_s", "held_bytes", "handles", "p99_s", "restarts")
+_COLUMNS = ("tenant", "sessions", "requests_per_s", "bytes_per_s", "held_bytes", "handles", "device_part",
+            "wait_p99_s", "p99_s", "restarts")
 MetricsOption = Annotated[str, typer.Option(
     "--metrics", envvar="DJINN_METRICS", show_default=False, metavar="URL",
     help="Where the server serves its metrics, such as http://127.0.0.1:9090.")]
@@ -32,6 +33,7 @@ def top(
 ) -> None:
     """Watch who does what on a server: sessions, requests and bytes per second, memory, latency, restarts.
 
+    device is the part of the time in which programs ran, wait what 99 of 100 of them waited for their turns at most.
     p99 is what 99 of 100 requests took at most, from when a message was there until it was answered, since the last
     look. Ends on Ctrl-C. The server has to be started with --metrics-port.
     """
@@ -84,9 +86,10 @@ def _watch(before: Reading, look: Callable[[], Reading], interval_s: float) -> N
 def _print_plain(rows: Sequence[Row]) -> None:
     typer.echo("\t".join(_COLUMNS))
     for row in rows:
-        p99 = "-" if row.p99_s is None else f"{row.p99_s:.6g}"
+        wait, p99 = ("-" if found is None else f"{found:.6g}" for found in (row.wait_p99_s, row.p99_s))
         typer.echo("\t".join((row.tenant, str(row.sessions), f"{row.requests_per_s:.6g}", f"{row.bytes_per_s:.6g}",
-                              str(row.held_bytes), str(row.handles), p99, str(row.restarts))))
+                              str(row.held_bytes), str(row.handles), f"{row.device_part:.6g}", wait, p99,
+                              str(row.restarts))))
 
 
 def _table(rows: Sequence[Row], caption: str) -> Table:
@@ -94,11 +97,12 @@ def _table(rows: Sequence[Row], caption: str) -> Table:
     from rich.table import Table
 
     table = Table("tenant", title="djinn top", caption=escape(caption) or None)
-    for name in ("sessions", "req/s", "bytes/s", "held", "handles", "p99", "restarts"):
+    for name in ("sessions", "req/s", "bytes/s", "held", "handles", "device", "wait", "p99", "restarts"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(escape(row.tenant), str(row.sessions), f"{row.requests_per_s:,.1f}", _size(row.bytes_per_s),
-                      _size(row.held_bytes), f"{row.handles:,}", _duration(row.p99_s), str(row.restarts))
+                      _size(row.held_bytes), f"{row.handles:,}", f"{row.device_part:.0%}", _duration(row.wait_p99_s),
+                      _duration(row.p99_s), str(row.restarts))
     return table
 
 

@@ -8,7 +8,7 @@ import socket
 import socketserver
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -68,6 +68,7 @@ class LedgerCollector:
             "version": self._version, "torch": str(torch.__version__), "python": platform.python_version(),
             "protocol": str(PROTOCOL_VERSION)})
         yield from _requests(totals)
+        yield from _turns(totals)
         yield from _traffic(totals, own)
         yield from _amounts(totals)
 
@@ -86,12 +87,21 @@ def _requests(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
     for label, found in totals.items():
         for outcome, count in {"ok": 0, "failed": 0, **found.counts.requests}.items():
             requests.add_metric((label, outcome), count)
-        durations.add_metric((label,), list(_cumulative(found.counts)), found.counts.duration_ns / 1e9)
+        durations.add_metric((label,), list(_cumulative(found.counts.durations)), found.counts.duration_ns / 1e9)
         cache.add_metric((label, "hit"), found.counts.cache_hits)
         cache.add_metric((label, "miss"), found.counts.cache_misses)
         for cause, count in found.restarts.items():
             restarts.add_metric((label, cause), count)
     yield from (requests, durations, cache, restarts)
+
+
+def _turns(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
+    waits = _histogram("queue_wait_seconds", "From when a program could have run until it was its turn.")
+    used = _counter("device_seconds", "Time for which programs ran.")
+    for label, found in totals.items():
+        waits.add_metric((label,), list(_cumulative(found.counts.waits)), found.counts.wait_ns / 1e9)
+        used.add_metric((label,), found.counts.device_ns / 1e9)
+    yield from (waits, used)
 
 
 def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
@@ -153,9 +163,9 @@ def _histogram(name: str, text: str) -> HistogramMetricFamily:
     return HistogramMetricFamily(f"djinn_{name}", text, labels=_TENANT)
 
 
-def _cumulative(counts: Counts) -> Iterator[tuple[str, float]]:
+def _cumulative(counts: Sequence[int]) -> Iterator[tuple[str, float]]:
     count = 0
-    for bound, more in zip((*map(str, BUCKETS_S), "+Inf"), counts.durations, strict=True):
+    for bound, more in zip((*map(str, BUCKETS_S), "+Inf"), counts, strict=True):
         count += more
         yield bound, count
 
