@@ -23,6 +23,9 @@ __all__ = ("Line", "Place", "Turnstile")
 DECODE_WEIGHT = 9.0
 """How much more of the device writing language models may have than everything else of their tenant together. They go
 first as long as they leave that much to the others, which thus never wait for ever."""
+CREDIT_S = 0.05
+"""How far a session may be behind the others of its tenant when it comes. One that waits for each answer before it asks
+again is never there when the next one is chosen; so it has its share all the same."""
 _SMOOTHING = 0.2
 _MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
 
@@ -164,7 +167,7 @@ class Line:
         kind = self._decode if place.is_decoding else self._usual
         if not kind.waiting and (self.running is None or self.running.kind is not kind):
             kind.start = max(self._virtual, kind.finish)
-        place.kind, place.start = kind, max(kind.virtual, place.finish)
+        place.kind, place.start = kind, max(kind.virtual - CREDIT_S, place.finish)
         if self.running is None and not self._waiting and self._turn >= 0:
             self._begin(place)
             self._waits[0] += 1
@@ -264,7 +267,8 @@ class Place:
             self.left = runs
             line.queued += runs
             limit = line.limits().queued
-            self._excess = min(runs, max(0, line.queued - limit)) if limit else 0
+            # A session's first one is let in always: whoever was let in, and does not flood, is not to fail.
+            self._excess = min(runs - 1, line.queued - limit) if limit and line.queued > limit and runs else 0
 
     def carried_out(self, *, has_more: bool = False) -> None:
         """A message was carried out.

@@ -360,7 +360,8 @@ class Supervisor:
             self._note(post, error)
             return 0.0
         began = time.monotonic()
-        _log.info("%sworker %d serves", _for(post.tenant), worker.pid)
+        where = f" on {setup.device} ({post.device})" if len(self._devices) > 1 else ""
+        _log.info("%sworker %d serves%s", _for(post.tenant), worker.pid, where)
         customer = Customer(post.tenant.name, post.device, worker.tell, worker.is_stopped)
         self._desk.join(customer, post.tenant.weight)
         with self._changed:

@@ -1,0 +1,125 @@
+"""What `nox -s chaos -- fairness` measures: the slowest requests of a tenant while another one does his worst.
+
+The machine should have nothing else to do. `DJINN_CHAOS_REQUESTS` says how many requests each figure is of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from djinn_server.limits import Limits
+from djinn_server.tokens import TokenFile
+from serving import Serving
+from tenants_at_work import Saturating, Worked, percentile, products_for
+
+from djinn.errors import DjinnError
+from djinn.protocol.messages import Batch, Upload
+from djinn.protocol.tensors import header_of
+
+REQUESTS = int(os.environ.get("DJINN_CHAOS_REQUESTS", "500"))
+LENGTH_S = 5e-3
+"""Of the victim's requests; with the pause between them it uses a quarter of a device."""
+PAUSE_S = 15e-3
+
+
+class Scene:
+    """A server, somebody who does nothing wrong, and somebody else."""
+
+    def __init__(self, place: Path, *arguments: str) -> None:
+        tokens = TokenFile(place / "tokens.json")
+        self.good = tokens.create("good")
+        self.bad = tokens.create("bad", limits=Limits(handles=64, queued=256, inflight_bytes=2**26))
+        self.serving = Serving(place / "log", "--tokens", str(tokens.path), *arguments)
+        with Worked(self.serving.address, self.good, 50) as trial:
+            self.count = products_for(trial, LENGTH_S, 50)
+        self.victim = Worked(self.serving.address, self.good, self.count)
+
+    def times(self) -> list[float]:
+        """The victim's requests; each has to succeed."""
+        found = []
+        for _ in range(REQUESTS):
+            found.append(self.victim.ask())
+            time.sleep(PAUSE_S)
+        return found
+
+    def bad_worker(self) -> int:
+        return int(re.findall(r"bad: worker (\d+) serves", self.serving.log.read_text())[-1])
+
+
+@pytest.fixture(scope="module", params=["as many as have a core", "one at a time"])
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    turns = () if request.param == "as many as have a core" else ("--device-turns", "1")
+    made = Scene(tmp_path_factory.mktemp("scene"), *turns)
+    with made.serving:
+        yield made
+        made.victim.close()
+
+
+def floods(scene: Scene, stack: ExitStack) -> None:
+    """Many sessions with queues that never end, of short programs."""
+    count = max(1, scene.count // 10)
+    for _ in range(4):
+        stack.enter_context(Saturating(Worked(scene.serving.address, scene.bad, count), ahead=16))
+
+
+def fills(scene: Scene, stack: ExitStack) -> None:
+    """Sends 8 MiB again and again, to be kept, which is against the limits most of the time."""
+    stopping = threading.Event()
+    tensor = torch.zeros(2**21)
+
+    def fill() -> None:
+        handle = 10
+        with Worked(scene.serving.address, scene.bad, 1) as worked:
+            while not stopping.wait(0.02):
+                handle += 1
+                try:
+                    worked.connection.request(Batch([Upload(handle, header_of(tensor))], synchronize=True), [tensor])
+                except DjinnError:
+                    return
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    stack.callback(thread.join, 60)
+    stack.callback(stopping.set)
+
+
+def dies(scene: Scene, stack: ExitStack) -> None:
+    """Crashes a worker as soon as there is one."""
+    Worked(scene.serving.address, scene.bad, 1).close()
+    stopping = threading.Event()
+
+    def kill() -> None:
+        dead = 0
+        while not stopping.wait(0.01):
+            worker = scene.bad_worker()
+            if worker != dead:
+                os.kill(worker, signal.SIGSEGV)
+                dead = worker
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    stack.callback(thread.join, 60)
+    stack.callback(stopping.set)
+
+
+@pytest.mark.parametrize("does", [floods, fills, dies])
+def test_the_slowest_requests_of_another_tenant(scene: Scene, does: Callable[[Scene, ExitStack], None]) -> None:
+    alone = scene.times()
+    with ExitStack() as stack:
+        does(scene, stack)
+        time.sleep(0.5)
+        disturbed = scene.times()
+    figures = [f"{percentile(times, part) * 1e3:.2f}" for times in (alone, disturbed) for part in (0.5, 0.9, 0.99)]
+    ratio = percentile(disturbed, 0.99) / percentile(alone, 0.99)
+    print(f"\n{does.__name__}: alone p50, p90, p99 {', '.join(figures[:3])} ms; disturbed {', '.join(figures[3:])} ms; "
+          f"p99 {ratio:.2f} times")
+    assert ratio <= 1.2

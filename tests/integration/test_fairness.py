@@ -1,0 +1,285 @@
+"""Who runs when: shares of tenants and sessions, turns that are not given back, where workers go, and what is refused.
+
+Real servers and real work; `tests/chaos/chaos_fairness.py` measures longer what needs a machine of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from djinn_monitor.reading import TenantReading, read
+from djinn_server.limits import Limits
+from djinn_server.tokens import TokenFile
+from serving import Serving
+from tenants_at_work import Saturating, Worked, percentile, products, products_for, session
+
+from djinn.config import Config
+from djinn.errors import RefusedError
+from djinn.model.metadata import ExecutionPhase
+from djinn.plugins import Plugins
+from djinn.protocol.messages import Batch, Define, Run
+from djinn.runtime import connect
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped and killed")
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
+DECODE = ExecutionPhase.LLM_DECODE
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A server with tenants, who use the device one at a time."""
+    place = tmp_path_factory.mktemp("fairness")
+    tokens = TokenFile(place / "tokens.json")
+    made = {name: tokens.create(name, weight=weight) for name, weight in WEIGHTS.items()}
+    made |= {name: tokens.create(name, limits=limits) for name, limits in (
+        ("crowd", Limits(queued=8)), ("small", Limits(queued=4)), ("hasty", Limits(wait_s=0.2)))}
+    with Serving(place / "log", "--tokens", str(tokens.path), "--device-turns", "1",
+                 "--metrics-port", "0") as serving:
+        yield House(serving, made)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@attrs.frozen
+class House:
+    """A server and the tokens of its tenants, by name."""
+
+    server: Serving
+    tokens: dict[str, str]
+
+    @property
+    def log(self) -> str:
+        return self.server.log.read_text()
+
+    def work(self, name: str, count: int, phase: ExecutionPhase = ExecutionPhase.UNKNOWN) -> Worked:
+        return Worked(self.server.address, self.tokens[name], count, phase)
+
+    def length(self, name: str, seconds: float) -> int:
+        """How many products a program has that takes so long here and now."""
+        with self.work(name, 50) as trial:
+            return products_for(trial, seconds, 50)
+
+    def tenants(self) -> dict[str, TenantReading]:
+        (url,) = set(re.findall(r"metrics on (http://[^/]+)/metrics", self.log))
+        return dict(read(str(url)).tenants)
+
+    def worker(self, name: str) -> int:
+        """The latest worker of a tenant."""
+        return int(re.findall(rf"{name}: worker (\d+) serves", self.log)[-1])
+
+
+def until(found: Callable[[], Any], patience_s: float = 60) -> Any:
+    ends = time.monotonic() + patience_s
+    while not (made := found()):
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+    return made
+
+
+def test_tenants_get_of_the_device_what_their_weights_say(house: House) -> None:
+    count = house.length("a", 2e-3)
+    with ExitStack() as stack:
+        working = {name: [stack.enter_context(Saturating(house.work(name, count), ahead=8)) for _ in range(2)]
+                   for name in WEIGHTS}
+
+        def done() -> dict[str, int]:
+            return {name: sum(each.done for each in several) for name, several in working.items()}
+
+        time.sleep(1)
+        first, used = done(), house.tenants()
+        time.sleep(5)
+        last, used_then = done(), house.tenants()
+    programs = {name: last[name] - first[name] for name in WEIGHTS}
+    seconds = {name: used_then[name].device_s - used[name].device_s for name in WEIGHTS}
+    for name, weight in WEIGHTS.items():
+        assert programs[name] / sum(programs.values()) == pytest.approx(weight / 7, rel=0.1), programs
+        assert seconds[name] / sum(seconds.values()) == pytest.approx(weight / 7, rel=0.1), seconds
+    assert 2.5 < sum(seconds.values()) <= 5.5, "and the device is hardly ever idle, nor used by two"
+    assert max(used_then["a"].waits.values()) > 0
+    assert not any(each.error for several in working.values() for each in several)
+
+
+def test_a_tenant_that_calls_everything_urgent_gets_no_more(house: House) -> None:
+    count = house.length("a", 2e-3)
+    with ExitStack() as stack:
+        working = [[stack.enter_context(Saturating(house.work(name, count, phase), ahead=8)) for _ in range(2)]
+                   for name, phase in (("b", ExecutionPhase.UNKNOWN), ("a", DECODE))]
+        time.sleep(1)
+        first = [sum(each.done for each in several) for several in working]
+        time.sleep(3)
+        last = [sum(each.done for each in several) for several in working]
+    programs = [now - before for now, before in zip(last, first, strict=True)]
+    assert programs[1] / sum(programs) == pytest.approx(1 / 3, rel=0.1), programs
+
+
+def test_decoding_waits_for_no_more_than_the_program_that_runs(house: House) -> None:
+    count = house.length("c", 15e-3)
+    with ExitStack() as stack:
+        reading = [stack.enter_context(Saturating(house.work("c", count), ahead=4)) for _ in range(6)]
+        plain = stack.enter_context(house.work("c", count))
+        decoding = stack.enter_context(house.work("c", count, DECODE))
+        time.sleep(0.5)
+
+        def measured(asking: Worked, times: int) -> tuple[float, float]:
+            """How long a program takes from asking to having, and how long one takes by itself, of all that run."""
+            before, began = sum(each.done for each in reading), time.monotonic()
+            found = percentile([asking.ask() for _ in range(times)], 0.5)
+            programs = sum(each.done for each in reading) - before
+            assert programs > 0, "nobody keeps the others from running"
+            return found, (time.monotonic() - began) / (programs + times)
+
+        plain_s, alone_s = measured(plain, 12)
+        assert plain_s > 4 * alone_s, "as a session among others, it has a seventh of the device"
+        decode_s, alone_s = measured(decoding, 40)
+        assert decode_s < 2.5 * alone_s, "for its own program, and the rest of another one"
+
+
+def test_a_stopped_worker_loses_its_turn_and_an_endless_program_keeps_nobody_out(
+    house: House, stack: ExitStack,
+) -> None:
+    count = house.length("a", 0.5)
+    victim = stack.enter_context(house.work("c", 10))
+    usual_s = percentile([victim.ask() for _ in range(20)], 0.5)
+    worker = house.worker("a")
+    with Saturating(house.work("a", 10)):
+        time.sleep(0.2)
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            assert victim.ask() < usual_s + 0.3
+            assert percentile([victim.ask() for _ in range(20)], 0.5) < usual_s * 2 + 0.01
+            assert "a: the worker stands still" in house.log
+        finally:
+            os.kill(worker, signal.SIGCONT)
+    endless = stack.enter_context(house.work("a", 10))
+    result, _ = endless.connection.request(Batch([Define(2, products(6 * count))], synchronize=True), ())
+    assert not result.failures
+    endless.connection.submit(Batch([Run(2, (1,), [], (1000,), (1000,))]), ())
+    time.sleep(0.3)
+    took_s = victim.ask()
+    assert took_s < 1.2, "half a second after it was wanted, others need not wait for it"
+    began = time.monotonic()
+    endless.ask()
+    assert time.monotonic() - began > 0.5, "it did run all that time"
+
+
+def test_whoever_dies_again_and_again_or_floods_harms_nobody_else(house: House, stack: ExitStack) -> None:
+    """The other's requests all succeed, and half of them are hardly slower; chaos_fairness.py has the slowest ones."""
+    count, small = house.length("a", 5e-3), house.length("b", 0.5e-3)
+    victim = stack.enter_context(house.work("a", count))
+
+    def asked(requests: int) -> float:
+        times = []
+        for _ in range(requests):
+            times.append(victim.ask())
+            time.sleep(0.01)
+        return percentile(times, 0.5)
+
+    alone_s, worker = asked(60), house.worker("a")
+    with ExitStack() as flood:
+        for _ in range(4):
+            flood.enter_context(Saturating(house.work("b", small), ahead=16))
+        time.sleep(0.5)
+        flooded_s = asked(100)
+    assert flooded_s < 1.5 * alone_s + 1e-3, (alone_s, flooded_s)
+    dead = house.worker("b")
+    for _ in range(2):
+        os.kill(dead, signal.SIGSEGV)
+        assert asked(40) < 2 * alone_s + 2e-3, "another worker starts meanwhile, which takes a core"
+        dead = until(lambda: house.worker("b") != dead and house.worker("b"))  # noqa: B023  # called at once
+    assert house.worker("a") == worker
+
+
+def test_ten_times_too_many_are_refused_early_and_the_rest_goes_on_as_fast(house: House) -> None:
+    count = house.length("crowd", 5e-3)
+
+    def rate(sessions: int) -> float:
+        done, refused = [0] * sessions, [0] * sessions
+        stopping = time.monotonic() + 3
+
+        def work(index: int) -> None:
+            while time.monotonic() < stopping:
+                try:
+                    worked = house.work("crowd", count)
+                except RefusedError as error:
+                    refused[index] += 1
+                    time.sleep(error.retry_after_s or 60)
+                    continue
+                with worked:
+                    for _ in range(40):
+                        worked.ask()
+                        done[index] += 1
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(sessions)]
+        began = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert (sum(refused) > 0) == (sessions > 8)
+        return sum(done) / (time.monotonic() - began)
+
+    peak = rate(3)
+    assert rate(30) >= 0.9 * peak
+    assert until(lambda: house.tenants()["crowd"].rejections.get("queued", 0)) > 0
+
+
+def test_a_full_queue_refuses_sessions_and_floods_and_whoever_asks_politely_gets_in(
+    house: House, stack: ExitStack,
+) -> None:
+    count, address, token = house.length("small", 0.2), house.server.address, house.tokens["small"]
+    working = stack.enter_context(house.work("small", count))
+    runs = [Run(1, (1,), [], (handle,), (handle,)) for handle in range(100, 110)]
+    result, _ = working.connection.request(Batch(list(runs), synchronize=True), ())
+    assert [failure.kind for failure in result.failures] == ["LimitError"] * 6, "the first four have run"
+    assert "programs waiting; the limit is 4" in result.failures[0].message
+    working.ask(4, waits=False)
+    time.sleep(0.05)
+    with pytest.raises(RefusedError, match=r"\[DJ312\] 4 programs wait already; the limit is 4") as caught:
+        session(address, token)
+    assert 0 < caught.value.retry_after_s <= 30
+    plugins = Plugins.load(Config.resolve({}, {}).selection)
+    connect(Config.resolve({"connect_timeout_s": 30, "token": token}, {}), plugins, address).close()
+    working.ask(4, waits=False)
+    time.sleep(0.05)
+    with pytest.raises(RefusedError, match=r"It was asked \d times.*connect_timeout_s"):
+        connect(Config.resolve({"connect_timeout_s": 0.2, "token": token}, {}), plugins, address)
+
+
+def test_no_session_begins_that_would_wait_too_long(house: House, stack: ExitStack) -> None:
+    count, address, token = house.length("hasty", 0.1), house.server.address, house.tokens["hasty"]
+    working = stack.enter_context(house.work("hasty", count))
+    session(address, token).close()
+    working.ask(12, waits=False)
+    time.sleep(0.15)
+    with pytest.raises(RefusedError, match=r"\[DJ312\] A program would wait for some .* s; the limit is 0.2 s"):
+        session(address, token)
+    working.ask()
+    session(address, token).close()
+
+
+def test_workers_go_where_there_is_least_to_do(start_server: Any, tmp_path: Path, stack: ExitStack) -> None:
+    tokens = TokenFile(tmp_path / "state" / "tokens.json")
+    made = {name: tokens.create(name) for name in ("first", "second", "third")}
+    server = start_server("--tokens", str(tokens.path), "--device", "cpu,cpu")
+    with Saturating(Worked(server.address, made["first"], 20), ahead=8):
+        stack.enter_context(Worked(server.address, made["second"], 1))
+        time.sleep(1.5)
+        stack.enter_context(Worked(server.address, made["third"], 1))
+    places = dict(re.findall(r"(\w+): worker \d+ serves on cpu \((\d)\)", server.log.read_text()))
+    assert places == {"first": "0", "second": "1", "third": "1"}

@@ -1,0 +1,289 @@
+"""The line of one worker: sessions in turn, writing ahead of reading, and the turn that the worker has or has not."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from djinn_server.counting import Counts
+from djinn_server.limits import Limits
+from djinn_server.line import Line, Place
+
+from djinn.errors import LimitError, RefusedError, TransportError
+from djinn.model.metadata import ExecutionPhase
+from djinn.patience import MAX_TRIES, patiently
+from djinn.protocol.messages import Batch, Free, Run
+
+RUN = Run(1, (), [], ())
+DECODE = ExecutionPhase.LLM_DECODE
+
+
+class Gateway:
+    """Writes down what is asked for and given back."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def ask(self) -> None:
+        self.said.append("ask")
+
+    def give_back(self, turn: int, *, wants_more: bool) -> None:
+        self.said.append((turn, wants_more))
+
+
+def wait_for(true: Callable[[], Any]) -> None:
+    until = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+class Session:
+    """A thread that runs programs of a length, and writes its name down for each."""
+
+    def __init__(self, line: Line, name: str, said: list[str], seconds: float, runs: int,
+                 phase: ExecutionPhase = ExecutionPhase.UNKNOWN) -> None:
+        self.place = line.open()
+        self._name, self._said, self._seconds, self._runs, self._phase = name, said, seconds, runs, phase
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+
+    def work(self) -> None:
+        for _ in range(self._runs):
+            self.place.received(Batch([RUN], phase=self._phase))
+            self.place.begin()
+            self._said.append(self._name)
+            time.sleep(self._seconds)
+            self.place.end()
+            self.place.carried_out()
+
+
+def held(line: Line) -> Place:
+    """Have a program run until `Place.end` is called."""
+    first = line.open()
+    first.received(Batch([RUN]))
+    first.begin()
+    return first
+
+
+def test_sessions_are_served_by_the_time_that_they_used() -> None:
+    line, said = Line(), list[str]()
+    first = held(line)
+    sessions = [Session(line, name, said, seconds, runs)
+                for name, seconds, runs in 2 * (("long", 0.02, 10), ("short", 0.005, 40))]
+    wait_for(lambda: line._waiting == 4)
+    first.end()
+    first.carried_out()
+    for session in sessions:
+        session.thread.join(10)
+    assert 25 <= said[:40].count("short") <= 34, "four short ones for each long one"
+
+
+def test_writing_goes_ahead_of_reading_but_for_a_tenth() -> None:
+    line, said = Line(), list[str]()
+    first = held(line)
+    Session(line, "read", said, 0.005, 1)
+    Session(line, "read", said, 0.005, 1)
+    writing = Session(line, "write", said, 0.005, 1, DECODE)
+    wait_for(lambda: line._waiting == 3)
+    first.end()
+    writing.thread.join(10)
+    assert said[0] == "write"
+    wait_for(lambda: len(said) == 3 and not line._waiting and line.running is None)
+    said.clear()
+    first = held(line)
+    several = [Session(line, name, said, 0.002, 40, phase) for name, phase in (
+        ("write", DECODE), ("write", DECODE), ("read", ExecutionPhase.UNKNOWN))]
+    wait_for(lambda: line._waiting == 3)
+    first.end()
+    for session in several:
+        session.thread.join(20)
+    assert 3 <= said[:60].count("read") <= 12, "one that reads gets a turn where many write, but not many"
+
+
+def test_a_worker_asks_once_keeps_its_turn_and_gives_it_back_when_it_is_wanted() -> None:
+    gateway = Gateway()
+    line = Line(gateway)
+    place = line.open()
+    place.received(Batch([RUN]))
+    thread = threading.Thread(target=place.begin)
+    thread.start()
+    wait_for(lambda: gateway.said)
+    time.sleep(0.02)
+    assert thread.is_alive()
+    line.granted(7)
+    thread.join(10)
+    place.end()
+    place.carried_out()
+    for _ in range(3):
+        place.received(Batch([RUN]))
+        place.begin()
+        place.end()
+        place.carried_out()
+    assert gateway.said == ["ask"]
+    assert not place.is_wanted
+    line.recalled(6, 0.0)
+    assert gateway.said == ["ask"], "that was another turn"
+    line.recalled(7, 5.0)
+    assert gateway.said == ["ask", (7, False)], "nothing is to be run"
+    assert place.is_wanted
+
+
+def test_a_recalled_turn_is_given_back_after_its_time_and_not_before() -> None:
+    settled: list[bool] = []
+    gateway = Gateway()
+    line = Line(gateway, settle=lambda: settled.append(True))
+    line.granted(1)
+    place = line.open()
+    place.received(Batch([RUN, RUN, RUN, RUN]))
+    place.begin()
+    line.recalled(1, 0.05)
+    place.end()
+    assert gateway.said == []
+    place.begin()
+    time.sleep(0.06)
+    place.end()
+    assert gateway.said == [(1, True)]
+    assert settled
+    line.granted(2)
+    place.begin()
+    line.recalled(2, 0.0)
+    assert len(gateway.said) == 1, "a program runs"
+    place.end()
+    assert gateway.said[1:] == [(2, True)]
+    line.granted(3)
+    line.recalled(3, 0.05)
+    assert len(gateway.said) == 2, "the message goes on"
+    line.recalled(3, 0.0)
+    assert gateway.said[2:] == [(3, False)]
+    place.carried_out()
+
+
+def test_a_message_that_is_through_gives_a_wanted_turn_back_unless_the_next_one_is_there() -> None:
+    gateway = Gateway()
+    line = Line(gateway)
+    line.granted(1)
+    place = line.open()
+    place.received(Batch([Free((1,))]))
+    line.recalled(1, 5.0)
+    place.carried_out(has_more=True)
+    assert gateway.said == []
+    place.received(Batch([RUN]))
+    place.begin()
+    place.end()
+    place.carried_out()
+    assert gateway.said == [(1, False)]
+
+
+def test_whoever_waits_when_the_server_ends_is_told() -> None:
+    line = Line()
+    first, errors = held(line), list[str]()
+
+    def wait() -> None:
+        place = line.open()
+        place.received(Batch([RUN]))
+        with pytest.raises(TransportError) as caught:
+            place.begin()
+        errors.append(str(caught.value))
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: line._waiting == 3)
+    line.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(errors) == 3
+    first.end()
+    with pytest.raises(TransportError, match="ending"):
+        line.open().begin()
+
+
+def test_of_a_flood_the_last_programs_are_refused_and_of_an_ordinary_message_none() -> None:
+    rejected: list[str] = []
+    line = Line(limits=lambda: Limits(queued=3), reject=rejected.append)
+    others = [line.open() for _ in range(3)]
+    for other in others:
+        other.received(Batch([RUN]))
+    with pytest.raises(LimitError, match="3 programs wait already; the limit is 3") as caught:
+        line.check()
+    assert caught.value.retry_after_s > 0
+    last = line.open()
+    last.received(Batch([RUN, RUN]))
+    last.begin()
+    last.end()
+    with pytest.raises(LimitError, match="the limit is 3"):
+        last.begin()
+    last.carried_out()
+    assert rejected == ["queued", "queued"]
+    assert line.queued == 3
+    for other in others:
+        other.carried_out()
+    assert (line.queued, line.busy) == (0, 0)
+    line.check()
+
+
+def test_what_a_program_would_wait_is_as_much_as_is_queued_at_the_pace_of_late() -> None:
+    line = Line(limits=lambda: Limits(wait_s=0.05))
+    place = line.open()
+    for _ in range(4):
+        place.received(Batch([RUN]))
+        place.begin()
+        time.sleep(0.02)
+        place.end()
+        place.carried_out()
+    line.check()
+    place.received(Batch([RUN] * 5))
+    with pytest.raises(LimitError, match="would wait for some 0.1") as caught:
+        line.check()
+    assert 0.04 < caught.value.retry_after_s < 0.2
+    place.carried_out()
+    line.check()
+    counts = line.counts(Counts({"ok": 3}))
+    assert counts.requests == {"ok": 3}
+    assert sum(counts.waits) == 4
+    assert 0.08e9 <= counts.device_ns < 0.3e9
+
+
+def test_whoever_is_refused_comes_again_as_late_as_asked_a_few_times() -> None:
+    now, tries = [0.0], list[float]()
+
+    def refuse(left_s: float) -> str:
+        tries.append(now[0])
+        assert left_s == pytest.approx(max(0.001, 100 - now[0]))
+        raise RefusedError("No room.", retry_after_s=1.0)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    with pytest.raises(RefusedError, match=r"No room\. It was asked 8 times .*connect_timeout_s") as caught:
+        patiently(refuse, 100, sleep=sleep, clock=lambda: now[0])
+    assert caught.value.retry_after_s == 1.0
+    assert len(tries) == MAX_TRIES
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    for index, pause in enumerate(pauses):
+        assert 1.5 ** index <= pause <= 1.5 ** (index + 1)
+    assert len({round(pause / 1.5 ** index, 6) for index, pause in enumerate(pauses)}) > 1, "not all together"
+
+
+def test_nobody_waits_for_what_is_later_than_the_time_there_is_nor_for_what_waiting_does_not_help() -> None:
+    tries: list[float] = []
+
+    def refuse(left_s: float) -> str:
+        tries.append(left_s)
+        raise RefusedError("No room.", retry_after_s=20.0)
+
+    with pytest.raises(RefusedError, match="It was asked 1 times"):
+        patiently(refuse, 10)
+
+    def deny(left_s: float) -> str:
+        tries.append(left_s)
+        raise RefusedError("The token is wrong.")
+
+    with pytest.raises(RefusedError, match=r"^\[DJ305\] The token is wrong\.$"):
+        patiently(deny, 10)
+    assert len(tries) == 2
