@@ -169,7 +169,11 @@ class Line:
             kind.start = max(self._virtual, kind.finish)
         place.kind, place.start = kind, max(kind.virtual - CREDIT_S, place.finish)
         if self.running is None and not self._waiting and self._turn >= 0:
-            self._begin(place)
+            self.running = place
+            if kind.start > self._virtual:
+                self._virtual = kind.start
+            if place.start > kind.virtual:
+                kind.virtual = place.start
             self._waits[0] += 1
             return True
         if not self._waiting:
@@ -257,8 +261,13 @@ class Place:
 
     def received(self, batch: Batch) -> None:
         """A message was received, and is going to be carried out."""
+        runs = 0
+        for command in batch.commands:
+            if type(command) is Run or type(command) is Rerun:
+                runs += 1
+        if not runs:
+            return
         line = self._line
-        runs = sum(1 for command in batch.commands if type(command) is Run or type(command) is Rerun)
         self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
         with line.lock:
             if not self._is_busy:
@@ -268,7 +277,7 @@ class Place:
             line.queued += runs
             limit = line.limits().queued
             # A session's first one is let in always: whoever was let in, and does not flood, is not to fail.
-            self._excess = min(runs - 1, line.queued - limit) if limit and line.queued > limit and runs else 0
+            self._excess = min(runs - 1, line.queued - limit) if limit and line.queued > limit else 0
 
     def carried_out(self, *, has_more: bool = False) -> None:
         """A message was carried out.
@@ -276,11 +285,13 @@ class Place:
         Args:
             has_more: Whether the next one is there already.
         """
+        if not self._is_busy:
+            return
         line = self._line
         with line.lock:
             line.queued -= self.left
             self.left = self._excess = 0
-            if self._is_busy and not has_more:
+            if not has_more:
                 self._is_busy = False
                 line.busy -= 1
                 if not line.busy:

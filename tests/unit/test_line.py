@@ -168,7 +168,7 @@ def test_a_message_that_is_through_gives_a_wanted_turn_back_unless_the_next_one_
     line = Line(gateway)
     line.granted(1)
     place = line.open()
-    place.received(Batch([Free((1,))]))
+    place.received(Batch([RUN]))
     line.recalled(1, 5.0)
     place.carried_out(has_more=True)
     assert gateway.said == []
@@ -177,6 +177,10 @@ def test_a_message_that_is_through_gives_a_wanted_turn_back_unless_the_next_one_
     place.end()
     place.carried_out()
     assert gateway.said == [(1, False)]
+    line.granted(2)
+    place.received(Batch([Free((1,))]))
+    line.recalled(2, 5.0)
+    assert gateway.said[1:] == [(2, False)], "what runs nothing needs no turn"
 
 
 def test_whoever_waits_when_the_server_ends_is_told() -> None:

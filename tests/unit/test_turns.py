@@ -344,4 +344,4 @@ class Tenants(RuleBasedStateMachine):
 
 
 TestTenants: Any = Tenants.TestCase
-TestTenants.settings = hypothesis_settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTenants.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
