@@ -170,10 +170,8 @@ class Line:
         place.kind, place.start = kind, max(kind.virtual - CREDIT_S, place.finish)
         if self.running is None and not self._waiting and self._turn >= 0:
             self.running = place
-            if kind.start > self._virtual:
-                self._virtual = kind.start
-            if place.start > kind.virtual:
-                kind.virtual = place.start
+            self._virtual = max(self._virtual, kind.start)
+            kind.virtual = max(kind.virtual, place.start)
             self._waits[0] += 1
             return True
         if not self._waiting:
