@@ -277,6 +277,9 @@ class Arbiter:
         if all(flow.state in (_State.GONE, _State.IDLE) for flow in self._flows.values()):
             # Where nobody wants anything, nobody has to make room for others.
             self._virtual = max((self._virtual, *(flow.finish for flow in self._flows.values())))
+        for flow in taken if not wanting else ():
+            if flow.state is _State.HOLDING and not flow.is_hurried:
+                flow.until_s = math.inf
         # Those who are furthest ahead first.
         for flow in sorted(taken, key=lambda flow: -flow.start)[:wanting]:
             if flow.state is _State.HOLDING:

@@ -261,18 +261,24 @@ class Tenants(RuleBasedStateMachine):
             assert self.arbiter.next_tick_s() > self.now, "what was due is done"
         self.pass_time(until)
 
-    @rule(overrun_ms=st.tuples(*[st.sampled_from((0.0, 0.3, 2.0, 7.0))] * 4))
-    def saturate(self, overrun_ms: tuple[float, ...]) -> None:
-        """All want the device for a while, and give turns back when asked to, some of them late."""
+    @rule(overrun_ms=st.tuples(*[st.sampled_from((0.0, 0.3, 2.0, 7.0))] * 4), who=st.sets(names, min_size=2),
+          more=st.booleans())
+    def saturate(self, overrun_ms: tuple[float, ...], who: set[str], more: bool) -> None:
+        """Several want the device for a while, and give turns back when asked to, some of them late.
+
+        They want more at once, or a moment later, until they want nothing.
+        """
         late = dict(zip("abcd", overrun_ms, strict=True))
-        for key in "abcd":
-            self.ask(key)
+        for key in set("abcd") - who:
+            self.give_back(key, more=False)
         for _ in range(30):
+            for key in sorted(who):
+                self.ask(key)
             ends = {key: self.recalled[key] + late[key] * MS for key in self.turns if key in self.recalled}
             self.work(max(0.05, (min(ends.values(), default=self.now) - self.now) / MS))
             for key, end in ends.items():
                 if end <= self.now and key in self.turns:
-                    self.give_back(key, more=True)
+                    self.give_back(key, more=more)
                     self.shares_are_within_the_bound()
 
     @precondition(lambda self: self.waiting)
