@@ -43,6 +43,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
         log_format: See `djinn_server.log_lines.write_to`.
+        lease_s: How long a session stays whose connection broke; 0: not at all.
     """
 
     tenant: str
@@ -64,6 +65,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     program_bytes: int | None = None
     namespaces: tuple[str, ...] = ()
     log_format: LogFormat = "text"
+    lease_s: float = 30.0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

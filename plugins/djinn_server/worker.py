@@ -181,7 +181,8 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
                     looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
                     peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
                                           listens_on_path=setup.transport == UNIX),
-                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters)
+                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters,
+                    lease_s=setup.lease_s)
     return server, inlet, allowances
 
 

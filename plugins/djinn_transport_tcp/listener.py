@@ -215,6 +215,7 @@ class SocketChannel:
         self._frames = FrameStream(stream)
         self._frames.max_header_bytes = MAX_GREETING_BYTES
         self._frames.max_body_bytes = 0
+        self._frames.digests = True
         self._frames.stream.deadline = time.monotonic() + options.greeting_timeout_s
         self._frames.stream.keeps_pace = True
 
@@ -243,6 +244,11 @@ class SocketChannel:
     @admit_body.setter
     def admit_body(self, admit: Callable[[int], None] | None) -> None:
         self._frames.admit_body = admit
+
+    @property
+    def received_digest(self) -> int:
+        """Tells what was received last from everything else; see `djinn.kinds.transport.DigestingChannel`."""
+        return self._frames.digest
 
     @property
     def bytes_sent(self) -> int:

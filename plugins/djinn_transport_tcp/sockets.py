@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from djinn_transport_tcp.tls import TlsSocket
 
-__all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "StreamSocket",
-           "configure")
+__all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "StalledError",
+           "StreamSocket", "configure")
 
 T = TypeVar("T")
 StreamSocket: TypeAlias = socket.socket | TlsSocket
@@ -458,11 +458,15 @@ class ByteStream:
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise TimeoutError("it took too long")
         if self.stall_timeout_s is not None and waited_s >= self.stall_timeout_s:
-            raise TimeoutError(f"nothing moved for {self.stall_timeout_s:g} s")
+            raise StalledError(f"nothing moved for {self.stall_timeout_s:g} s")
         if self.is_unwanted is not None and self.is_unwanted():
             raise TimeoutError("nobody waits for it any more")
         if waited_s >= self.silence_s and is_silent(self._socket, self.silence_s):
             raise TimeoutError(f"the other machine has not acknowledged anything for {self.silence_s:g} s")
+
+
+class StalledError(TimeoutError):
+    """Nothing moved for as long as the caller is ready to wait; the connection may be alive."""
 
 
 class _FullError(Exception):

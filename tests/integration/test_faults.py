@@ -29,7 +29,7 @@ from tcp_support import WELCOME
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.protocol.frames import HEAD, encode_head
-from djinn.protocol.messages import Batch, Hello, Upload
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Upload
 from djinn.protocol.tensors import buffer_of, header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
@@ -285,7 +285,7 @@ def test_a_flood_of_those_who_never_say_who_they_are_takes_little_and_keeps_nobo
 def drip(connection: SocketConnection) -> None:
     """Write a frame at one byte a second until it is not taken any more."""
     sock = connection._frames.stream._socket
-    data = HEAD.pack(b"DJNN", 4, 0, 5, 4000, 0, 0)
+    data = HEAD.pack(b"DJNN", PROTOCOL_VERSION, 0, 5, 4000, 0, 0)
     try:
         for byte in [*data, *bytes(200)]:
             sock.send(bytes([byte]))
