@@ -14,11 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import attrs
-
 from djinn.errors import ProtocolError, RefusedError
 
-__all__ = ("ALONE_BYTES", "ATTEMPT_S", "ClientEnd", "Patience", "Sent", "ServerEnd", "no_session")
+__all__ = ("ALONE_BYTES", "ATTEMPT_S", "ClientEnd", "Patience", "ServerEnd", "no_session")
 
 FrameT = TypeVar("FrameT")
 AnswerT = TypeVar("AnswerT")
@@ -26,7 +24,7 @@ AnswerT = TypeVar("AnswerT")
 MAX_DIGESTS = 1024
 """Batches whose content is remembered, to tell the same one from another under its number."""
 TOLD_BATCHES = 128
-TOLD_BYTES = 4 * 2**20
+TOLD_BYTES = 2**20
 """So much may come before the client is told that it has come, if no answer tells it so."""
 ALONE_BYTES = 2**20
 """A batch of more than this is kept by nobody: the client waits until it is told that it has come, which is at once."""
@@ -37,29 +35,13 @@ NOBODY_S = 1.0
 """How long to try again while nobody listens: a server that has gone takes its sessions with it."""
 
 
-@attrs.frozen
-class Sent(Generic[FrameT]):
-    """A batch that the other side may lack.
-
-    Attributes:
-        number: Its number.
-        frame: What was sent; ``None`` if that is nobody's to send again any more.
-        size_bytes: Its length.
-        is_borrowed: Whether its bytes belong to the caller, for as long as the caller waits.
-    """
-
-    number: int
-    frame: FrameT | None
-    size_bytes: int
-    is_borrowed: bool = False
-
-
 class ClientEnd(Generic[FrameT]):
     """What a client remembers of a session, beside the connection.
 
     Args:
         first: Number of the last thing sent before the first batch: the greeting.
         limit_bytes: How much should be kept; `is_full` says that it is more.
+        release: Told of each copy that need not be kept any more.
 
     Attributes:
         sent: Number of the last batch.
@@ -72,13 +54,15 @@ class ClientEnd(Generic[FrameT]):
         One thread at a time.
     """
 
-    def __init__(self, first: int, limit_bytes: int) -> None:
+    def __init__(self, first: int, limit_bytes: int, release: Callable[[FrameT], None] | None = None) -> None:
         self.sent = self.answered = self.taken = first
         self.kept_bytes = 0
         self.copied_bytes = 0
         # The other side keeps to itself that so much has come.
-        self._limit_bytes = max(limit_bytes, 2 * TOLD_BYTES)
-        self._kept: deque[Sent[FrameT]] = deque()
+        self._limit_bytes = max(limit_bytes, 4 * TOLD_BYTES)
+        self._release = release
+        self._kept: deque[tuple[int, FrameT | None, int, bool]] = deque()
+        """Number, what was sent (``None`` if that is nobody's to send again), length, and whether it is borrowed."""
 
     @property
     def is_full(self) -> bool:
@@ -88,7 +72,7 @@ class ClientEnd(Generic[FrameT]):
     @property
     def is_filling(self) -> bool:
         """Whether to look what the other side has said by now."""
-        return 4 * self.copied_bytes > self._limit_bytes or len(self._kept) > MAX_DIGESTS // 2
+        return self.copied_bytes > 2 * TOLD_BYTES or len(self._kept) > 2 * TOLD_BATCHES
 
     @property
     def kept(self) -> int:
@@ -96,9 +80,15 @@ class ClientEnd(Generic[FrameT]):
         return len(self._kept)
 
     def send(self, frame: FrameT, size_bytes: int, *, is_borrowed: bool = False) -> int:
-        """Take in a batch that is about to be sent; return its number."""
+        """Take in a batch that is about to be sent; return its number.
+
+        Args:
+            frame: What is sent.
+            size_bytes: Its length.
+            is_borrowed: Whether its bytes belong to the caller, for as long as the caller waits.
+        """
         self.sent += 1
-        self._kept.append(Sent(self.sent, frame, size_bytes, is_borrowed))
+        self._kept.append((self.sent, frame, size_bytes, is_borrowed))
         self.kept_bytes += size_bytes
         if not is_borrowed:
             self.copied_bytes += size_bytes
@@ -112,11 +102,14 @@ class ClientEnd(Generic[FrameT]):
         """
         if number > self.sent:
             raise ProtocolError(f"It says that it has batch {number}; {self.sent} is the last that was sent.")
-        while self._kept and self._kept[0].number <= number:
-            gone = self._kept.popleft()
-            self.kept_bytes -= gone.size_bytes
-            if not gone.is_borrowed:
-                self.copied_bytes -= gone.size_bytes
+        kept = self._kept
+        while kept and kept[0][0] <= number:
+            _, frame, size_bytes, is_borrowed = kept.popleft()
+            self.kept_bytes -= size_bytes
+            if not is_borrowed:
+                self.copied_bytes -= size_bytes
+                if self._release is not None and frame is not None:
+                    self._release(frame)
         self.taken = max(self.taken, number)
 
     def answer(self, number: int) -> bool:
@@ -132,9 +125,9 @@ class ClientEnd(Generic[FrameT]):
 
     def give_back(self) -> None:
         """The caller does not wait any more: what is borrowed belongs to it again."""
-        for index, sent in enumerate(self._kept):
-            if sent.is_borrowed:
-                self._kept[index] = attrs.evolve(sent, frame=None)
+        for index, (number, _, size_bytes, is_borrowed) in enumerate(self._kept):
+            if is_borrowed:
+                self._kept[index] = number, None, size_bytes, True
 
     def lacking(self, taken: int) -> list[FrameT]:
         """Learn on a new connection how far the other side has come, and return what it lacks.
@@ -145,10 +138,10 @@ class ClientEnd(Generic[FrameT]):
         if not self.taken <= taken <= self.sent:
             raise ProtocolError(f"It says that it has batch {taken}; it had {self.taken}, and {self.sent} were sent.")
         self.acknowledged(taken)
-        frames = [sent.frame for sent in self._kept]
-        if any(frame is None for frame in frames):
+        frames = [frame for _, frame, _, _ in self._kept if frame is not None]
+        if len(frames) < len(self._kept):
             raise ProtocolError("What an interrupted request has sent cannot be sent again.")
-        return [frame for frame in frames if frame is not None]
+        return frames
 
 
 class ServerEnd(Generic[AnswerT]):
@@ -161,6 +154,8 @@ class ServerEnd(Generic[AnswerT]):
     Attributes:
         taken: Number of the last batch that has come.
         lease_s: As given.
+        is_given: Whether this connection has carried the answer that is kept, if there is one.
+        is_to_tell: Whether the client should be told by now what has come.
 
     Concurrency:
         One thread at a time, but `taken` may be read by any.
@@ -172,7 +167,8 @@ class ServerEnd(Generic[AnswerT]):
         self._settled = first
         self._digests: deque[int] = deque(maxlen=MAX_DIGESTS)
         self._answer: tuple[int, AnswerT] | None = None
-        self._is_given = True
+        self.is_given = True
+        self.is_to_tell = False
         self._untold = self._untold_bytes = 0
         self._lost_at: float | None = None
 
@@ -213,34 +209,35 @@ class ServerEnd(Generic[AnswerT]):
             # Whoever sends a batch has received the answer to the one before.
             self._settled, self._answer = self._answer[0], None
         self._untold += 1
-        self._untold_bytes += TOLD_BYTES if size_bytes > ALONE_BYTES else size_bytes
+        self._untold_bytes += size_bytes
+        self.is_to_tell = (self._untold >= TOLD_BATCHES or self._untold_bytes >= TOLD_BYTES
+                           or size_bytes > ALONE_BYTES)
         return True
 
     def finish(self, number: int, answer: AnswerT) -> None:
         """Keep the answer to the batch that was carried out last."""
-        self._answer, self._is_given = (number, answer), False
+        self._answer, self.is_given = (number, answer), False
 
     def to_give(self) -> tuple[int, AnswerT] | None:
         """Return the answer that this connection has not carried yet, if there is one, and its number."""
-        return None if self._is_given else self._answer
+        return None if self.is_given else self._answer
 
     def given(self) -> None:
         """The answer is on its way on this connection."""
-        self._is_given = True
-        self._untold = self._untold_bytes = 0
+        self.is_given = True
+        self.told()
 
-    def to_tell(self) -> int | None:
-        """Return the number up to which everything has come, if the client should be told by now."""
-        if self._untold < TOLD_BATCHES and self._untold_bytes < TOLD_BYTES:
-            return None
+    def told(self) -> int:
+        """The client is told what has come; return the number of the last."""
         self._untold = self._untold_bytes = 0
+        self.is_to_tell = False
         return self.taken
 
     def lost(self, now: float) -> None:
         """The connection has broken; what it carried last may not have arrived."""
         if self._lost_at is None:
             self._lost_at = now
-        self._is_given = self._answer is None
+        self.is_given = self._answer is None
 
     def left_s(self, now: float) -> float:
         """Return how long the session still stays; infinite while there is a connection."""
@@ -265,9 +262,9 @@ class ServerEnd(Generic[AnswerT]):
         self.check(answered)
         if self._answer is not None and answered >= self._answer[0]:
             self._settled, self._answer = self._answer[0], None
-        self._is_given = self._answer is None
-        # The welcome has told it.
-        self._untold = self._untold_bytes = 0
+        self.is_given = self._answer is None
+        # The welcome has said so.
+        self.told()
         self._lost_at = None
 
 

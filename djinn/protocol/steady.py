@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+import attrs
 import torch
 
 from djinn.errors import DjinnError, TransportError
@@ -52,6 +53,38 @@ class _Watched(Channel, Protocol):
         """Whether the client has left."""
 
 
+@attrs.define(eq=False)
+class _Line:
+    """One of a session's connections, and what it can do; to ask a class each time would take longer than doing it.
+
+    Attributes:
+        heard_bytes: What it had received when the last batch came.
+    """
+
+    channel: Channel
+    digesting: DigestingChannel | None
+    counted: _Counted | None
+    pollable: _Pollable | None
+    watched: _Watched | None
+    heard_bytes: int = 0
+
+    @classmethod
+    def of(cls, channel: Channel) -> _Line:
+        """Look what a connection can do."""
+        return cls(channel, channel if isinstance(channel, DigestingChannel) else None,
+                   channel if isinstance(channel, _Counted) else None,
+                   channel if isinstance(channel, _Pollable) else None,
+                   channel if isinstance(channel, _Watched) else None)
+
+    def newly_heard(self, tensors: Sequence[torch.Tensor]) -> int:
+        """Return how much has come since the last batch, but for what was read ahead of it, or was of this one."""
+        body_bytes = sum([tensor.nbytes for tensor in tensors]) if tensors else 0
+        if self.counted is None:
+            return body_bytes
+        before, self.heard_bytes = self.heard_bytes, self.counted.bytes_received
+        return max(self.heard_bytes - before, body_bytes)
+
+
 class SteadyChannel:
     """A session's channel, whichever connection it is on; see `djinn.kinds.transport.Channel`.
 
@@ -82,12 +115,11 @@ class SteadyChannel:
         self._clock = clock
         self._changed = threading.Condition()
         self._sending = threading.Lock()
-        self._channel: Channel | None = channel
+        self._line: _Line | None = _Line.of(channel)
         self._is_over = False
         self._turns = 0
         self._past = (0, 0)
         self._admit_body: Callable[[int], None] | None = None
-        self._heard_bytes = 0
 
     @property
     def lease_s(self) -> float:
@@ -102,20 +134,20 @@ class SteadyChannel:
     @admit_body.setter
     def admit_body(self, admit: Callable[[int], None] | None) -> None:
         self._admit_body = admit
-        if isinstance(self._channel, BoundedChannel):
-            self._channel.admit_body = admit
+        if self._line is not None and isinstance(self._line.channel, BoundedChannel):
+            self._line.channel.admit_body = admit
 
     @property
     def bytes_sent(self) -> int:
         """Bytes sent so far on all connections."""
-        channel = self._channel
-        return self._past[0] + (channel.bytes_sent if isinstance(channel, _Counted) else 0)
+        line = self._line
+        return self._past[0] + (0 if line is None or line.counted is None else line.counted.bytes_sent)
 
     @property
     def bytes_received(self) -> int:
         """Bytes received so far on all connections."""
-        channel = self._channel
-        return self._past[1] + (channel.bytes_received if isinstance(channel, _Counted) else 0)
+        line = self._line
+        return self._past[1] + (0 if line is None or line.counted is None else line.counted.bytes_received)
 
     def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
         """Wait for the next batch, on this connection or another.
@@ -128,26 +160,26 @@ class SteadyChannel:
             TransportError: The connection broke, and nobody took the session up again in time.
         """
         while True:
-            channel = self._connected()
+            line = self._line or self._connected()
             try:
-                self._give(channel)
-                received = channel.receive()
+                if not self._end.is_given:
+                    self._give(line)
+                received = line.channel.receive()
             except TransportError as error:
-                self._lose(channel, error)
+                self._lose(line, error)
                 continue
             if received is None:
                 if not self._end.lease_s:
                     return None
-                self._lose(channel, TransportError(f"The connection to {channel.peer} ended without a goodbye."))
+                self._lose(line, TransportError(f"The connection to {self.peer} ended without a goodbye."))
                 continue
             number, message, tensors = received
-            if isinstance(message, Goodbye):
-                return None
             if not isinstance(message, Batch):
-                return received
-            digest = channel.received_digest if isinstance(channel, DigestingChannel) else 0
-            if self._end.take(number, digest, self._newly_heard(channel, tensors)):
-                self._tell(channel)
+                return None if isinstance(message, Goodbye) else received
+            digest = 0 if line.digesting is None else line.digesting.received_digest
+            if self._end.take(number, digest, line.newly_heard(tensors)):
+                if self._end.is_to_tell:
+                    self._tell(line)
                 return received
             del received, message, tensors
             self.settle()
@@ -158,35 +190,37 @@ class SteadyChannel:
         Raises:
             TransportError: There is no connection, and no other may come.
         """
-        if not isinstance(message, Result):
-            with self._sending:
-                self._now().send(sequence, message, tensors)
+        line = self._line
+        if isinstance(message, Result):
+            self._end.finish(sequence, (message, tensors))
+            if line is not None:
+                try:
+                    self._give(line)
+                except TransportError as error:
+                    self._lose(line, error)
             return
-        self._end.finish(sequence, (message, tensors))
-        channel = self._channel
-        if channel is not None:
-            try:
-                self._give(channel)
-            except TransportError as error:
-                self._lose(channel, error)
+        if line is None:
+            raise TransportError(f"There is no connection to {self.peer}.")
+        with self._sending:
+            line.channel.send(sequence, message, tensors)
 
     def greeted(self) -> None:
         """Nothing: every connection was greeted before it came here."""
 
     def is_ready(self) -> bool:
         """Whether `receive` would not wait for something to begin."""
-        channel = self._channel
-        return self._is_over or (channel is not None and (not isinstance(channel, _Pollable) or channel.is_ready()))
+        line = self._line
+        return self._is_over or (line is not None and (line.pollable is None or line.pollable.is_ready()))
 
     def is_gone(self) -> bool:
         """Whether nobody will receive what is sent, now or on another connection."""
-        channel = self._channel
-        if channel is not None and not (isinstance(channel, _Watched) and channel.is_gone()):
+        line = self._line
+        if line is not None and (line.watched is None or not line.watched.is_gone()):
             return self._is_over
         if not self._end.lease_s:
             return True
         with self._changed:
-            if channel is self._channel:
+            if line is self._line:
                 self._end.lost(self._clock())
             return self._is_over or self._end.left_s(self._clock()) <= 0
 
@@ -208,11 +242,11 @@ class SteadyChannel:
                 raise no_session()
             self._end.check(answered)
             self._turns += 1
-            turn, before = self._turns, self._channel
+            turn, before = self._turns, self._line
             self._let_go()
             self._end.lost(self._clock())
         if before is not None:
-            before.close()
+            before.channel.close()
         welcome(self._end.taken)
         with self._changed:
             if self._is_over:
@@ -220,8 +254,7 @@ class SteadyChannel:
             if turn != self._turns:
                 raise TransportError(f"The connection to {channel.peer} came too late: there is a newer one.")
             self._end.found(answered)
-            self.peer, self._channel = channel.peer, channel
-            self._heard_bytes = 0
+            self.peer, self._line = channel.peer, _Line.of(channel)
             if isinstance(channel, BoundedChannel):
                 channel.admit_body = self._admit_body
             self._changed.notify_all()
@@ -230,84 +263,67 @@ class SteadyChannel:
         """End the session, and tell the client if nothing else is being sent. Never raises, may be called twice."""
         with self._changed:
             is_first, self._is_over = not self._is_over, True
-            channel = self._channel
+            line = self._line
             self._changed.notify_all()
-        if channel is None:
+        if line is None:
             return
         if is_first and self._end.lease_s and self._sending.acquire(blocking=False):
             with contextlib.suppress(DjinnError):  # it learns by itself that there is no session any more
-                channel.send(0, Goodbye())
+                line.channel.send(0, Goodbye())
             self._sending.release()
-        channel.close()
+        line.channel.close()
 
-    def _now(self) -> Channel:
-        channel = self._channel
-        if channel is None:
-            raise TransportError(f"There is no connection to {self.peer}.")
-        return channel
-
-    def _connected(self) -> Channel:
+    def _connected(self) -> _Line:
         """Wait until there is a connection."""
-        channel = self._channel
-        if channel is not None:
-            return channel
         with self._changed:
-            while not self._is_over and self._channel is None:
+            while not self._is_over and self._line is None:
                 left_s = self._end.left_s(self._clock())
                 if left_s <= 0:
                     self._is_over = True
                     raise TransportError(f"{self.peer} has not connected again within {self._end.lease_s:g} s.")
                 self._changed.wait(left_s)
-            if self._channel is None:
+            if self._line is None:
                 raise TransportError(f"The session of {self.peer} was ended.")
             log.info("%s: the session goes on", self.peer)
-            return self._channel
+            return self._line
 
-    def _lose(self, channel: Channel, error: TransportError) -> None:
+    def _lose(self, line: _Line, error: TransportError) -> None:
         """Wait for another connection from now on; unless there is one already."""
         self.settle()
         with self._changed:
             if self._is_over or not self._end.lease_s:
                 raise error
-            if channel is not self._channel:
+            if line is not self._line:
                 return
             self._let_go()
             self._end.lost(self._clock())
-        channel.close()
-        log.info("%s: the connection is lost, the session stays for %g s: %s", channel.peer, self._end.lease_s,
+        line.channel.close()
+        log.info("%s: the connection is lost, the session stays for %g s: %s", self.peer, self._end.lease_s,
                  error.summary)
 
     def _let_go(self) -> None:
-        self._past = self.bytes_sent, self.bytes_received
-        self._channel = None
+        self._past, self._line = (self.bytes_sent, self.bytes_received), None
 
-    def _give(self, channel: Channel) -> None:
+    def _give(self, line: _Line) -> None:
         """Send the answer that this connection has not carried yet."""
         kept = self._end.to_give()
         if kept is not None:
             number, (message, tensors) = kept
             with self._sending:
-                channel.send(number, message, tensors)
-            with self._changed:
-                if channel is self._channel:
-                    self._end.given()
+                line.channel.send(number, message, tensors)
+            if line is self._line:
+                # If another takes its place in this moment, that one is told twice, which its client notices.
+                self._end.given()
 
-    def _newly_heard(self, channel: Channel, tensors: Sequence[torch.Tensor]) -> int:
-        """Return how much has come, but for what is read ahead of the next batch, or was of this one."""
-        body_bytes = sum(tensor.nbytes for tensor in tensors)
-        if not isinstance(channel, _Counted):
-            return body_bytes
-        before, self._heard_bytes = self._heard_bytes, channel.bytes_received
-        return max(self._heard_bytes - before, body_bytes)
-
-    def _tell(self, channel: Channel) -> None:
-        """Tell the client what has come, now and then."""
-        if self._end.lease_s and (number := self._end.to_tell()) is not None:
+    def _tell(self, line: _Line) -> None:
+        """Tell the client what has come."""
+        number = self._end.told()
+        if self._end.lease_s:
             try:
                 with self._sending:
-                    channel.send(number, Taken())
+                    line.channel.send(number, Taken())
             except TransportError as error:
-                self._lose(channel, error)
+                self._lose(line, error)
 
 
 class Resumable:

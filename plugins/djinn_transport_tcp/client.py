@@ -42,6 +42,7 @@ from djinn.protocol.messages import (
 from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
 from djinn.protocol.reuse import after, introduce
 from djinn_transport_tcp.address import parse_address, parse_path, redirected
+from djinn_transport_tcp.copies import Copies
 from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.sockets import ByteStream, StalledError, StreamSocket, configure
 from djinn_transport_tcp.stream import FrameStream, views_of
@@ -235,6 +236,7 @@ class SocketConnection:
         self._outbox = Outbox(frames.stream)
         self._request_timeout_s = request_timeout_s
         self.reconnections = 0
+        self._copies = Copies()
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, bytes, int], SocketConnection] | None = None
         self._options = ConnectOptions()
@@ -272,7 +274,7 @@ class SocketConnection:
         """
         if options.resume and self.welcome.resume:
             self._again, self._options = again, options
-            self._end = ClientEnd(self._sequence, options.resume_bytes)
+            self._end = ClientEnd(self._sequence, options.resume_bytes, self._copies.release)
 
     def greet(
         self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = "",
@@ -414,10 +416,10 @@ class SocketConnection:
             size_bytes = sum(map(len, views))
             is_borrowed = waits or size_bytes > ALONE_BYTES
             if not is_borrowed:
-                views = [memoryview(b"".join(views))]
+                views = [self._copies.copied(views, size_bytes)]
         self._end.send(views, size_bytes, is_borrowed=is_borrowed)
         try:
-            self._outbox.send(views, waits=waits)
+            self._outbox.send(views, waits=waits, is_kept=not is_borrowed)
         except OSError as error:
             self._go_on(error)
         if is_borrowed and not waits:
