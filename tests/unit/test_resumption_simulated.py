@@ -56,22 +56,24 @@ class Network:
         """Make a connection, if that is possible."""
         if self.is_dark:
             return None
-        line = Line()
+        line = Line(self.choose)
         self.lines.append(line)
         return line
 
 
 class Line:
-    """A connection of two directions."""
+    """A connection of two directions. Now and then something comes twice, or from a connection that is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, choose: random.Random) -> None:
         self.is_lost = False
+        self._choose = choose
         self._ways = {name: trio.open_memory_channel[Any](math.inf) for name in ("up", "down")}
 
     def send(self, way: str, what: Any) -> None:
         """Send something, which arrives if the connection still works by then."""
         try:
-            self._ways[way][0].send_nowait((trio.current_time() + DELAY_S, what))
+            for _ in range(1 if self._choose.random() < 0.98 else 2):
+                self._ways[way][0].send_nowait((trio.current_time() + DELAY_S, what))
         except (trio.ClosedResourceError, trio.BrokenResourceError):
             raise BrokenError from None
 
@@ -87,8 +89,11 @@ class Line:
             raise BrokenError from None
         await trio.sleep_until(arrives_at)
         if self.is_lost:
-            await trio.sleep(VANISHED_S)
-            raise BrokenError
+            late_s = self._choose.uniform(0, VANISHED_S)
+            await trio.sleep(late_s)
+            if late_s > 5:
+                # Otherwise it had been read before, and nobody had found the time to look at it.
+                raise BrokenError
         return what
 
     def end(self) -> None:
