@@ -50,7 +50,15 @@ class _Watched(Channel, Protocol):
     """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
 
     def is_gone(self) -> bool:
-        """Whether the client has left."""
+        """Whether the other side sends nothing more, whatever it has sent before."""
+
+
+@runtime_checkable
+class _Parting(Channel, Protocol):
+    """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
+
+    def has_left(self) -> bool:
+        """Whether the other side has said goodbye, before what it said before has been received."""
 
 
 @attrs.define(eq=False)
@@ -217,7 +225,8 @@ class SteadyChannel:
         line = self._line
         if line is not None and (line.watched is None or not line.watched.is_gone()):
             return self._is_over
-        if not self._end.lease_s:
+        if not self._end.lease_s or (line is not None and isinstance(line.channel, _Parting)
+                                     and line.channel.has_left()):
             return True
         with self._changed:
             if line is self._line:

@@ -441,7 +441,7 @@ class SocketConnection:
             TransportError: The session is lost.
         """
         stream = self._frames.stream
-        if self._again is None or self._lost or isinstance(error, (StalledError, TlsError)) or not stream.is_ours:
+        if self._again is None or self._lost or isinstance(error, StalledError) or not stream.is_ours:
             raise error
         if isinstance(error, OSError):
             error = self._outbox.error if isinstance(self._outbox.error, OSError) else error

@@ -37,6 +37,7 @@ JOINED_BYTES = 2**16
 """Where the system cannot gather, neighbours up to this size are sent as one piece."""
 AHEAD_BYTES = 2**16
 """What comes is read in portions up to this size, so that a small frame takes one call."""
+PEEK_BYTES = 2**20
 DIRECT_BYTES = 2**14
 """From this size on, bytes go straight to where they belong."""
 UNIX_BUFFER_BYTES = 2**20
@@ -236,6 +237,17 @@ class ByteStream:
         except (OSError, ValueError):
             # What is wrong with the connection shows when it is read.
             return True
+
+    def ends_with(self, tail: bytes) -> bool:
+        """Whether this is the last that came of what is still to be taken; ``False`` if that cannot be looked at."""
+        if self._closed or isinstance(self._socket, TlsSocket):
+            return False
+        try:
+            coming = self._socket.recv(PEEK_BYTES, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            # What is wrong with the connection shows when it is read.
+            coming = b""
+        return (bytes(self._ahead[self._first:self._last]) + coming).endswith(tail)
 
     def take(self, length: int) -> memoryview:
         """Receive at most `AHEAD_BYTES`.

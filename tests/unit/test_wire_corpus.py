@@ -246,7 +246,8 @@ def malformed() -> list[Case]:
             {"type": "hello", "protocol": PROTOCOL_VERSION, "torch": "", "python": "", "byte_order": "little",
              "resume": bytes(17)}))),
         Case("long-mailbox", raw(msgspec.msgpack.encode(
-            {"type": "courier", "protocol": PROTOCOL_VERSION, "byte_order": "little", "mailbox": bytes(17), "session": ""}))),
+            {"type": "courier", "protocol": PROTOCOL_VERSION, "byte_order": "little", "mailbox": bytes(17),
+             "session": ""}))),
         Case("parcel-of-a-description", raw(msgspec.msgpack.encode(
             {"type": "parcel", "parcel": 1, "item": ["spec", "int8", [1], [1], 0]}))),
         Case("parcel-without-body", raw(messages.encode(Parcel(1, three)))),
