@@ -185,9 +185,10 @@ class SteadyChannel:
             if not isinstance(message, Batch):
                 return None if isinstance(message, Goodbye) else received
             digest = 0 if line.digesting is None else line.digesting.received_digest
-            if self._end.take(number, digest, line.newly_heard(tensors)):
-                if self._end.is_to_tell:
-                    self._tell(line)
+            is_new = self._end.take(number, digest, line.newly_heard(tensors))
+            if self._end.is_to_tell:
+                self._tell(line)
+            if is_new:
                 return received
             del received, message, tensors
             self.settle()

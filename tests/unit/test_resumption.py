@@ -55,8 +55,8 @@ class Server:
         if self.end.take(number, hash((amount, asks)), size_bytes):
             self.running = number, content
             self.held_bytes += size_bytes
-            if self.end.is_to_tell and self.wire is not None:
-                self.wire.down.append(("taken", self.end.told(), None))
+        if self.end.is_to_tell and self.wire is not None:
+            self.wire.down.append(("taken", self.end.told(), None))
 
     def run(self) -> None:
         """Carry out what was read."""
@@ -343,7 +343,9 @@ def test_ends_that_are_broken_are_found_out(broken: type) -> None:
 def test_another_batch_under_the_same_number_is_an_error() -> None:
     end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
     assert end.take(2, 7)
+    assert not end.is_to_tell
     assert not end.take(2, 7)
+    assert end.is_to_tell, "or a client would wait that was told before it had come"
     with pytest.raises(ProtocolError, match="Batch 2 comes again, and is another"):
         end.take(2, 8)
 
