@@ -30,6 +30,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_LOG_LEVEL": "log_level",
     "DJINN_LOG_COMPONENT": "log_component",
     "DJINN_DEBUG": "debug",
+    "DJINN_RESUME": "resume",
     "DJINN_RECOVERY": "recovery",
     "DJINN_LOCAL_FALLBACK": "local_fallback",
     "DJINN_RESULT_CACHE_BYTES": "result_cache_bytes",
@@ -86,6 +87,12 @@ class Config:
     """How long a connection may take to come about."""
     request_timeout_s: float | None = None
     """How long an answer may take; ``None``: as long as the server lives."""
+    resume: bool = True
+    """Whether a session goes on over a new connection when its connection breaks and the server lives."""
+    resume_timeout_s: float = 30.0
+    """How long to try to connect again."""
+    resume_bytes: int = 64 * 2**20
+    """How many bytes of what was sent may be kept here for that."""
     recovery: Literal["none", "replay"] = "none"
     """What happens when a server dies: its values are lost; or they are made again, and the program goes on."""
     recovery_bytes: int = 2**30
@@ -226,6 +233,9 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "log_component": _Rule(_text, "names of components separated by commas"),
     "connect_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
     "request_timeout_s": _Rule(_optional_seconds, "a number of seconds above 0, or None"),
+    "resume": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
+    "resume_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
+    "resume_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
     "recovery": _Rule(_one_of(RECOVERIES), f"one of {', '.join(RECOVERIES)}"),
     "recovery_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
     "recovery_timeout_s": _Rule(_seconds, "a number of seconds above 0"),

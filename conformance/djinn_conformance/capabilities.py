@@ -77,6 +77,7 @@ FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "session.computes": _computes,
     "transport.carries": lambda subject: isinstance(subject.registered.value, CarryingTransport),
     "transport.listens": listens,
+    "transport.resumes": lambda subject: bool(getattr(subject.registered.value, "resumes", False)),
 }
 
 

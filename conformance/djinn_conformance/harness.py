@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -33,6 +33,7 @@ from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
 from djinn.protocol.post import MailPost, deliver
 from djinn.protocol.service import SessionService
+from djinn.protocol.steady import Resumable, SteadyChannel
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 
@@ -40,6 +41,7 @@ __all__ = ("Place", "open_executor", "served")
 
 _PATIENCE_S = 2.0
 _PROGRAM_BYTES = 2**33
+LEASE_S = 10.0
 
 
 def open_executor() -> Executor:
@@ -53,13 +55,19 @@ def open_executor() -> Executor:
 class Place:
     """Somewhere in this process that a transport can connect to.
 
+    Args:
+        subject: The transport.
+        change: Puts something in the place of each channel that is accepted, so that things happen to it.
+
     Attributes:
         address: What to connect to.
         faults: What went wrong in serving threads, apart from clients that left.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, change: Callable[[Channel], Channel] = lambda channel: channel) -> None:
         self._subject = subject
+        self._change = change
+        self._resumable = Resumable()
         self._transport: Transport = subject.registered.value
         self._listener: Listener | None = None
         self._executor: Executor | None = None
@@ -111,44 +119,59 @@ class Place:
         thread.start()
 
     def _accept(self, listener: Listener) -> None:
-        while (channel := listener.accept()) is not None:
+        while (accepted := listener.accept()) is not None:
+            channel = self._change(accepted)
             self._channels.append(channel)
             self._start(self._serve, channel)
 
     def _serve(self, channel: Channel) -> None:
+        is_taken_over = False
         try:
-            self._converse(channel)
+            is_taken_over = self._converse(channel)
         except TransportError:
             # A client that left, or `vanish`; the client's side is what is tested.
             pass
         except DjinnError as error:
             self.faults.append(error)
         finally:
-            channel.close()
+            if not is_taken_over:
+                channel.close()
 
-    def _converse(self, channel: Channel) -> None:
+    def _converse(self, channel: Channel) -> bool:
+        """Serve a connection; whether a session that there was before has taken it over."""
         received = channel.receive()
         if received is None or self._executor is None:
-            return
+            return False
         sequence, hello, _ = received
         session = secrets.token_hex(8)
         welcome = Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder,
                           self._executor.device, session)
         if isinstance(hello, Courier):
             deliver(channel, sequence, hello, self._room, welcome)
-            return
+            return False
         if not isinstance(hello, Hello):
             raise ProtocolError(f"The first message is a {type(hello).__name__}.")
+        if hello.resume:
+            self._resumable.find(hello.resume).take_up(channel, hello.answered, lambda taken: _welcome_again(
+                channel, sequence, msgspec.structs.replace(welcome, resume=hello.resume, lease_s=LEASE_S, taken=taken)))
+            return True
         mailbox = self._room.open()
-        channel.send(sequence, msgspec.structs.replace(welcome, mailbox=mailbox.key))
+        steady = SteadyChannel(channel, sequence, LEASE_S if hello.resumes else 0.0)
+        key = self._resumable.add(steady)
+        channel.send(sequence, msgspec.structs.replace(
+            welcome, mailbox=mailbox.key, resume=key if hello.resumes else b"", lease_s=steady.lease_s, taken=sequence))
         channel.greeted()
+        self._channels.append(steady)
         post = MailPost(session, mailbox, self._carry)
         try:
-            self._answer_all(channel, SessionService(self._executor, travels=True, post=post,
+            self._answer_all(steady, SessionService(self._executor, travels=True, post=post,
                                                      watch=_watch(self._executor)))
         finally:
+            self._resumable.remove(key)
+            steady.close()
             post.close(_PATIENCE_S)
             self._room.remove(mailbox)
+        return False
 
     def _carry(self, address: str, courier: Courier) -> Carrier:
         if not isinstance(self._transport, CarryingTransport):
@@ -163,6 +186,11 @@ class Place:
             result, data = service.handle(batch, tensors)
             if batch.wants_reply:
                 channel.send(sequence, result, data)
+
+
+def _welcome_again(channel: Channel, sequence: int, welcome: Welcome) -> None:
+    channel.send(sequence, welcome)
+    channel.greeted()
 
 
 def _watch(executor: Executor) -> Watch:

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, DjinnError, TransportError
-from djinn.kinds import Connection, Transport
+from djinn.kinds import Channel, Connection, Transport
 from djinn.protocol.messages import (
     Batch,
     Define,
@@ -364,3 +364,101 @@ def _check_views(
         expect(isinstance(item, Description) and tensor.dtype == wanted.dtype
                and bytes_of(tensor.contiguous()) == bytes_of(wanted.contiguous()), "what was received",
                got=(item, tensor), wanted=str(wanted), where=where)
+
+
+class _Breaking:
+    """A channel whose connection breaks at certain messages, and on which messages come twice.
+
+    Args:
+        channel: The channel.
+        plan: What happens to the next messages of the session, on whichever connection: "before" it is read, "after",
+            "instead" of its answer, or it comes "twice".
+    """
+
+    def __init__(self, channel: Channel, plan: list[str]) -> None:
+        self._channel = channel
+        self._plan = plan
+        self._again: tuple[int, Any, list[torch.Tensor]] | None = None
+        self._breaks_answer = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def receive(self) -> tuple[int, Any, list[torch.Tensor]] | None:
+        if self._again is not None:
+            again, self._again = self._again, None
+            return again
+        received = self._channel.receive()
+        if received is None or not isinstance(received[1], Batch) or not self._plan:
+            return received
+        event = self._plan.pop(0)
+        if event == "before":
+            self._break("before a batch was taken in")
+        if event == "after":
+            self._channel.close()
+        self._breaks_answer = event == "instead"
+        if event == "twice":
+            self._again = received[0], received[1], [tensor.clone() for tensor in received[2]]
+        return received
+
+    def send(self, sequence: int, message: Any, tensors: Sequence[torch.Tensor] = ()) -> None:
+        if self._breaks_answer and isinstance(message, Result):
+            self._breaks_answer = False
+            self._break("instead of an answer")
+        self._channel.send(sequence, message, tensors)
+
+    def _break(self, when: str) -> None:
+        self._channel.close()
+        raise TransportError(f"The connection of {self._channel.peer} was broken {when}.")
+
+
+_EVENTS = st.sampled_from(["nothing", "before", "after", "instead", "twice"])
+
+
+@law("transport.exactly_once", effort=0.2)
+@given(plan=st.lists(_EVENTS, min_size=1, max_size=12), asks=st.lists(st.booleans(), min_size=4, max_size=12))
+@example(plan=["nothing", "nothing", "instead", "twice", "before", "after"], asks=[True, True, False, True, False])
+@example(plan=["nothing", "nothing", "twice", "twice", "instead", "instead"], asks=[False, True, True, True, False])
+def test_exactly_once(subject: Subject, plan: list[str], asks: list[bool]) -> None:
+    """Multiply and add in turn while connections break, and ask for the value now and then."""
+    where = f"{subject}: {plan}, {asks}"
+    left = list(plan)
+    with Place(subject, lambda channel: _Breaking(channel, left)) as place, closing(place.connect()) as connection:
+        _upload(connection, [torch.tensor([1])])
+        connection.submit(Batch([_MULTIPLY, _ADD]), [])
+        wanted = 1
+        for step, is_asked in enumerate(asks):
+            wanted = (wanted * 3 if step % 2 else wanted + 5) % 2**64
+            batch = Batch([Run(1 if step % 2 else 2, (1,), [3 if step % 2 else 5], ())],
+                          fetch=(1,) if is_asked else ())
+            if not is_asked:
+                connection.submit(batch, [])
+                continue
+            result, tensors = connection.request(batch, [])
+            expect_equal(result.failures, (), "failures", where)
+            expect_equal(tensors[0].item() % 2**64, wanted, f"the answer to step {step}", where)
+        [got] = _fetch(connection, 1)
+        expect_equal(got.item() % 2**64, wanted, "value after all batches", where)
+
+
+@law("transport.resumed", effort=0.2)
+@given(plan=st.lists(st.sampled_from(["before", "after", "instead"]), min_size=1, max_size=4),
+       sizes=st.lists(st.sampled_from([1, 1000, 2**18, _LARGE]), min_size=1, max_size=4))
+@example(plan=["before", "after", "instead"], sizes=[_LARGE, 1000])
+def test_resumed(subject: Subject, plan: list[str], sizes: list[int]) -> None:
+    """Upload and fetch while connections break, and overwrite what was handed over."""
+    where = f"{subject}: {plan}, {sizes}"
+    left = list(plan)
+    with Place(subject, lambda channel: _Breaking(channel, left)) as place, closing(place.connect()) as connection:
+        for handle, size in enumerate(sizes, 1):
+            sent = torch.full((size,), handle, dtype=torch.int32)
+            _upload(connection, [sent], handle)
+            sent.fill_(-1)
+        for handle, size in enumerate(sizes, 1):
+            [got] = _fetch(connection, handle)
+            expect(torch.equal(got, torch.full((size,), handle, dtype=torch.int32)), f"value {handle}", got=got,
+                   wanted="as it was sent", where=where)
+        _fetch(connection, *range(1, len(sizes) + 1))
+        broken = len(plan) - len(left)
+        counted = getattr(connection, "reconnections", 0)
+        expect(0 < counted <= broken + 1, "reconnections", got=counted, wanted=f"1 to {broken + 1}", where=where)

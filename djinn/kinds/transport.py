@@ -29,6 +29,12 @@ class ConnectOptions:
     """File with this client's certificate, for servers that ask for one."""
     tls_key: str = ""
     """File with its key; empty if the certificate's file has it."""
+    resume: bool = True
+    """Whether a session whose connection breaks goes on over another one, if the server keeps it for as long."""
+    resume_timeout_s: float = 30.0
+    """How long to try for that."""
+    resume_bytes: int = 64 * 2**20
+    """How much of what was sent may be kept for that until the server says that it has it."""
     open_executor: Callable[[], Executor] | None = None
     """Opens an executor in this process, for transports that have no other side."""
     is_gone: Callable[[], bool] | None = None
@@ -103,6 +109,19 @@ class Connection(Protocol):
 
 
 @runtime_checkable
+class ResumingConnection(Connection, Protocol):
+    """What a connection may have beside the methods of `Connection`: its session outlives what it travels on.
+
+    Laws:
+        transport.exactly_once, transport.resumed
+    """
+
+    @property
+    def reconnections(self) -> int:
+        """How often the session went on over a new connection."""
+
+
+@runtime_checkable
 class CertifiedConnection(Protocol):
     """What a connection may have beside the methods of `Connection`, if the server showed who it is."""
 
@@ -148,6 +167,15 @@ class MovableChannel(Channel, Protocol):
         Returns:
             The connection's file descriptor, now the caller's; and bytes that were read from it already.
         """
+
+
+@runtime_checkable
+class DigestingChannel(Channel, Protocol):
+    """What a channel may have beside the methods of `Channel`: it tells a message that comes again from another."""
+
+    @property
+    def received_digest(self) -> int:
+        """Tells the message that was received last, with the length of its tensors, from all others."""
 
 
 @runtime_checkable

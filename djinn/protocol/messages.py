@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import Program
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
 MARKS_HANDLE = 2**64 - 1
@@ -24,11 +24,13 @@ DIGESTS_HANDLE = 2**64 - 2
 MARK_BYTES = 16
 MAILBOX_BYTES = 16
 DIGEST_BYTES = 32
+RESUME_BYTES = 16
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0)]
 Size: TypeAlias = Annotated[int, Meta(ge=0)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
 MailboxKey: TypeAlias = Annotated[bytes, Meta(min_length=MAILBOX_BYTES, max_length=MAILBOX_BYTES)]
+ResumeKey: TypeAlias = Annotated[bytes, Meta(max_length=RESUME_BYTES)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -45,8 +47,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Where the client runs, if nothing is to be kept in case that the server runs there too."""
     ticket: Text = ""
     """What a `Redirect` gave, instead of the token."""
-    session: Text = ""
-    """`Welcome.session` of a session to take up again; empty for a new one."""
+    resumes: bool = False
+    """Whether the client would take its session up again, so that it is kept for a while if its connection breaks."""
+    resume: ResumeKey = b""
+    """`Welcome.resume` of a session to take up again; empty for a new one."""
+    answered: Size = 0
+    """Number of the last answer that the client has of that session."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -58,6 +64,9 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         memory_bytes: How much all sessions together should hold; 0 if nobody said.
         held_bytes: What all sessions hold now.
         sessions: How many others are connected now.
+        resume: Whoever knows it may take this session up again on another connection; empty if nobody may.
+        lease_s: How long after its connection broke, in seconds.
+        taken: Number of the last batch that has come; of a new session, of its greeting.
     """
 
     protocol: int
@@ -71,6 +80,9 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     memory_bytes: Size = 0
     held_bytes: Size = 0
     sessions: Size = 0
+    resume: ResumeKey = b""
+    lease_s: float = 0.0
+    taken: Size = 0
 
 
 class Courier(msgspec.Struct, frozen=True, tag="courier"):
@@ -374,6 +386,14 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     now_ns: int = 0
 
 
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """The server has all batches up to the number of this frame; an answer says the same of those before it."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """This side ends the session; nothing of it is kept."""
+
+
 class Layout(msgspec.Struct, frozen=True, array_like=True):
     """How a value lies in memory whose own tensor travels as another; see `djinn.protocol.parcels`.
 
@@ -427,7 +447,7 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
     told: tuple[Failure, ...] = ()
 
 
-Message: TypeAlias = Hello | Welcome | Redirect | Refusal | Courier | Batch | Result | Parcel
+Message: TypeAlias = Hello | Welcome | Redirect | Refusal | Courier | Batch | Result | Taken | Goodbye | Parcel
 
 
 class _Complex(msgspec.Struct, frozen=True):

@@ -105,6 +105,12 @@ class ReusingConnection:
         self._settled = Result()
 
     @property
+    def reconnections(self) -> int:
+        """How often the session went on over a new connection."""
+        count: int = getattr(self._connection, "reconnections", 0)
+        return count
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes sent so far."""
         return self._connection.bytes_sent

@@ -22,6 +22,7 @@ from djinn.errors import ConfigurationError
 from djinn_server.control import Setup
 from djinn_server.couriers import PeerRules
 from djinn_server.gateway import Gateway
+from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
@@ -120,6 +121,9 @@ def serve(
              "None of it if not given.")] = None,
     metrics_host: Annotated[str, typer.Option(
         help="Address to serve these on. Whoever can reach it learns names of tenants and what they use.")] = LOOPBACK,
+    lease_s: Annotated[float, typer.Option(
+        min=0.0, help="Seconds that a session stays whose connection broke, so that its client can go on with it; "
+                      "0: not at all.")] = LEASE_S,
     log_format: Annotated[LogChoice, typer.Option(help="What a line of the log looks like.")] = LogChoice.text,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
@@ -138,7 +142,7 @@ def serve(
         limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s),
         device_turns=device_turns, memory_bytes=memory_mib * 2**20, peers=peers,
         program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()),
-        log_format=log_format.value)
+        log_format=log_format.value, lease_s=lease_s)
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
@@ -179,6 +183,7 @@ class Offer:
     program_bytes: int | None
     namespaces: tuple[str, ...]
     log_format: LogFormat
+    lease_s: float
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -231,7 +236,7 @@ def _open(offer: Offer) -> Gateway:
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
                      offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private,
                      program_bytes=offer.program_bytes, namespaces=offer.namespaces, log_format=offer.log_format,
-                     takes_turns=bool(offer.tokens))
+                     takes_turns=bool(offer.tokens), lease_s=offer.lease_s)
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}

@@ -45,6 +45,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
         log_format: See `djinn_server.log_lines.write_to`.
         takes_turns: Whether other workers use the device too.
+        lease_s: How long a session stays whose connection broke; 0: not at all.
     """
 
     tenant: str
@@ -67,6 +68,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     namespaces: tuple[str, ...] = ()
     log_format: LogFormat = "text"
     takes_turns: bool = False
+    lease_s: float = 30.0
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

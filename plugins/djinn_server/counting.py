@@ -136,6 +136,10 @@ class Meter:
         self._durations = list(_NO_DURATIONS)
         self._duration_ns = 0
 
+    def follow(self, channel: object) -> None:
+        """Count the bytes of another channel instead; ``None``: of none."""
+        self._channel = channel if isinstance(channel, CountedChannel) else None
+
     def answered(self, outcome: Outcome, duration_ns: int) -> None:
         """Count a request that was carried out."""
         self._requests[outcome] += 1

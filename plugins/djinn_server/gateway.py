@@ -174,7 +174,9 @@ class Gateway:
         self._room.leave(channel)
         channel.greeted()
         with self._rejecting("worker"):
-            worker = self._supervisor.worker_of(tenant)
+            # What a worker held that died is gone: whoever wants to go on with that need not wait for the next one.
+            worker = (self._supervisor.present_worker(tenant) if greeting.resume
+                      else self._supervisor.worker_of(tenant))
         worker.take(channel, sequence, greeting)
 
     @contextlib.contextmanager

@@ -15,8 +15,13 @@ from djinn.kinds.transport import Channel
 from djinn.protocol.contents import Contents, ContentStore
 from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Hello, Welcome
 from djinn.protocol.reuse import this_machine
+from djinn.protocol.steady import SteadyChannel
 
-__all__ = ("Load", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
+__all__ = ("LEASE_S", "Load", "answer_again", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
+
+
+LEASE_S = 30.0
+"""How long a session stays whose connection broke, if nobody says otherwise."""
 
 
 @attrs.frozen
@@ -55,6 +60,7 @@ def receive_greeting(channel: Channel) -> tuple[int, Hello | Courier] | None:
 
 def answer_client(
     channel: Channel, sequence: int, hello: Hello, device: str, store: ContentStore, mailbox: bytes, load: Load,
+    resume: bytes = b"", lease_s: float = 0.0,
 ) -> tuple[str, Contents | None]:
     """Answer the greeting of a client that may come in.
 
@@ -66,6 +72,8 @@ def answer_client(
         store: Keeps what clients upload that ask for it.
         mailbox: Where others may deliver values for the session.
         load: What the client is told of the server.
+        resume: With what the session may be taken up again.
+        lease_s: How long after its connection broke.
 
     Returns:
         The identifier of the session that begins, and what is kept for its owner, if anything is.
@@ -78,9 +86,21 @@ def answer_client(
     keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
     channel.send(sequence, msgspec.structs.replace(
         courier_welcome(device), session=session, kept=store.count(hello.owner) if keeps else -1, mailbox=mailbox,
-        memory_bytes=load.memory_bytes, held_bytes=load.held_bytes, sessions=load.sessions))
+        memory_bytes=load.memory_bytes, held_bytes=load.held_bytes, sessions=load.sessions, resume=resume,
+        lease_s=lease_s, taken=sequence))
     channel.greeted()
     return session, Contents(store, hello.owner) if keeps else None
+
+
+def answer_again(channel: Channel, sequence: int, hello: Hello, device: str, steady: SteadyChannel, taken: int) -> None:
+    """Answer the greeting of a client that takes up its session again, of which so many batches have come.
+
+    Raises:
+        TransportError: The connection broke.
+    """
+    channel.send(sequence, msgspec.structs.replace(
+        courier_welcome(device), resume=hello.resume, lease_s=steady.lease_s, taken=taken))
+    channel.greeted()
 
 
 def courier_welcome(device: str) -> Welcome:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Self
 
 import msgspec
 
@@ -21,15 +21,24 @@ from djinn.errors import (
 )
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Watch
-from djinn.kinds.transport import BoundedChannel, Carrier, Channel, Listener, Transport
+from djinn.kinds.transport import Carrier, Channel, Listener, Transport
 from djinn.protocol.contents import ContentStore
 from djinn.protocol.mailbox import Mailbox, MailRoom
 from djinn.protocol.messages import Batch, Courier, Hello, Refusal
 from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
+from djinn.protocol.steady import Resumable, SteadyChannel
 from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report
 from djinn_server.couriers import Couriers, PeerRules
-from djinn_server.greeting import Load, answer_client, check_versions, courier_welcome, receive_greeting
+from djinn_server.greeting import (
+    LEASE_S,
+    Load,
+    answer_again,
+    answer_client,
+    check_versions,
+    courier_welcome,
+    receive_greeting,
+)
 from djinn_server.limits import Allowances, Limits, SessionAllowance
 from djinn_server.line import Line, Place
 from djinn_server.memory import return_memory
@@ -37,22 +46,6 @@ from djinn_server.memory import return_memory
 __all__ = ("Server", "refuse")
 
 _log = logging.getLogger("djinn.server")
-
-
-@runtime_checkable
-class _Pollable(Protocol):
-    """What a channel may have beside the methods of `Channel`."""
-
-    def is_ready(self) -> bool:
-        """Whether `receive` would not wait."""
-
-
-@runtime_checkable
-class _Watched(Protocol):
-    """What a channel may have beside the methods of `Channel`."""
-
-    def is_gone(self) -> bool:
-        """Whether the client has left."""
 
 
 def no_transport(scheme: str) -> Transport:
@@ -83,6 +76,7 @@ class Server:
         watch: Takes up a guard's watch at a new session.
         meters: Count what happens; without, the server's own.
         line: Says whose programs run when; without, one of the server's own, which has the device to itself.
+        lease_s: How long a session stays whose connection broke; 0: not at all.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
@@ -93,7 +87,7 @@ class Server:
         watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
         looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
-        meters: Meters | None = None, line: Line | None = None,
+        meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S,
     ) -> None:
         self._listener = listener
         self._line = line or Line()
@@ -106,6 +100,8 @@ class Server:
         self._memory_bytes = memory_bytes
         self._room = MailRoom(mailbox_prefix)
         self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
+        self._lease_s = lease_s
+        self._resumable = Resumable()
         self._sessions: dict[str, tuple[SessionService, MailPost]] = {}
         self._present: set[Mailbox] = set()
         """Mailboxes of sessions, from before their clients are told that they have begun."""
@@ -204,61 +200,88 @@ class Server:
 
     def _serve(self, channel: Channel) -> None:
         meter = self._meters.open(channel)
+        is_ours = True
         try:
-            self._converse(channel, meter)
+            is_ours = self._converse(channel, meter)
         except DjinnError as error:
             self._meters.ended(error)
-            refuse(channel, error)
+            refuse(self._current(channel), error)
         except Exception as error:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
-            refuse(channel, error)
+            refuse(self._current(channel), error)
         finally:
-            channel.close()
+            if is_ours:
+                self._current(channel).close()
             self._meters.close(meter)
             self._forget(threading.current_thread())
 
-    def _converse(self, channel: Channel, meter: Meter) -> None:
+    def _current(self, channel: Channel) -> Channel:
+        """Return what this thread's connection has become: that of a session may change."""
+        return self._connections.get(threading.current_thread(), channel)
+
+    def _converse(self, channel: Channel, meter: Meter) -> bool:
+        """Serve a connection, and return whether it is still this thread's."""
         greeted = receive_greeting(channel)
         if greeted is None:
-            return
+            return True
         sequence, greeting = greeted
         if isinstance(greeting, Hello):
             check_versions(greeting)
             self._admit(channel, greeting)
+            if greeting.resume:
+                self._take_up(channel, sequence, greeting, meter)
+                return False
             self._line.check()
             allowance = self._allowances.open()
             try:
                 self._hold_session(channel, sequence, greeting, allowance, meter)
             finally:
                 allowance.close()
-            return
+            return True
         _log.info("%s: a courier of session %s begins", channel.peer, _printable(greeting.session))
         deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
+        return True
+
+    def _take_up(self, channel: Channel, sequence: int, hello: Hello, meter: Meter) -> None:
+        """Give a session its new connection. The thread that holds the session goes on with it."""
+        steady = self._resumable.find(hello.resume)
+
+        def welcome(taken: int) -> None:
+            answer_again(channel, sequence, hello, self._executor.device, steady, taken)
+            meter.follow(None)
+
+        steady.take_up(channel, hello.answered, welcome)
 
     def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance,
                       meter: Meter) -> None:
         mailbox = self._room.open()
+        steady = SteadyChannel(channel, sequence, self._lease_s if hello.resumes else 0.0)
+        key = self._resumable.add(steady) if steady.lease_s else b""
         try:
             session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
-                                              mailbox.key, self._load(mailbox))
-            if isinstance(channel, BoundedChannel):
-                channel.admit_body = allowance.admit_body
+                                              mailbox.key, self._load(mailbox), key, steady.lease_s)
+            steady.admit_body = allowance.admit_body
+            meter.follow(steady)
+            with self._lock:
+                if self._stopping:
+                    steady.close()
+                self._connections[threading.current_thread()] = steady
             _log.info("%s: session %s begins", channel.peer, session)
-            is_gone = channel.is_gone if isinstance(channel, _Watched) else _never
 
             def carry(address: str, courier: Courier) -> Carrier:
-                return self._couriers.open(address, courier, is_gone)
+                return self._couriers.open(address, courier, steady.is_gone)
 
-            post = MailPost(session, mailbox, carry, is_gone)
+            post = MailPost(session, mailbox, carry, steady.is_gone)
             place = self._line.open()
             service = SessionService(self._executor, travels=True, contents=contents, post=post,
                                      allowance=allowance, watch=self._watch(), turns=place)
             with self._lock:
                 self._sessions[session] = service, post
             try:
-                self._answer_all(channel, service, allowance, meter, place)
+                self._answer_all(steady, service, allowance, meter, place)
             finally:
                 place.carried_out()
+                self._resumable.remove(key)
                 with self._lock:
                     del self._sessions[session]
                     self._present.discard(mailbox)
@@ -267,8 +290,9 @@ class Server:
                 service.close()
                 del service, contents
                 return_memory()
-                _log.info("%s: session %s ends, %d values dropped", channel.peer, session, held)
+                _log.info("%s: session %s ends, %d values dropped", steady.peer, session, held)
         finally:
+            self._resumable.remove(key)
             with self._lock:
                 self._present.discard(mailbox)
             self._room.remove(mailbox)
@@ -288,19 +312,21 @@ class Server:
         return Report(counts, Amounts(len(services), sum(service.live_handles for service in services),
                                       sum(service.held_bytes for service in services), self._store.size_bytes))
 
-    def _answer_all(self, channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter,
-                    place: Place) -> None:
-        pollable = channel if isinstance(channel, _Pollable) else None
-        polled = pollable if self._looks_ahead else None
-        while _answer_next(channel, service, allowance, meter, place):
-            place.carried_out(has_more=place.is_wanted and pollable is not None and pollable.is_ready())
-            while (polled and service.can_look_ahead and not place.is_wanted and not polled.is_ready()
-                   and service.look_ahead()):
-                pass
+    def _answer_all(self, channel: SteadyChannel, service: SessionService, allowance: SessionAllowance,
+                    meter: Meter, place: Place) -> None:
+        channel.settle = lambda: allowance.settle(service.live_handles)
+        try:
+            while _answer_next(channel, service, allowance, meter, place):
+                place.carried_out(has_more=place.is_wanted and channel.is_ready())
+                while (self._looks_ahead and service.can_look_ahead and not place.is_wanted
+                       and not channel.is_ready() and service.look_ahead()):
+                    pass
+        finally:
+            channel.settle = _nothing
 
 
-def _never() -> bool:
-    return False
+def _nothing() -> None:
+    pass
 
 
 def refuse(channel: Channel, error: Exception) -> None:

@@ -22,6 +22,7 @@ from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.transport import Channel, MovableChannel
 from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn.protocol.post import no_mailbox
+from djinn.protocol.resumption import no_session
 from djinn_server.control import Ask, Control, Failed, GiveBack, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Report
 from djinn_server.desk import Customer, Desk
@@ -226,6 +227,18 @@ class Supervisor:
                 raise post.problem
             raise RefusedError("The server has no worker for this session at the moment.",
                                hint="Try again in a few seconds; the server's log says why.")
+
+    def present_worker(self, tenant: Tenant) -> Worker:
+        """Return a tenant's worker if it serves now.
+
+        Raises:
+            RefusedError: None does, so there are no sessions either.
+        """
+        with self._changed:
+            post = self._posts.get(tenant.name)
+            if post is None or post.tenant.key != tenant.key or not post.is_ready or post.worker is None:
+                raise no_session()
+            return post.worker
 
     def worker_with(self, mailbox: bytes) -> Worker:
         """Return the worker that a mailbox must be at, if it is anywhere.

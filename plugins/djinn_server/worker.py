@@ -212,7 +212,7 @@ def _open(setup: Setup, control: Control) -> tuple[Server, Inlet, Allowances, Li
                     peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
                                           listens_on_path=setup.transport == UNIX),
                     transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters,
-                    line=line)
+                    line=line, lease_s=setup.lease_s)
     return server, inlet, allowances, line
 
 

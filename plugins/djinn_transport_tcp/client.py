@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import platform
+import random
 import socket
 import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
 
+import attrs
 import msgspec
 import torch
 
@@ -26,22 +30,31 @@ from djinn.protocol.messages import (
     PROTOCOL_VERSION,
     Batch,
     Courier,
+    Goodbye,
     Hello,
     Message,
     Redirect,
     Refusal,
     Result,
+    Taken,
     Welcome,
 )
+from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
 from djinn.protocol.reuse import after, introduce
 from djinn_transport_tcp.address import parse_address, parse_path, redirected
+from djinn_transport_tcp.copies import Copies
 from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.sockets import ByteStream, StreamSocket, configure
+from djinn_transport_tcp.sockets import ByteStream, StalledError, StreamSocket, configure
 from djinn_transport_tcp.stream import FrameStream, views_of
 from djinn_transport_tcp.tls import TlsError, TlsSocket, client_context
 
-__all__ = ("SocketConnection", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix")
+__all__ = ("SocketConnection", "Wish", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix", "reach")
 
+_log = logging.getLogger("djinn.transport")
+_random = random.SystemRandom()
+
+GOODBYE_S = 1.0
+"""How long what is still to be sent may take when the session ends."""
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
 _START = "Start a server there with `djinn serve`, or correct the address in DJINN_SERVER or djinn.init(server=...)."
@@ -65,12 +78,34 @@ def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
     return _connect(address, open_unix, options)
 
 
-def _connect(
-    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions
+def _connect(address: str, opened: Callable[[str, ConnectOptions], FrameStream],
+             options: ConnectOptions) -> SocketConnection:
+    connection = reach(address, opened, options)
+    connection.take_up_again(lambda options, resume, answered: reach(address, opened, options, resume, answered),
+                             options)
+    return connection
+
+
+def reach(
+    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions, resume: bytes = b"",
+    answered: int = 0,
 ) -> SocketConnection:
+    """Connect and greet, where a redirect leads if there is one.
+
+    Args:
+        address: Where to.
+        opened: Connects.
+        options: As for `djinn.kinds.transport.Transport.connect`.
+        resume: Key of the session to go on with; empty for a new one.
+        answered: Number of the last answer of it that has come.
+
+    Raises:
+        TransportError: As for `djinn.kinds.transport.Transport.connect`.
+    """
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
-    redirect = connection.greet(options.token, deadline, options.owner)
+    wish = Wish(options.resume, resume, answered)
+    redirect = connection.greet(options.token, deadline, options.owner, wish=wish)
     if redirect is None:
         return connection
     connection.close()
@@ -80,7 +115,8 @@ def _connect(
         raise TransportError(f"{address} leads to {redirect.address[:100]!r}, where nobody should go: {error.summary}",
                              hint="See how the server was started.") from None
     connection = SocketConnection(address, opened(target, options), options.request_timeout_s)
-    if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket) is not None:
+    if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket,
+                        wish=wish) is not None:
         connection.close()
         raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",
                              hint="See how the server was started.")
@@ -160,6 +196,19 @@ FLUSH_EVERY = 8
 """Operations of the first batch that is sent early; execution of a batch overlaps with the recording of the next."""
 
 
+@attrs.frozen
+class Wish:
+    """What a greeting says about sessions that go on.
+
+    Attributes:
+        resumes, resume, answered: See `djinn.protocol.messages.Hello`.
+    """
+
+    resumes: bool = False
+    resume: bytes = b""
+    answered: int = 0
+
+
 class SocketConnection:
     """The client's end of a session; see `djinn.kinds.transport.Connection`.
 
@@ -167,12 +216,16 @@ class SocketConnection:
     as a `KeyboardInterrupt`, a connection that still works has taken its batch; the answer to an interrupted request is
     read before the next frame is sent, and the failures in it are reported with the next answer.
 
-    `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent.
+    `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent, and for tensors of
+    more than `ALONE_BYTES` until they have arrived: what is smaller is copied, so that it can be sent again.
+
+    Where the server lets it, the session outlives a connection that breaks; see `djinn.protocol.resumption`.
 
     Attributes:
         address: Where it leads.
         welcome: What the server said of itself.
         flush_every: Pending operations worth sending early: the server works while the client records.
+        reconnections: How often the session went on over a new connection.
     """
 
     def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
@@ -182,7 +235,15 @@ class SocketConnection:
         self._frames = frames
         self._outbox = Outbox(frames.stream)
         self._request_timeout_s = request_timeout_s
+        self.reconnections = 0
+        self._copies = Copies()
+        self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
+        self._again: Callable[[ConnectOptions, bytes, int], SocketConnection] | None = None
+        self._options = ConnectOptions()
+        self._past_bytes = (0, 0)
         self._sequence = 0
+        self._is_between_frames = False
+        self._left: FrameStream | None = None
         self._owed = False
         self._settled = Result()
         self._lost = ""
@@ -190,20 +251,34 @@ class SocketConnection:
     @property
     def bytes_sent(self) -> int:
         """Bytes sent so far, greeting included."""
-        return self._frames.stream.bytes_sent
+        return self._past_bytes[0] + (0 if self._left is self._frames else self._frames.stream.bytes_sent)
 
     @property
     def bytes_received(self) -> int:
         """Bytes received so far, greeting included."""
-        return self._frames.stream.bytes_received
+        return self._past_bytes[1] + (0 if self._left is self._frames else self._frames.stream.bytes_received)
 
     @property
     def certificate_expires_s(self) -> float | None:
         """When the server's certificate ends; see `djinn.kinds.transport.CertifiedConnection`."""
         return self._frames.stream.certificate_expires_s
 
+    def take_up_again(
+        self, again: Callable[[ConnectOptions, bytes, int], SocketConnection], options: ConnectOptions
+    ) -> None:
+        """Have the session go on over other connections when one breaks, if the server keeps it.
+
+        Args:
+            again: Connects and greets again, given the options, the session's key and the last answer's number.
+            options: As for `djinn.kinds.transport.Transport.connect`.
+        """
+        if options.resume and self.welcome.resume:
+            self._again, self._options = again, options
+            self._end = ClientEnd(self._sequence, options.resume_bytes, self._copies.release)
+
     def greet(
-        self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = ""
+        self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = "",
+        wish: Wish | None = None,
     ) -> Redirect | None:
         """Say who this is and learn who answers.
 
@@ -213,6 +288,7 @@ class SocketConnection:
             owner: Whose uploads these are; see `djinn.kinds.transport.ConnectOptions`.
             secret: The token, if it is not to be said again.
             ticket: What to say instead.
+            wish: What is to become of the session, and which is to go on.
 
         Returns:
             Where to go instead, if this is not the place.
@@ -221,9 +297,10 @@ class SocketConnection:
             RefusedError, ProtocolVersionError: The server says no.
             TransportError: What answers is no server, or nothing does.
         """
+        wish = wish or Wish()
         return self.introduce(Hello(
             PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
-            *introduce(owner, token or secret), ticket), deadline)
+            *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered), deadline)
 
     def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
         """Send a greeting and learn who answers; see `greet`."""
@@ -240,8 +317,9 @@ class SocketConnection:
         return None
 
     def _welcomed(self, greeting: Hello | Courier) -> Welcome | Redirect:
-        self._write(greeting, (), waits=True)
-        answer, _ = self._read()
+        self._sequence = 1
+        self._outbox.send(views_of(self._sequence, greeting, ()), waits=True)
+        _, answer, _ = self._read()
         if isinstance(answer, Redirect) and isinstance(greeting, Hello):
             return answer
         if not isinstance(answer, Welcome):
@@ -260,7 +338,7 @@ class SocketConnection:
         try:
             if self._owed:
                 self._settle()
-            self._write(batch, tensors, waits=False)
+            self._post(batch, tensors, waits=False)
             self._owed = batch.wants_reply
         except BaseException as error:  # noqa: BLE001  # as in `greet`
             raise self._ended(error) from None
@@ -271,62 +349,201 @@ class SocketConnection:
             raise self._closed()
         if not batch.wants_reply:
             batch = msgspec.structs.replace(batch, synchronize=True)
-        is_between_frames = False
         try:
             if self._owed:
                 self._settle()
-            self._write(batch, tensors, waits=True)
-            self._owed = is_between_frames = True
-            self._frames.stream.wait()
-            is_between_frames = False
-            result, data = self._answer()
+            self._post(batch, tensors, waits=True)
+            self._owed = True
+            answered = self._awaited()
         except BaseException as error:  # noqa: BLE001  # as in `greet`
-            raise self._ended(error, is_between_frames) from None
+            raise self._ended(error) from None
         settled, self._settled = self._settled, Result()
-        return after(settled, result), data
+        return after(settled, answered[0]), answered[1]
 
     def close(self) -> None:
         """End the session. Never raises, may be called twice."""
+        if not self._lost and self._again is not None:
+            self._say_goodbye(GOODBYE_S)
         self._lost = self._lost or "it was closed on this side"
         self._disconnect()
 
     def _settle(self) -> None:
         """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
-        result, _ = self._answer()
-        self._settled = after(self._settled, result)
+        self._settled = after(self._settled, self._awaited()[0])
 
-    def _answer(self) -> tuple[Result, list[torch.Tensor]]:
-        message, data = self._read()
-        self._owed = False
+    def _awaited(self) -> tuple[Result, list[torch.Tensor]]:
+        """Wait for the answer that is to come, on this connection or the next."""
+        while (answered := self._heard()) is None:
+            pass
+        return answered
+
+    def _heard(self) -> tuple[Result, list[torch.Tensor]] | None:
+        """Wait until something comes, and read it; ``None`` if it is not the answer that is to come."""
+        try:
+            self._is_between_frames = True
+            self._frames.stream.wait()
+            self._is_between_frames = False
+            sequence, message, data = self._read()
+        except DjinnError:
+            raise
+        except (OSError, EOFError) as error:
+            self._go_on(error)
+            self._is_between_frames = False
+            return None
+        if isinstance(message, Taken):
+            self._end.acknowledged(sequence)
+            return None
         if not isinstance(message, Result):
             raise ProtocolError(f"It answered a batch with a {type(message).__name__}.")
+        if self._again is None:
+            if sequence != self._sequence:
+                raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
+        elif not self._end.answer(sequence):
+            return None
+        self._owed = False
         return message, data
 
-    def _write(self, message: Message, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
+    def _post(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
+        """Send a batch, and keep what the server may lack of it."""
+        views = views_of(self._sequence + 1, batch, tensors)
         self._sequence += 1
-        self._outbox.send(views_of(self._sequence, message, tensors), waits=waits)
+        if self._again is None:
+            self._outbox.send(views, waits=waits)
+            return
+        size_bytes = len(views[0])
+        is_borrowed = False
+        if len(views) > 1:
+            size_bytes = sum(map(len, views))
+            is_borrowed = waits or size_bytes > ALONE_BYTES
+            if not is_borrowed:
+                views = [self._copies.copied(views, size_bytes)]
+        self._end.send(views, size_bytes, is_borrowed=is_borrowed)
+        try:
+            self._outbox.send(views, waits=waits, is_kept=not is_borrowed)
+        except OSError as error:
+            self._go_on(error)
+        if is_borrowed and not waits:
+            self._hear(lambda: self._end.taken < self._sequence)
+        elif self._end.is_filling:
+            self._hear(lambda: self._end.is_full or self._frames.stream.is_ready())
+
+    def _hear(self, is_wanted: Callable[[], bool]) -> None:
+        """Read what the server says that it has, as long as more of that is wanted."""
+        while is_wanted():
+            if self._heard() is not None:
+                raise ProtocolError("It answered a batch that asked for nothing.")
+
+    def _go_on(self, error: OSError | EOFError) -> None:
+        """Go on over another connection. What the server lacks has been sent again when this returns.
+
+        Raises:
+            OSError, EOFError: That cannot be; the error that was given.
+            TransportError: The session is lost.
+        """
+        stream = self._frames.stream
+        if self._again is None or self._lost or isinstance(error, StalledError) or not stream.is_ours:
+            raise error
+        if isinstance(error, OSError):
+            error = self._outbox.error if isinstance(self._outbox.error, OSError) else error
+            words = self._last_words()
+            if words is not None:
+                raise words
+        self._leave()
+        reason = _reason(error) if isinstance(error, OSError) else str(error)
+        _log.warning("the connection to %s broke (%s): going on over another one", self.address, reason)
+        began = time.monotonic()
+        lacking = self._reconnect(reason, began)
+        self.reconnections += 1
+        _log.warning("going on at %s after %.2f s; %d messages sent again", self.address, time.monotonic() - began,
+                     len(lacking))
+
+    def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
+        patience = Patience(began, min(self._options.resume_timeout_s, self.welcome.lease_s), _random.random)
+        while True:
+            is_refused = False
+            attempt_s = patience.attempt_s(time.monotonic())
+            try:
+                if attempt_s > 0:
+                    return self._adopt(attempt_s)
+            except (RefusedError, ProtocolVersionError, ProtocolError) as error:
+                raise self._gone(reason, error.summary) from None
+            except TransportError as error:
+                is_refused = isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
+            except (OSError, EOFError) as error:
+                # The new one broke as well.
+                self._leave()
+                _log.info("%s: again: %s", self.address, error)
+            pause_s = patience.pause_s(time.monotonic(), is_refused=is_refused)
+            if pause_s is None:
+                raise self._gone(reason, "nobody listens there any more." if is_refused else
+                                 "no connection came about in time.")
+            time.sleep(pause_s)
+            if self._lost:
+                raise self._closed()
+
+    def _adopt(self, attempt_s: float) -> Sequence[Sequence[memoryview]]:
+        """Connect again, take the new connection's place, and send what the server lacks."""
+        if self._again is None:
+            raise ProtocolError("This session cannot be taken up again.")
+        options = attrs.evolve(self._options, connect_timeout_s=min(attempt_s, self._options.connect_timeout_s))
+        other = self._again(options, self.welcome.resume, self._end.answered)
+        try:
+            lacking = self._end.lacking(other.welcome.taken)
+        except ProtocolError:
+            other.close()
+            raise
+        self._frames, self._outbox = other._frames, other._outbox
+        if self._lost:
+            self._disconnect()
+            raise self._closed()
+        for views in lacking:
+            self._outbox.send(views, waits=False)
+        return lacking
+
+    def _leave(self) -> None:
+        """Let go of a connection that broke. May be called twice."""
+        if self._left is not self._frames:
+            self._past_bytes, self._left = (self.bytes_sent, self.bytes_received), self._frames
+        self._disconnect()
+
+    def _gone(self, reason: str, why: str) -> TransportError:
+        return TransportError(f"The connection to {self.address} broke ({reason}), and its session could not be taken "
+                              f"up again: {why}", hint=_AGAIN)
+
+    def _say_goodbye(self, drain_s: float = 0.0) -> None:
+        """Tell the server that nothing of the session need be kept; if that is not possible, it learns so by itself."""
+        if not self._frames.stream.is_ours:
+            return
+        self._outbox.drain(drain_s)
+        if not self._outbox.queued_bytes:
+            with contextlib.suppress(OSError):  # it breaks, or does not take it: the lease ends as well
+                self._frames.stream.send_ready(views_of(0, Goodbye(), ()))
 
     def _disconnect(self) -> None:
         self._frames.close()
         self._outbox.close()
 
-    def _read(self) -> tuple[Message, list[torch.Tensor]]:
+    def _read(self) -> tuple[int, Message, list[torch.Tensor]]:
         received = self._frames.read()
         if received is None:
             raise EOFError("the server closed it")
-        sequence, message, data = received
-        if isinstance(message, Refusal):
-            raise self._refused(message)
-        if sequence != self._sequence:
-            raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
-        return message, data
+        if isinstance(received[1], Refusal):
+            raise self._refused(received[1])
+        if isinstance(received[1], Goodbye):
+            raise TransportError(f"The connection to {self.address} is gone: the server has ended the session.",
+                                 hint=_AGAIN)
+        return received
 
     def _closed(self) -> TransportError:
         return TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
 
-    def _ended(self, error: BaseException, is_between_frames: bool = False) -> BaseException:
+    def _ended(self, error: BaseException) -> BaseException:
         """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody."""
+        self._end.give_back()
+        is_between_frames, self._is_between_frames = self._is_between_frames, False
         if isinstance(error, Exception):
+            if isinstance(error, StalledError) and is_between_frames and self._again is not None:
+                self._say_goodbye()
             return self._lose(error)
         if not is_between_frames or self._frames.stream.is_torn:
             self._lost = "an exception interrupted a transfer"
@@ -366,9 +583,14 @@ class SocketConnection:
         self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
         try:
             received = self._frames.read()
+            while received is not None and isinstance(received[1], Taken):
+                received = self._frames.read()
         except (OSError, EOFError, ProtocolError):
             # Whatever this says is less to the point than the error that led here, which is reported instead.
             return None
+        if received is not None and isinstance(received[1], Goodbye):
+            return TransportError(f"The connection to {self.address} is gone: the server has ended the session.",
+                                  hint=_AGAIN)
         return self._refused(received[1]) if received is not None and isinstance(received[1], Refusal) else None
 
     def _refused(self, refusal: Refusal) -> Exception:

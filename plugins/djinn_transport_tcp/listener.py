@@ -19,7 +19,7 @@ from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, T
 from djinn.kinds.transport import ListenOptions
 from djinn.protocol import messages
 from djinn.protocol.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
-from djinn.protocol.messages import Message, Refusal
+from djinn.protocol.messages import Goodbye, Message, Refusal
 from djinn_transport_tcp.address import format_address, parse_address, parse_path
 from djinn_transport_tcp.sockets import ByteStream, configure
 from djinn_transport_tcp.stream import FrameStream
@@ -36,6 +36,7 @@ LINGER_S = 0.5
 LINGER_BYTES = 2**24
 """How long, and how far, to go on reading after a refusal: closing with unread bytes would destroy it on its way."""
 
+_GOODBYE = encode_head(0, len(messages.encode(Goodbye())), 0) + messages.encode(Goodbye())
 _UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 _log = logging.getLogger("djinn.transport")
@@ -215,6 +216,7 @@ class SocketChannel:
         self._frames = FrameStream(stream)
         self._frames.max_header_bytes = MAX_GREETING_BYTES
         self._frames.max_body_bytes = 0
+        self._frames.digests = True
         self._frames.stream.deadline = time.monotonic() + options.greeting_timeout_s
         self._frames.stream.keeps_pace = True
 
@@ -245,6 +247,11 @@ class SocketChannel:
         self._frames.admit_body = admit
 
     @property
+    def received_digest(self) -> int:
+        """Tells what was received last from everything else; see `djinn.kinds.transport.DigestingChannel`."""
+        return self._frames.digest
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes sent so far by this process."""
         return self._frames.stream.bytes_sent
@@ -261,6 +268,10 @@ class SocketChannel:
     def is_gone(self) -> bool:
         """Whether the other side sends nothing more, whatever it has sent before."""
         return self._frames.stream.is_gone()
+
+    def has_left(self) -> bool:
+        """Whether the other side has said goodbye, before what it said before has been received."""
+        return self.is_gone() and self._frames.stream.ends_with(_GOODBYE)
 
     def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send a message with its tensors. A refusal is the last message: nothing that comes after it is looked at.

@@ -38,12 +38,13 @@ class Outbox:
         """Bytes that wait here to be sent."""
         return self._queued_bytes
 
-    def send(self, views: Sequence[memoryview], *, waits: bool) -> None:
+    def send(self, views: Sequence[memoryview], *, waits: bool, is_kept: bool = False) -> None:
         """Send the views in order after everything before them. They may change once this returns.
 
         Args:
             views: What to send.
             waits: The caller is going to wait for an answer, so nothing is won by returning early.
+            is_kept: They do not change until they have been sent, so that nobody has to copy them.
 
         Raises:
             TimeoutError: The connection stood still for too long.
@@ -61,7 +62,7 @@ class Outbox:
             raise OSError("it belongs to the process that this one was forked from")
         length = sum(map(len, rest))
         if self._wait_for_room(length):
-            self._append(rest, length)
+            self._append(rest, length, is_kept=is_kept)
         else:
             self._stream.send(rest)
 
@@ -93,10 +94,10 @@ class Outbox:
                 raise OSError("it was closed")
         return fits
 
-    def _append(self, views: Sequence[memoryview], length: int) -> None:
-        copied = memoryview(b"".join(views))
+    def _append(self, views: Sequence[memoryview], length: int, *, is_kept: bool) -> None:
+        copied = views if is_kept else [memoryview(b"".join(views))]
         with self._changed:
-            self._queue.append(copied)
+            self._queue.extend(copied)
             self._queued_bytes += length
             starts, self._is_sending = not self._is_sending, True
         if starts:

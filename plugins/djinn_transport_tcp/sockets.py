@@ -15,8 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from djinn_transport_tcp.tls import TlsSocket
 
-__all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "StreamSocket",
-           "configure")
+__all__ = ("AHEAD_BYTES", "KEEPALIVE", "MAX_CALL_BYTES", "MAX_CALL_VIEWS", "SILENCE_S", "ByteStream", "StalledError",
+           "StreamSocket", "configure")
 
 T = TypeVar("T")
 StreamSocket: TypeAlias = socket.socket | TlsSocket
@@ -37,6 +37,7 @@ JOINED_BYTES = 2**16
 """Where the system cannot gather, neighbours up to this size are sent as one piece."""
 AHEAD_BYTES = 2**16
 """What comes is read in portions up to this size, so that a small frame takes one call."""
+PEEK_BYTES = 2**20
 DIRECT_BYTES = 2**14
 """From this size on, bytes go straight to where they belong."""
 UNIX_BUFFER_BYTES = 2**20
@@ -236,6 +237,17 @@ class ByteStream:
         except (OSError, ValueError):
             # What is wrong with the connection shows when it is read.
             return True
+
+    def ends_with(self, tail: bytes) -> bool:
+        """Whether this is the last that came of what is still to be taken; ``False`` if that cannot be looked at."""
+        if self._closed or isinstance(self._socket, TlsSocket):
+            return False
+        try:
+            coming = self._socket.recv(PEEK_BYTES, socket.MSG_PEEK)
+        except (OSError, ValueError):
+            # What is wrong with the connection shows when it is read.
+            coming = b""
+        return (bytes(self._ahead[self._first:self._last]) + coming).endswith(tail)
 
     def take(self, length: int) -> memoryview:
         """Receive at most `AHEAD_BYTES`.
@@ -458,11 +470,15 @@ class ByteStream:
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise TimeoutError("it took too long")
         if self.stall_timeout_s is not None and waited_s >= self.stall_timeout_s:
-            raise TimeoutError(f"nothing moved for {self.stall_timeout_s:g} s")
+            raise StalledError(f"nothing moved for {self.stall_timeout_s:g} s")
         if self.is_unwanted is not None and self.is_unwanted():
             raise TimeoutError("nobody waits for it any more")
         if waited_s >= self.silence_s and is_silent(self._socket, self.silence_s):
             raise TimeoutError(f"the other machine has not acknowledged anything for {self.silence_s:g} s")
+
+
+class StalledError(TimeoutError):
+    """Nothing moved for as long as the caller is ready to wait; the connection may be alive."""
 
 
 class _FullError(Exception):

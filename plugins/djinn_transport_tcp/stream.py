@@ -42,6 +42,9 @@ class FrameStream:
         max_header_bytes: Largest header accepted.
         max_body_bytes: Largest body accepted.
         admit_body: Asked before a body is read, if there is one; see `djinn.kinds.transport.BoundedChannel`.
+        digests: Whether to digest what is read.
+        digest: Of the header of the frame that was read last, and the length of its body. It says nothing outside of
+            this process, and nobody outside can find another header with the same.
 
     Concurrency:
         One thread at a time.
@@ -52,6 +55,8 @@ class FrameStream:
         self.max_header_bytes = MAX_HEADER_BYTES
         self.max_body_bytes = MAX_BODY_BYTES
         self.admit_body: Callable[[int], None] | None = None
+        self.digests = False
+        self.digest = 0
         self._padding = memoryview(bytearray(64))
         self._reserve = Reserve()
 
@@ -88,7 +93,10 @@ class FrameStream:
         if len(data) < HEAD.size:
             raise _cut_short()
         head = decode_head(data, max_header_bytes=self.max_header_bytes, max_body_bytes=self.max_body_bytes)
-        message = decode_header(self._read_header(head.header_bytes), head.body_bytes)
+        header = self._read_header(head.header_bytes)
+        if self.digests:
+            self.digest = hash((bytes(header), head.body_bytes))
+        message = decode_header(header, head.body_bytes)
         if head.body_bytes and self.admit_body is not None:
             self.admit_body(head.body_bytes)
         return head.sequence, message, self._read_tensors(tensor_headers(message))

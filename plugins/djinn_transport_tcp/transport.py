@@ -20,6 +20,8 @@ class TcpTransport:
 
     name = "tcp"
     scheme = "tcp"
+    resumes = True
+    """Sessions go on over a new connection when theirs breaks."""
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
@@ -53,6 +55,8 @@ class TlsTransport:
 
     name = "tls"
     scheme = "tls"
+    resumes = True
+    """As over TCP."""
     encrypts = True
     """It listens with a certificate only."""
 
@@ -75,6 +79,8 @@ class UnixTransport:
 
     name = "unix"
     scheme = "unix"
+    resumes = True
+    """As over TCP."""
 
     @property
     def loopback_address(self) -> str:

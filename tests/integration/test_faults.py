@@ -29,7 +29,7 @@ from tcp_support import WELCOME
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.protocol.frames import HEAD, encode_head
-from djinn.protocol.messages import Batch, Hello, Upload
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Upload
 from djinn.protocol.tensors import buffer_of, header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
@@ -86,7 +86,7 @@ def test_a_session_in_pieces_and_late_is_a_session(server: Any) -> None:
 @pytest.mark.parametrize("fault", [ResetPeer(400), LimitData(400)])
 def test_a_connection_that_ends_in_the_middle_of_a_frame_ends_its_session_only(server: Any, fault: Any) -> None:
     with FaultProxy(server.port, upstream=[fault]) as proxy:
-        connection = connect(proxy.address, ConnectOptions())
+        connection = connect(proxy.address, ConnectOptions(resume=False))
         with pytest.raises(TransportError):
             upload_and_fetch(connection, torch.ones(10_000))
         connection.close()
@@ -285,7 +285,7 @@ def test_a_flood_of_those_who_never_say_who_they_are_takes_little_and_keeps_nobo
 def drip(connection: SocketConnection) -> None:
     """Write a frame at one byte a second until it is not taken any more."""
     sock = connection._frames.stream._socket
-    data = HEAD.pack(b"DJNN", 4, 0, 5, 4000, 0, 0)
+    data = HEAD.pack(b"DJNN", PROTOCOL_VERSION, 0, 5, 4000, 0, 0)
     try:
         for byte in [*data, *bytes(200)]:
             sock.send(bytes([byte]))
@@ -295,8 +295,8 @@ def drip(connection: SocketConnection) -> None:
 
 
 def wait_for(log: Path, port: int) -> None:
-    """Wait until a server's log says that the connection from a port has ended."""
-    while not any(f":{port}: " in line and "ends" in line for line in log.read_text().splitlines()):
+    """Wait until a server's log says that the connection from a port is lost."""
+    while not any(f":{port}: " in line and "is lost" in line for line in log.read_text().splitlines()):
         time.sleep(0.2)
 
 

@@ -248,7 +248,10 @@ class FaultProxy:
         self._acceptor.start()
 
     def vanish(self) -> None:
-        """Have both machines vanish from each other's network: not even an acknowledgement passes. On Linux."""
+        """Have both machines vanish from each other's network: not even an acknowledgement passes. On Linux.
+
+        Nobody can connect either.
+        """
         self._filter(socket.SOL_SOCKET, ATTACH_FILTER)
 
     def heal(self) -> None:
@@ -259,6 +262,13 @@ class FaultProxy:
         """Reset every connection."""
         for link in self.links:
             link.end(reset=True)
+
+    def black_out(self, duration_s: float) -> None:
+        """Have the network break: connections are reset, and for so long nobody can connect. On Linux."""
+        self.vanish()
+        self.reset()
+        time.sleep(duration_s)
+        self.heal()
 
     def close(self) -> None:
         """End everything."""
@@ -281,8 +291,9 @@ class FaultProxy:
             raise NotImplementedError("only Linux can drop what comes for a socket")
         # BPF "return 0": keep no byte of any packet. The kernel drops them before TCP sees them.
         program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-        for link in self.links:
-            for sock in (link.client, link.server):
+        sockets = [self._listener, *(sock for link in self.links for sock in (link.client, link.server))]
+        for sock in sockets:
+            if sock.fileno() >= 0:
                 with contextlib.suppress(OSError):
                     sock.setsockopt(level, option, struct.pack("HxxxxxxP", 1, ctypes.addressof(program)))
 

@@ -49,6 +49,7 @@ from djinn.protocol.messages import (
     Failure,
     Forget,
     Free,
+    Goodbye,
     Hello,
     Layout,
     Message,
@@ -65,6 +66,7 @@ from djinn.protocol.messages import (
     Run,
     Seed,
     Send,
+    Taken,
     TensorHeader,
     Timing,
     Upload,
@@ -146,14 +148,18 @@ def greeting() -> list[Case]:
         Case("hello-token", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.13.1", "little", "s\u00e9cret"),
                                   sequence=2**64 - 1)),
         Case("hello-owner", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "", "ab" * 32, "cd" * 32))),
-        Case("hello-ticket", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", ticket="0a" * 40,
-                                         session="0f" * 16))),
+        Case("hello-ticket", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", ticket="0a" * 40))),
+        Case("hello-resume", frame(Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", resumes=True,
+                                         resume=bytes(range(16)), answered=2**40))),
         Case("redirect-port", frame(Redirect(":7778", "0a" * 40))),
         Case("redirect-elsewhere", frame(Redirect("tls://gpu-2.example.org:7778", "0a" * 40))),
         Case("welcome-kept", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cpu", "0f" * 16, 3))),
         Case("welcome", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cuda:0", "0f" * 16))),
         Case("welcome-mailbox", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cuda:0", "0f" * 16, -1,
                                               bytes(range(16)), 24 * 2**30, 2**20 + 1, 2))),
+        Case("welcome-resume", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cpu", "0f" * 16,
+                                             resume=bytes(range(16)), lease_s=30.0, taken=2**40 + 1))),
+        Case("goodbye", frame(Goodbye(), sequence=0)),
         Case("courier", frame(Courier(PROTOCOL_VERSION, "little", bytes(range(16)), "0f" * 16))),
         Case("refusal", frame(Refusal("DJ305", "The token is wrong.", "Set DJINN_TOKEN."), sequence=0)),
     ]
@@ -184,6 +190,7 @@ def results() -> list[Case]:
     half = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
     return [
         Case("empty", frame(Result())),
+        Case("taken", frame(Taken(), sequence=2**40)),
         Case("tensor", frame(Result((header_of(half),)), (half,))),
         Case("marks-and-digests", frame(Result((Plain([bytes(range(16))]), Plain([bytes(range(32))]))))),
         Case("everything", frame(Result(
@@ -235,8 +242,12 @@ def malformed() -> list[Case]:
         Case("long-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(33)]]}))),
         Case("digest-as-text", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, "0" * 32]]}))),
         Case("short-mailbox", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["peer", 1, "", bytes(15)]]}))),
+        Case("long-resume-key", raw(msgspec.msgpack.encode(
+            {"type": "hello", "protocol": PROTOCOL_VERSION, "torch": "", "python": "", "byte_order": "little",
+             "resume": bytes(17)}))),
         Case("long-mailbox", raw(msgspec.msgpack.encode(
-            {"type": "courier", "protocol": 4, "byte_order": "little", "mailbox": bytes(17), "session": ""}))),
+            {"type": "courier", "protocol": PROTOCOL_VERSION, "byte_order": "little", "mailbox": bytes(17),
+             "session": ""}))),
         Case("parcel-of-a-description", raw(msgspec.msgpack.encode(
             {"type": "parcel", "parcel": 1, "item": ["spec", "int8", [1], [1], 0]}))),
         Case("parcel-without-body", raw(messages.encode(Parcel(1, three)))),

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import msgspec
 import torch
 
@@ -36,6 +37,8 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "tcp-uncounted": ("transport.counters_monotonic", set()),
     "tcp-flat": ("transport.parcels", set()),
     "tcp-first-only": ("transport.parcels", set()),
+    "tcp-retries": ("transport.exactly_once", set()),
+    "tcp-gives-up": ("transport.resumed", {"transport.exactly_once"}),
 }
 """Name of each broken transport, the law that it breaks, and others that it may break as a consequence."""
 
@@ -137,7 +140,25 @@ def _nameless(action: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _retrying(connection: Any) -> Any:
+    """Send a batch again whenever the connection broke meanwhile, as if it could not have arrived."""
+
+    def submit(batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        before = connection.reconnections
+        connection.submit(batch, tensors)
+        if connection.reconnections > before:
+            connection.submit(batch, tensors)
+
+    def request(batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        before = connection.reconnections
+        answer: tuple[Result, list[torch.Tensor]] = connection.request(batch, tensors)
+        return answer if connection.reconnections == before else connection.request(batch, tensors)
+
+    return _Proxy(connection, submit=submit, request=request)
+
+
 class _OverTcp:
+    resumes = True
     loopback_address = "tcp://127.0.0.1:0"
 
     def __init__(self, inner: Transport, flaw: str) -> None:
@@ -145,7 +166,11 @@ class _OverTcp:
         self.name = self._flaw = self.scheme = flaw
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
+        if self._flaw == "tcp-gives-up":
+            options = attrs.evolve(options, resume=False)
         connection: Any = self._inner.connect(address, options)
+        if self._flaw == "tcp-retries":
+            return _retrying(connection)  # type: ignore[no-any-return]  # forwards the rest
         if self._flaw == "tcp-nameless":
             return _Proxy(connection, request=_nameless(connection.request), submit=_nameless(connection.submit))  # type: ignore[return-value]  # forwards the rest
         return _Proxy(connection, bytes_received=7) if self._flaw == "tcp-uncounted" else connection  # type: ignore[no-any-return]  # as above

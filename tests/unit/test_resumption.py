@@ -1,0 +1,482 @@
+"""Resumption without a network: both ends, and everything that may happen between them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import attrs
+import hypothesis.strategies as st
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from djinn.errors import ProtocolError, RefusedError
+from djinn.protocol.resumption import (
+    ALONE_BYTES,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    MAX_DIGESTS,
+    NOBODY_S,
+    TOLD_BATCHES,
+    TOLD_BYTES,
+    ClientEnd,
+    Patience,
+    ServerEnd,
+)
+from djinn.protocol.steady import Resumable
+
+LEASE_S = 30.0
+GREETING = 1
+
+
+@attrs.define(eq=False)
+class Wire:
+    """One connection: what is on its way."""
+
+    up: deque[tuple[int, Any]] = attrs.Factory(deque)
+    down: deque[tuple[str, int, Any]] = attrs.Factory(deque)
+
+
+@attrs.define(eq=False)
+class Server:
+    """One session at the server, as `djinn.protocol.steady.SteadyChannel` holds it; a batch adds its content."""
+
+    end: ServerEnd[int]
+    wire: Wire | None
+    value: int = 0
+    running: tuple[int, Any] | None = None
+    executed: list[tuple[int, Any]] = attrs.Factory(list)
+    held_bytes: int = 0
+
+    def hear(self, number: int, content: Any) -> None:
+        """A batch was read. The session's one thread carries nothing else out meanwhile."""
+        amount, asks, size_bytes = content
+        if self.end.take(number, hash((amount, asks)), size_bytes):
+            self.running = number, content
+            self.held_bytes += size_bytes
+        if self.end.is_to_tell and self.wire is not None:
+            self.wire.down.append(("taken", self.end.told(), None))
+
+    def run(self) -> None:
+        """Carry out what was read."""
+        assert self.running is not None
+        (number, (amount, asks, _)), self.running = self.running, None
+        self.executed.append((number, amount))
+        self.value += amount
+        if asks:
+            self.end.finish(number, self.value)
+            self.give()
+
+    def give(self) -> None:
+        """Send the answer that this connection has not carried."""
+        kept = self.end.to_give()
+        if self.wire is not None and kept is not None:
+            self.wire.down.append(("answer", *kept))
+            self.end.given()
+
+
+@attrs.define(eq=False)
+class Client:
+    """One client, and the sums that it expects."""
+
+    end: ClientEnd[Any]
+    tenant: int
+    key: bytes
+    server: Server
+    wire: Wire | None
+    total: int = 0
+    awaited: tuple[int, int] | None = None
+    sent: list[tuple[int, Any]] = attrs.Factory(list)
+    released_bytes: int = 0
+    is_over: bool = False
+
+
+class Life(RuleBasedStateMachine):
+    """Clients of two tenants, whose connections and servers break."""
+
+    client_end: Any = ClientEnd
+    server_end: Any = ServerEnd
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.books = [Resumable(), Resumable()]
+        self.sessions: dict[bytes, Server] = {}
+        self.clients: list[Client] = []
+
+    def pick(self, data: st.DataObject, **wanted: bool) -> Client | None:
+        found = [client for client in self.clients
+                 if all(getattr(self, f"is_{name}")(client) is value for name, value in wanted.items())]
+        return data.draw(st.sampled_from(found)) if found else None
+
+    @staticmethod
+    def is_connected(client: Client) -> bool:
+        return client.wire is not None
+
+    @staticmethod
+    def is_over(client: Client) -> bool:
+        return client.is_over
+
+    @precondition(lambda self: len(self.clients) < 4)
+    @rule(tenant=st.integers(0, 1))
+    def connect(self, tenant: int) -> None:
+        wire = Wire()
+        server = Server(self.server_end(GREETING, LEASE_S), wire)
+        key = self.books[tenant].add(server)  # type: ignore[arg-type]  # holds what it is given
+        self.sessions[key] = server
+        end = self.client_end(GREETING, 8 * TOLD_BYTES, lambda frame: None)
+        self.clients.append(Client(end, tenant, key, server, wire))
+
+    @rule(data=st.data(), amount=st.integers(1, 9), asks=st.booleans(),
+          size_bytes=st.sampled_from([100, 5000, ALONE_BYTES + 1]))
+    def send(self, data: st.DataObject, amount: int, asks: bool, size_bytes: int) -> None:
+        client = self.pick(data, over=False)
+        if client is None or client.awaited is not None or client.end.is_full:
+            return
+        content = amount, asks, size_bytes
+        number = client.end.send((client.end.sent + 1, content), size_bytes, is_borrowed=asks)
+        client.sent.append((number, content))
+        client.total += amount
+        if asks:
+            client.awaited = number, client.total
+        if client.wire is not None:
+            client.wire.up.append((number, content))
+
+    @rule(data=st.data(), again=st.booleans())
+    def deliver(self, data: st.DataObject, again: bool) -> None:
+        """A frame arrives; perhaps it comes twice."""
+        client = self.pick(data, connected=True)
+        if client is None or client.wire is not client.server.wire or client.server.running is not None:
+            return
+        if client.wire is not None and client.wire.up:
+            frame = client.wire.up[0] if again else client.wire.up.popleft()
+            client.server.hear(*frame)
+
+    @rule(data=st.data(), back=st.integers(0, 5))
+    def repeat(self, data: st.DataObject, back: int) -> None:
+        """Something arrives that was sent long ago."""
+        client = self.pick(data, over=False)
+        if client is None or client.server.running is not None or not client.sent:
+            return
+        number, content = client.sent[max(0, len(client.sent) - 1 - back)]
+        if number <= client.server.end.taken:
+            client.server.hear(number, content)
+
+    @rule(data=st.data())
+    def run(self, data: st.DataObject) -> None:
+        busy = [client.server for client in self.clients if client.server.running is not None]
+        if busy:
+            data.draw(st.sampled_from(busy)).run()
+
+    @rule(data=st.data())
+    def receive(self, data: st.DataObject) -> None:
+        client = self.pick(data, connected=True)
+        if client is not None and client.wire is not None and client.wire.down:
+            self.take_in(client, *client.wire.down.popleft())
+
+    @staticmethod
+    def take_in(client: Client, kind: str, number: int, answer: Any) -> None:
+        if kind == "taken":
+            client.end.acknowledged(number)
+        elif client.end.answer(number):
+            assert client.awaited == (number, answer), "every request gets its own answer"
+            client.awaited = None
+
+    @rule(data=st.data(), notices=st.booleans())
+    def drop(self, data: st.DataObject, notices: bool) -> None:
+        """A connection breaks; the server may not notice before the client is back."""
+        client = self.pick(data, connected=True)
+        if client is None:
+            return
+        client.wire = None
+        if notices:
+            client.server.wire = None
+            client.server.end.lost(self.now)
+
+    @rule(data=st.data(), is_late=st.booleans())
+    def reconnect(self, data: st.DataObject, is_late: bool) -> None:
+        client = self.pick(data, connected=False, over=False)
+        if client is not None:
+            self.go_on(client, is_late=is_late)
+
+    def go_on(self, client: Client, *, is_late: bool = False) -> None:
+        try:
+            server: Any = self.books[client.tenant].find(client.key)
+        except RefusedError:
+            assert client.key not in self.sessions, "a session that lives is found"
+            client.is_over = True
+            return
+        assert server is client.server
+        before, taken = server.wire, server.end.taken
+        server.end.check(client.end.answered)
+        server.end.lost(self.now)
+        lacking = client.end.lacking(taken)
+        server.end.found(client.end.answered)
+        server.wire = client.wire = Wire(up=deque(lacking))
+        if is_late and before is not None and before.up and server.running is None:
+            # The session's thread had read it from the old connection, and had not taken it in.
+            server.hear(*before.up.popleft())
+        server.give()
+
+    @rule(data=st.data())
+    def crash_client(self, data: st.DataObject) -> None:
+        client = self.pick(data, over=False)
+        if client is not None:
+            client.wire, client.is_over = None, True
+            client.server.wire = None
+            client.server.end.lost(self.now)
+
+    @rule(tenant=st.integers(0, 1))
+    def crash_server(self, tenant: int) -> None:
+        for client in self.clients:
+            if client.tenant == tenant:
+                client.wire = None
+                self.end_session(client)
+
+    def end_session(self, client: Client) -> None:
+        self.books[client.tenant].remove(client.key)
+        self.sessions.pop(client.key, None)
+        client.server.held_bytes, client.server.running = 0, None
+
+    @rule(duration_s=st.floats(0, LEASE_S))
+    def tick(self, duration_s: float) -> None:
+        self.now += duration_s
+        for client in self.clients:
+            if client.key in self.sessions and client.server.end.left_s(self.now) <= 0:
+                self.end_session(client)
+
+    @rule(data=st.data())
+    def try_another_tenants(self, data: st.DataObject) -> None:
+        client = self.pick(data)
+        if client is not None:
+            with pytest.raises(RefusedError):
+                self.books[1 - client.tenant].find(client.key)
+
+    @invariant()
+    def once_and_in_order(self) -> None:
+        for client in self.clients:
+            wanted = [(number, content[0]) for number, content in client.sent]
+            assert client.server.executed == wanted[:len(client.server.executed)], "one execution per number, in order"
+
+    @invariant()
+    def bytes_are_accounted_for(self) -> None:
+        for client in self.clients:
+            end = client.end
+            kept = [(content[2], content[1]) for number, content in client.sent if number > end.taken]
+            assert end.kept_bytes == sum(size for size, _ in kept)
+            assert end.copied_bytes == sum(size for size, is_borrowed in kept if not is_borrowed)
+            assert end.kept == len(kept)
+            taken = [content[2] for number, content in client.sent if number <= client.server.end.taken]
+            assert client.server.held_bytes == (sum(taken) if client.key in self.sessions else 0)
+
+    def teardown(self) -> None:
+        """Everything is well in the end: what was asked is answered, and what was sent is carried out."""
+        for client in self.clients:
+            if client.is_over:
+                continue
+            client.wire = None
+            self.go_on(client)
+            while client.wire is not None and (client.wire.up or client.wire.down or client.server.running):
+                if client.server.running is not None:
+                    client.server.run()
+                elif client.wire.up:
+                    client.server.hear(*client.wire.up.popleft())
+                else:
+                    self.take_in(client, *client.wire.down.popleft())
+            if not client.is_over:
+                assert client.awaited is None, "every request gets an answer"
+                assert client.server.value == client.total
+                assert len(client.server.executed) == len(client.sent)
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(stateful_step_count=60, deadline=None)
+
+
+class TakesAll(ServerEnd[Any]):
+    def take(self, number: int, digest: int, size_bytes: int = 0) -> bool:
+        return super().take(number, digest, size_bytes) or True
+
+
+class ForgetsAnswers(ServerEnd[Any]):
+    def lost(self, now: float) -> None:
+        super().lost(now)
+        self._answer, self.is_given = None, True
+
+
+class GivesOld(ServerEnd[Any]):
+    def to_give(self) -> tuple[int, Any] | None:
+        kept = super().to_give()
+        return None if kept is None else (kept[0], kept[1] - 1)
+
+
+class SendsNothingAgain(ClientEnd[Any]):
+    def lacking(self, taken: int) -> list[Any]:
+        super().lacking(taken)
+        return []
+
+
+class SendsAllAgain(ClientEnd[Any]):
+    def lacking(self, taken: int) -> list[Any]:
+        frames = [frame for _, frame, _, _ in self._kept if frame is not None]
+        super().lacking(taken)
+        return [(number + 1, content) for number, content in frames]
+
+
+class NeverLetsGo(ClientEnd[Any]):
+    def acknowledged(self, number: int) -> None:
+        before = self.kept_bytes
+        super().acknowledged(number)
+        self.kept_bytes = before
+
+
+@pytest.mark.parametrize("broken", [TakesAll, ForgetsAnswers, GivesOld, SendsNothingAgain, SendsAllAgain, NeverLetsGo])
+def test_ends_that_are_broken_are_found_out(broken: type) -> None:
+    which = "server_end" if issubclass(broken, ServerEnd) else "client_end"
+    machine = type("Broken", (Life,), {which: broken})
+    with pytest.raises((AssertionError, ProtocolError)):
+        run_state_machine_as_test(machine, settings=settings(
+            max_examples=1000, stateful_step_count=60, deadline=None, database=None, phases=[Phase.generate]))
+
+
+def test_another_batch_under_the_same_number_is_an_error() -> None:
+    end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
+    assert end.take(2, 7)
+    assert not end.is_to_tell
+    assert not end.take(2, 7)
+    assert end.is_to_tell, "or a client would wait that was told before it had come"
+    with pytest.raises(ProtocolError, match="Batch 2 comes again, and is another"):
+        end.take(2, 8)
+
+
+def test_a_number_that_skips_is_an_error() -> None:
+    end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
+    with pytest.raises(ProtocolError, match="Batch 3 follows batch 1"):
+        end.take(3, 7)
+    assert end.take(2, 7)
+
+
+def test_what_is_too_old_to_be_compared_is_not_carried_out_either() -> None:
+    end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
+    for number in range(2, MAX_DIGESTS + 10):
+        assert end.take(number, number)
+    assert not end.take(2, 99)
+    with pytest.raises(ProtocolError):
+        end.take(MAX_DIGESTS, 99)
+
+
+def test_the_client_is_told_seldom_and_of_what_is_large_at_once() -> None:
+    end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
+    number = GREETING
+    for number in range(2, TOLD_BATCHES + 1):
+        end.take(number, 0, 100)
+        assert not end.is_to_tell
+    end.take(number + 1, 0, 100)
+    assert end.is_to_tell
+    assert end.told() == number + 1
+    assert not end.is_to_tell
+    end.take(number + 2, 0, ALONE_BYTES + 1)
+    assert end.is_to_tell
+
+
+def test_an_answer_tells_it_as_well() -> None:
+    end: ServerEnd[str] = ServerEnd(GREETING, LEASE_S)
+    for number in range(2, TOLD_BATCHES + 1):
+        end.take(number, 0)
+    end.finish(TOLD_BATCHES, "answer")
+    end.given()
+    end.take(TOLD_BATCHES + 1, 0)
+    assert not end.is_to_tell
+
+
+def test_the_lease_begins_when_the_first_sign_is_noticed_and_ends_in_time() -> None:
+    end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
+    assert end.left_s(1e9) == float("inf")
+    end.lost(100.0)
+    end.lost(120.0)
+    assert end.left_s(129.0) == pytest.approx(1.0)
+    end.found(GREETING)
+    assert end.left_s(1e9) == float("inf")
+
+
+@pytest.mark.parametrize("answered", [0, 4])
+def test_a_client_that_has_what_was_never_given_cannot_go_on(answered: int) -> None:
+    end: ServerEnd[str] = ServerEnd(GREETING, LEASE_S)
+    for number in (2, 3):
+        end.take(number, 0)
+        end.finish(number, "answer")
+    with pytest.raises(ProtocolError):
+        end.check(answered)
+    end.check(2)
+    end.found(2)
+    assert end.to_give() == (3, "answer")
+    end.found(3)
+    assert end.to_give() is None
+
+
+def test_a_server_that_has_what_was_never_sent_cannot_be_gone_on_with() -> None:
+    end: ClientEnd[str] = ClientEnd(GREETING, 0)
+    end.send("a", 1)
+    end.send("b", 1)
+    with pytest.raises(ProtocolError):
+        end.lacking(4)
+    assert end.lacking(2) == ["b"]
+    with pytest.raises(ProtocolError):
+        end.lacking(1)
+    with pytest.raises(ProtocolError):
+        end.acknowledged(9)
+    with pytest.raises(ProtocolError):
+        end.answer(9)
+
+
+def test_what_belongs_to_the_caller_again_is_not_sent_again() -> None:
+    end: ClientEnd[str] = ClientEnd(GREETING, 0)
+    end.send("a", 1)
+    end.send("borrowed", 1, is_borrowed=True)
+    assert end.lacking(1) == ["a", "borrowed"]
+    end.give_back()
+    with pytest.raises(ProtocolError, match="interrupted"):
+        end.lacking(1)
+
+
+def test_copies_are_let_go_of_once_and_borrowed_memory_never() -> None:
+    released: list[str] = []
+    end: ClientEnd[str] = ClientEnd(GREETING, 0, released.append)
+    for frame, is_borrowed in (("a", False), ("b", True), ("c", False)):
+        end.send(frame, 5, is_borrowed=is_borrowed)
+    end.acknowledged(3)
+    end.answer(4)
+    end.acknowledged(4)
+    assert released == ["a", "c"]
+    assert (end.kept_bytes, end.copied_bytes, end.kept) == (0, 0, 0)
+
+
+def test_a_small_limit_leaves_room_for_what_is_not_told_yet() -> None:
+    """Or a client would wait for what the server is not going to say."""
+    end: ClientEnd[str] = ClientEnd(GREETING, 0)
+    end.send("a", 2 * TOLD_BYTES)
+    assert not end.is_full
+    end.send("b", 3 * TOLD_BYTES)
+    assert end.is_full
+
+
+def test_attempts_come_at_growing_distances_until_the_lease_is_over() -> None:
+    patience = Patience(100.0, LEASE_S, lambda: 1.0)
+    now, pauses = 100.0, []
+    while (pause_s := patience.pause_s(now)) is not None:
+        assert patience.attempt_s(now) > 0
+        pauses.append(pause_s)
+        now += pause_s
+    assert pauses[0] == FIRST_PAUSE_S
+    assert max(pauses) == LONGEST_PAUSE_S
+    assert now == pytest.approx(100.0 + LEASE_S)
+    assert patience.attempt_s(now) <= 0
+
+
+def test_where_nobody_listens_it_is_soon_tried_no_more() -> None:
+    patience = Patience(0.0, LEASE_S, lambda: 0.0)
+    assert patience.pause_s(5.0, is_refused=True) is not None
+    assert patience.pause_s(5.5) is not None
+    assert patience.pause_s(6.2, is_refused=True) is not None
+    assert patience.pause_s(6.2 + NOBODY_S, is_refused=True) is None
