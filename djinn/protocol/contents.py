@@ -175,6 +175,14 @@ class ContentStore:
                 if content in self._idle:
                     self._drop(content)
 
+    def drop_spare(self) -> int:
+        """Let go of all contents that no session holds, and say how many bytes that were."""
+        with self._lock:
+            size_bytes = self._idle_bytes
+            for content in list(self._idle):
+                self._drop(content)
+        return size_bytes
+
     def _latest(self, owner: str) -> list[_Content]:
         return list(islice(reversed(self._owned.get(owner, {})), MAX_LISTED))
 
@@ -235,6 +243,11 @@ class Contents:
         self._store.hold(content)
         self._values[handle] = content
         return content.tensor
+
+    def kept(self, handle: int) -> torch.Tensor | None:
+        """Return what is kept of what was uploaded for a value, to be read."""
+        content = self._values.get(handle)
+        return None if content is None else content.tensor
 
     def marks(self) -> list[bytes]:
         """List the marks of the owner's contents."""
