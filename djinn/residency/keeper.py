@@ -15,7 +15,7 @@ from djinn.protocol.failures import is_out_of_memory
 from djinn.protocol.messages import Poisoned
 from djinn.protocol.tensors import whole_of
 from djinn.residency.accounts import Accounts
-from djinn.residency.eviction import Candidate, in_order, is_quick, way_out
+from djinn.residency.eviction import Candidate, in_order, way_out
 from djinn.residency.places import Place, Places, Recipe, State
 from djinn.residency.roles import Gone
 from djinn.residency.tiers import Tier, Tiers
@@ -295,9 +295,9 @@ class Keeper:
         def kept_bytes() -> int:
             return 0 if self._spare is None else self._spare.size_bytes
 
-        if self.accounts.host_bytes + kept_bytes() + size_bytes > limit_bytes and self._spare is not None:
-            if self._spare.drop_spare():
-                self.accounts.evicted[Gone.UPLOADS] += 1
+        is_short = self.accounts.host_bytes + kept_bytes() + size_bytes > limit_bytes
+        if is_short and self._spare is not None and self._spare.drop_spare():
+            self.accounts.evicted[Gone.UPLOADS] += 1
         return self.accounts.host_bytes + kept_bytes() + size_bytes <= limit_bytes
 
     def _fill(self, place: Place) -> None:

@@ -69,6 +69,9 @@ class BudgetedService(SessionService):
         self._get = self._executor.get
         self._fail = self._fail_typed
         self._ahead_bytes = 0
+        self._failed = 0
+        self._can_repeat = True
+        """Whether no step of the run that was carried out last has failed."""
         self._took: dict[int, tuple[int, float]] = {}
         """By program: what its last run took beside its inputs, and how long."""
         with keeper.lock:
@@ -120,6 +123,7 @@ class BudgetedService(SessionService):
         self._ahead_bytes = size_bytes
 
     def _fail_typed(self, error: BaseException, **where: Any) -> Poisoned:
+        self._failed += 1
         if is_out_of_memory(error):
             keeper = self._keeper
             keeper.accounts.refused += 1
@@ -147,7 +151,8 @@ class BudgetedService(SessionService):
 
     def _put_in(self, tensor: torch.Tensor) -> torch.Tensor:
         self._keeper.use(self, (), tensor.numel() * tensor.element_size())
-        return self._keeper.with_relief(lambda: self._executor.put(tensor))
+        value: torch.Tensor = self._keeper.with_relief(lambda: self._executor.put(tensor))
+        return value
 
     def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
         self._forget_sources((command.handle,))
@@ -224,7 +229,7 @@ class BudgetedService(SessionService):
         effects = _effects_of(known.program, numbers, len(inputs))
         written = {place for index in effects.written if (place := self.places.at(run.inputs[index])) is not None}
         keeper.use(self, self._places_of(run.inputs), wanted_bytes, written=written)
-        begin_s = time.perf_counter()
+        begin_s, failed = time.perf_counter(), self._failed
         try:
             outputs = super()._outputs_of(run)
         finally:
@@ -232,6 +237,7 @@ class BudgetedService(SessionService):
             if effects.changes_storages:
                 self.places.recount()
         self._took[run.program] = wanted_bytes, time.perf_counter() - begin_s
+        self._can_repeat = self._failed == failed
         return outputs
 
     def _wanted_bytes(self, run: Run, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
@@ -271,7 +277,9 @@ class BudgetedService(SessionService):
             return
         numbers = messages.from_wire(run.numbers)
         made = {index: place for index in fresh if (place := places.of(outputs[index])) is not None}
-        self._learn_recipe(run, known.program, numbers, inputs, read, made)
+        if self._can_repeat:
+            self._learn_recipe(run, known.program, numbers, inputs, read, made)
+        self._can_repeat = True
         self._learn_caches(known.program, read, [places.of(value) for value in outputs])
         self._bound(run, made)
 

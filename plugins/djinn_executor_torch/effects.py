@@ -98,7 +98,7 @@ class _Found:
     def _inputs_among(self, operands: Sequence[int]) -> frozenset[int]:
         return frozenset(value for operand in operands for value in self._lineage(operand) if value < 0)
 
-    def effects(self, repeats: bool) -> Effects:  # noqa: FBT001  # its one argument
+    def effects(self, repeats: bool) -> Effects:  # its one argument
         """Say what was found."""
         keep = self._program.keep
         attended = frozenset(

@@ -22,6 +22,7 @@ class Row:
         requests_per_s, bytes_per_s: In both directions together, between two readings.
         p99_s: What 99 of 100 requests took at most; ``None`` if there were none, infinite beyond the largest bound.
         restarts: Since the server began.
+        pressure_tier: How short memory is: 0, 1 or 2.
     """
 
     tenant: str
@@ -32,6 +33,7 @@ class Row:
     handles: int
     p99_s: float | None
     restarts: int
+    pressure_tier: int
 
 
 def rows_between(before: Reading, now: Reading) -> list[Row]:
@@ -69,7 +71,8 @@ def _row(tenant: str, before: TenantReading, now: TenantReading, elapsed_s: floa
         return _row(tenant, TenantReading(), now, elapsed_s)
     durations = {bound: max(0, count - before.durations.get(bound, 0)) for bound, count in now.durations.items()}
     return Row(tenant, now.sessions, (requests - requests_before) / elapsed_s, (moved - moved_before) / elapsed_s,
-               now.held_bytes, now.handles, quantile_s(durations, 0.99), sum(now.restarts.values()))
+               now.held_bytes, now.handles, quantile_s(durations, 0.99), sum(now.restarts.values()),
+               now.pressure_tier)
 
 
 def _together(reading: Reading) -> TenantReading:
@@ -81,4 +84,5 @@ def _together(reading: Reading) -> TenantReading:
         requests={"": sum(sum(one.requests.values()) for one in found)},
         durations={bound: sum(one.durations.get(bound, 0) for one in found) for bound in bounds},
         received_bytes=sum(one.received_bytes for one in found), sent_bytes=sum(one.sent_bytes for one in found),
-        restarts={"": sum(sum(one.restarts.values()) for one in found)})
+        restarts={"": sum(sum(one.restarts.values()) for one in found)},
+        pressure_tier=max((one.pressure_tier for one in found), default=0))

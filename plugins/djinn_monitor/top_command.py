@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ("MetricsOption", "ended", "top")
 
 USAGE_ERROR = 2
-_COLUMNS = ("tenant", "sessions", "requests_per_s", "bytes_per_s", "held_bytes", "handles", "p99_s", "restarts")
+_COLUMNS = ("tenant", "sessions", "requests_per_s", "bytes_per_s", "held_bytes", "handles", "p99_s", "restarts",
+            "pressure_tier")
+_TIERS = ("-", "warning", "critical")
 MetricsOption = Annotated[str, typer.Option(
     "--metrics", envvar="DJINN_METRICS", show_default=False, metavar="URL",
     help="Where the server serves its metrics, such as http://127.0.0.1:9090.")]
@@ -86,7 +88,8 @@ def _print_plain(rows: Sequence[Row]) -> None:
     for row in rows:
         p99 = "-" if row.p99_s is None else f"{row.p99_s:.6g}"
         typer.echo("\t".join((row.tenant, str(row.sessions), f"{row.requests_per_s:.6g}", f"{row.bytes_per_s:.6g}",
-                              str(row.held_bytes), str(row.handles), p99, str(row.restarts))))
+                              str(row.held_bytes), str(row.handles), p99, str(row.restarts),
+                              str(row.pressure_tier))))
 
 
 def _table(rows: Sequence[Row], caption: str) -> Table:
@@ -94,11 +97,12 @@ def _table(rows: Sequence[Row], caption: str) -> Table:
     from rich.table import Table
 
     table = Table("tenant", title="djinn top", caption=escape(caption) or None)
-    for name in ("sessions", "req/s", "bytes/s", "held", "handles", "p99", "restarts"):
+    for name in ("sessions", "req/s", "bytes/s", "held", "handles", "p99", "restarts", "pressure"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(escape(row.tenant), str(row.sessions), f"{row.requests_per_s:,.1f}", _size(row.bytes_per_s),
-                      _size(row.held_bytes), f"{row.handles:,}", _duration(row.p99_s), str(row.restarts))
+                      _size(row.held_bytes), f"{row.handles:,}", _duration(row.p99_s), str(row.restarts),
+                      _TIERS[min(row.pressure_tier, 2)])
     return table
 
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from djinn.residency.tiers import CRITICAL, WARNING
 from djinn_server.counting import Report
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
@@ -42,6 +43,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
+        memory_warning, memory_critical: Parts of the memory at which tiers of pressure begin.
+        public_digests: Contents that every owner may use.
         log_format: See `djinn_server.log_lines.write_to`.
     """
 
@@ -64,6 +67,9 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     program_bytes: int | None = None
     namespaces: tuple[str, ...] = ()
     log_format: LogFormat = "text"
+    memory_warning: float = WARNING
+    memory_critical: float = CRITICAL
+    public_digests: frozenset[bytes] = frozenset()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

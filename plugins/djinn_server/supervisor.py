@@ -24,6 +24,7 @@ from djinn.protocol.post import no_mailbox
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Report
 from djinn_server.ledger import Ledger
+from djinn_server.limits import memory_limit
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
 
@@ -330,7 +331,7 @@ class Supervisor:
         began = time.monotonic()
         _log.info("%sworker %d serves", _for(post.tenant), worker.pid)
         self._note(post, None, is_ready=True)
-        account = self.ledger.open(post.tenant.name, setup.memory_bytes)
+        account = self.ledger.open(post.tenant.name, memory_limit(setup.memory_bytes, setup.limits))
         worker.watch(account.heed)
         self._note(post, None)
         # Whoever lets go of its standard input is not going to serve any more.

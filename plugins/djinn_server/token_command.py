@@ -32,6 +32,10 @@ def create(
     max_handles: Annotated[int, typer.Option(
         min=0, help="Values that sessions hold; 0: what the server says.")] = 0,
     max_nodes: Annotated[int, typer.Option(min=0, help="Operations in one program; 0: what the server says.")] = 0,
+    max_memory_mib: Annotated[int, typer.Option(
+        min=0, help="MiB that the device may hold; 0: what the server says, which is also the most.")] = 0,
+    max_host_mib: Annotated[int, typer.Option(
+        min=0, help="MiB that may be moved to memory of the host; 0: what the server says.")] = 0,
 ) -> None:
     """Make a token for a new tenant, and print it. It is not kept: only its digest is, so it is printed this once.
 
@@ -40,7 +44,8 @@ def create(
     file = _file(tokens)
     try:
         token = file.create(name, weight=weight,
-                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes))
+                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes,
+                                          max_memory_mib * 2**20, max_host_mib * 2**20))
     except ConfigurationError as error:
         raise _ended(error) from None
     typer.echo(token)
@@ -57,7 +62,10 @@ def revoke(name: _Name, tokens: _Path = "") -> None:
 
 
 def list_tokens(tokens: _Path = "") -> None:
-    """List tenants: name, day, weight, and their own limits: sessions, bytes in flight, values, operations."""
+    """List tenants: name, day, weight, and their own limits.
+
+    These are sessions, bytes in flight, values, operations, bytes on the device and bytes on the host.
+    """
     try:
         found = _file(tokens).read().tenants
     except ConfigurationError as error:
@@ -65,8 +73,8 @@ def list_tokens(tokens: _Path = "") -> None:
     for name, entry in sorted(found.items()):
         day = datetime.datetime.fromtimestamp(entry.created, datetime.UTC).date()
         own = entry.limits
-        cells = (name, day, f"{entry.weight:g}", *(
-            limit or "-" for limit in (own.sessions, own.inflight_bytes, own.handles, own.nodes)))
+        limits = own.sessions, own.inflight_bytes, own.handles, own.nodes, own.memory_bytes, own.host_bytes
+        cells = (name, day, f"{entry.weight:g}", *(limit or "-" for limit in limits))
         typer.echo("\t".join(map(str, cells)))
 
 

@@ -21,6 +21,7 @@ from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
 from djinn.protocol.messages import Hello
+from djinn.residency.tiers import Tiers
 from djinn_server.control import Control, Failed, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Meters, Reporter
 from djinn_server.couriers import UNIX, PeerRules
@@ -127,14 +128,17 @@ def main() -> None:
     control.send(Ready(server.device, inlet.address))
     reporter = Reporter(server.report, control.send)
     reporter.start()
-    stopped = server.stop(_obey(control, inlet.hand, allowances))
+    stopped = server.stop(_obey(control, inlet.hand, allowances, server.limit_memory))
     reporter.stop()
     logging.shutdown()
     # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
     os._exit(0 if stopped else 1)
 
 
-def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances) -> float:
+def _obey(
+    control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances,
+    limit_memory: Callable[[Limits], None],
+) -> float:
     """Do what the gateway says, until it says to stop; return how long programs may go on."""
     while (received := control.receive()) is not None:
         message, descriptor = received
@@ -145,6 +149,7 @@ def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: A
                 _log.info("%s: gone before it was taken over: %s", message.peer, error)
         elif isinstance(message, Limits):
             allowances.limits = message
+            limit_memory(message)
         elif isinstance(message, Stop):
             return message.timeout_s
     _log.warning("the gateway has vanished")
@@ -179,6 +184,7 @@ def _open(setup: Setup) -> tuple[Server, Inlet, Allowances]:
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
                     keep_bytes=setup.keep_bytes,
                     looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
+                    tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
                     peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
                                           listens_on_path=setup.transport == UNIX),
                     transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters)
