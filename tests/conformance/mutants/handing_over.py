@@ -103,18 +103,11 @@ MUTANTS = (
            "storage = value.untyped_storage()",
            "value = value.clone() if self._places.get(value.untyped_storage()._cdata) else value; "
            "storage = value.untyped_storage(); self._values[handle] = value", within=_SHORT),
-    mutant("evicted-while-in-use", "session.pressure_invisible", "djinn.residency.keeper:Keeper.use",
-           "for place in absent:\n        self._fill(place)", "pass", within=_SHORT),
     mutant("reloaded-after-a-write", "session.pressure_invisible", "djinn.residency.keeper:Keeper.use",
            "place.host = None", "pass", "place.writes += 1", "pass", "tenant.places.forget_recipe(place)", "pass",
            within=_SHORT),
     mutant("computed-from-what-was-written", "session.pressure_invisible", "djinn.residency.keeper:Keeper.use",
            "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
-    mutant("view-written-unnoticed", "session.pressure_invisible",
-           "djinn_executor_torch.effects:_Found._shared", "return self._union(step.operands) if may_share else "
-           "frozenset()", "return frozenset()", within=_SHORT),
-    mutant("resized-and-not-counted", "session.pressure_invisible", "djinn.residency.places:Places.recount",
-           "place.size_bytes = size_bytes", "pass", within="create:* metadata:* write:*"),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn.protocol.failures:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),
