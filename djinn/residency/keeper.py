@@ -120,15 +120,16 @@ class Keeper:
         needs = frozenset(places)
         for place in needs:
             place.used_at = now
-        # What was computed from something goes by what that is now, so it must be back before that is written.
+        # What was computed from something goes by what that is now, so it must be back before that is written; and
+        # nothing else may be dropped that goes by it.
+        for place in written:
+            place.writes += 1
         again = [dependent for place in written for dependent in place.dependents]
         try:
             for place in (*again, *needs):
                 if place.state is State.DROPPED:
                     self._compute(tenant, place)
                     self._computed.add(place)
-            for place in written:
-                place.writes += 1
             absent = [place for place in needs if place.state is not State.HERE]
             self._make_room(wanted_bytes + sum(place.size_bytes for place in absent), needs)
         finally:
@@ -144,14 +145,14 @@ class Keeper:
         """Nothing is in use any more."""
         self._in_use = frozenset()
 
-    def fit(self, kept: Collection[Place] = ()) -> None:
+    def fit(self) -> None:
         """Bring what is held back within the limit, if it has come beyond it.
 
         Raises:
             OutOfMemoryError: That cannot be done.
         """
         if self.accounts.held_bytes > self.limit_bytes:
-            self._make_room(0, frozenset(kept))
+            self._make_room(0, frozenset())
 
     def breathe(self) -> None:
         """Something was carried out: follow what is held, and let go of what is cold ahead of need."""

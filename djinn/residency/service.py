@@ -141,6 +141,7 @@ class BudgetedService(SessionService):
             if not isinstance(command, Receive):
                 super()._carry_out(command, uploads)
                 self._count_ahead()
+                self._keeper.release()
                 return
             self.drop_ahead()
         self._receive(command)
@@ -148,6 +149,7 @@ class BudgetedService(SessionService):
     def _accept(self, command: Receive, arrived: tuple[Parcel, Sequence[torch.Tensor]] | Poisoned) -> None:
         with self._keeper.lock:
             super()._accept(command, arrived)
+            self._keeper.release()
 
     def _put_in(self, tensor: torch.Tensor) -> torch.Tensor:
         self._keeper.use(self, (), tensor.numel() * tensor.element_size())
@@ -202,7 +204,6 @@ class BudgetedService(SessionService):
                     self._values.put(target, poison)
             return
         super()._copy(command)
-        self._keeper.release()
 
     def _fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
         with self._keeper.lock:
@@ -211,12 +212,16 @@ class BudgetedService(SessionService):
                 missing = self._attempt(lambda: self._keeper.use(self, (place,), 0))
                 if isinstance(missing, Poisoned):
                     return missing
-            return super()._fetch(handle, data)
+            item = super()._fetch(handle, data)
+            self._keeper.release()
+            return item
 
     def _packed(self, command: Send, session: str) -> tuple[Parcel, Sequence[torch.Tensor]] | Poisoned:
         with self._keeper.lock:
             self._keeper.use(self, self._places_of((command.handle, *command.family)), 0)
-            return super()._packed(command, session)
+            packed = super()._packed(command, session)
+            self._keeper.release()
+            return packed
 
     def _outputs_of(self, run: Run) -> list[Any]:
         keeper, known = self._keeper, self._programs.get(run.program)
@@ -281,14 +286,16 @@ class BudgetedService(SessionService):
             self._learn_recipe(run, known.program, numbers, inputs, read, made)
         self._can_repeat = True
         self._learn_caches(known.program, read, [places.of(value) for value in outputs])
-        self._bound(run, made)
+        self._bound(run, {place for place in read if place is not None}, made)
 
-    def _bound(self, run: Run, made: dict[int, Place]) -> None:
+    def _bound(self, run: Run, read: set[Place], made: dict[int, Place]) -> None:
         """See that what came of a run fits, where nobody knew how much that would be."""
         wanted_bytes, duration_s = self._took.get(run.program, (0, 0.0))
         size_bytes = sum(place.size_bytes for place in set(made.values()))
         self._took[run.program] = max(wanted_bytes, size_bytes), duration_s
         try:
+            if size_bytes + sum(place.size_bytes for place in read) > self._keeper.limit_bytes:
+                raise self._keeper.no_room(size_bytes)
             self._keeper.fit()
         except OutOfMemoryError as error:
             poison = self._fail(error, run=run.program)
