@@ -85,6 +85,8 @@ class Keeper:
         self._in_use: frozenset[Place] = frozenset()
         self._computed: set[Place] = set()
         """What was computed again for what is about to be used: dropped once more, it would never be there."""
+        self._leaving_bytes = 0
+        """What is about to leave the host. If it had to be gone first, nothing could trade places with it."""
         if isinstance(executor, RelievedExecutor):
             executor.relief = self.relieve
 
@@ -131,9 +133,11 @@ class Keeper:
                     self._compute(tenant, place)
                     self._computed.add(place)
             absent = [place for place in needs if place.state is not State.HERE]
+            self._leaving_bytes = sum(place.size_bytes for place in absent if place.state is State.MOVED)
             self._make_room(wanted_bytes + sum(place.size_bytes for place in absent), needs)
         finally:
             self._computed.clear()
+            self._leaving_bytes = 0
         self._in_use = needs
         for place in absent:
             self._fill(place)
@@ -289,9 +293,9 @@ class Keeper:
         return True
 
     def _host_has_room(self, size_bytes: int) -> bool:
-        limit_bytes = self.host_limit_bytes
-        if not limit_bytes:
+        if not self.host_limit_bytes:
             return True
+        limit_bytes = self.host_limit_bytes + self._leaving_bytes
 
         def kept_bytes() -> int:
             return 0 if self._spare is None else self._spare.size_bytes
