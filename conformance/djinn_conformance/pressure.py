@@ -23,7 +23,7 @@ from djinn.session import Session
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.machine import Machine, Statistics
 
-__all__ = ("Pressure", "PressedMachine", "expect_exact", "pressed")
+__all__ = ("PressedMachine", "Pressure", "expect_exact", "pressed")
 
 _ROOMY_BYTES = 2**40
 _TIGHT_HOST_BYTES = 1
@@ -162,7 +162,8 @@ class PressedMachine(Machine):
         super().__init__(session, statistics)
         self.before = self.pressure.evicted()
 
-    @initialize(seed=st.integers(0, 99), part=st.sampled_from((0.3, 1.0)), has_host=st.sampled_from((True, True, False)))
+    @initialize(seed=st.integers(0, 99), part=st.sampled_from((0.3, 1.0)),
+                has_host=st.sampled_from((True, True, False)))
     def press(self, seed: int, part: float, has_host: bool) -> None:
         """Choose how much is taken away."""
         self.pressure.begin(seed, part, has_host=has_host)

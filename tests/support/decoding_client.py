@@ -1,7 +1,7 @@
 """A process that decodes on a server with caches of keys and values, and says whether that gives what eager gives.
 
-Run as ``python decoding_client.py SERVER SEED TOKENS``; it prints ``ready`` once its weights are there, waits for a line
-on its standard input, and prints ``equal`` or what differs.
+Run as ``python decoding_client.py SERVER SEED TOKENS``; it prints ``ready`` once its weights are there, waits for a
+line on its standard input, and prints ``equal`` or what differs.
 """
 
 from __future__ import annotations
