@@ -57,12 +57,22 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, and third parties' plugins against the laws of their kind."""
+    """Run the tests, and third parties' plugins against the laws of their kind.
+
+    Tests that measure time come last and by themselves; all others share the processors. With arguments for pytest
+    (``-- tests/unit -k config``), it runs once, in one process.
+    """
     _install(session, "-e", ".[test]")
     # Built and installed as their users would have them, not editable.
     _install(session, "--no-deps", "--force-reinstall", *THIRD_PARTY.values())
     _conformance(session, *THIRD_PARTY)
-    session.run("pytest", *session.posargs, env=PROFILE)
+    if session.posargs:
+        session.run("pytest", *session.posargs, env=PROFILE)
+        return
+    # One thread each: the processes have the processors already.
+    session.run("pytest", "-n", "auto", "--maxprocesses=4", "--dist=loadgroup", "-m", "not alone",
+                env={**PROFILE, "OMP_NUM_THREADS": "1"})
+    session.run("pytest", "-m", "alone", env=PROFILE)
 
 
 def _judge_everything(session: nox.Session, *arguments: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
@@ -158,10 +158,6 @@ def _addresses(value: Any) -> tuple[str, ...]:
     return addresses if all(addresses) else _refuse()
 
 
-def _placement(value: Any) -> str:
-    return _text(value) if value in PLACEMENTS else _refuse()
-
-
 def _path(value: Any) -> str:
     return os.fspath(value) if isinstance(value, Path) else _text(value)
 
@@ -189,8 +185,8 @@ def _count(value: Any) -> int | Literal["auto"] | None:
     return value
 
 
-def _recovery(value: Any) -> str:
-    return _text(value) if value in RECOVERIES else _refuse()
+def _one_of(choices: Sequence[str]) -> Callable[[Any], str]:
+    return lambda value: _text(value) if value in choices else _refuse()
 
 
 def _bytes(value: Any) -> int:
@@ -215,7 +211,7 @@ _OPTIONAL = frozenset({"flush_every", "request_timeout_s"})
 _RULES: Mapping[str, _Rule] = MappingProxyType({
     "server": _Rule(_address, "an address such as tcp://host:port, or nothing for an executor in this process"),
     "servers": _Rule(_addresses, "a list of addresses such as tcp://host:port"),
-    "placement": _Rule(_placement, f"one of {', '.join(PLACEMENTS)}"),
+    "placement": _Rule(_one_of(PLACEMENTS), f"one of {', '.join(PLACEMENTS)}"),
     "token": _Rule(_text, "text"),
     "owner": _Rule(_text, "text"),
     "tls_ca": _Rule(_path, "the path of a file"),
@@ -230,7 +226,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "log_component": _Rule(_text, "names of components separated by commas"),
     "connect_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
     "request_timeout_s": _Rule(_optional_seconds, "a number of seconds above 0, or None"),
-    "recovery": _Rule(_recovery, f"one of {', '.join(RECOVERIES)}"),
+    "recovery": _Rule(_one_of(RECOVERIES), f"one of {', '.join(RECOVERIES)}"),
     "recovery_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
     "recovery_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
     "local_fallback": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),

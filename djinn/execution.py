@@ -18,7 +18,7 @@ from djinn.errors import InputsError, ScheduleError
 from djinn.inputs import Inputs, arrived, bind, laid_out_as, outside_values
 from djinn.link import Link
 from djinn.model.graph import Graph, GraphNode, Operand
-from djinn.model.schedule import CachingPolicy, ExecutionSchedule
+from djinn.model.schedule import CachingPolicy, DeviceProfile, ExecutionSchedule, LinkProfile
 from djinn.model.schema import ReturnKind, facts_of, operator_named
 from djinn.planning.check import check_schedule
 from djinn.protocol.tensors import dtype_named
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from djinn.fleet.placement import Placement
     from djinn.fleet.whereabouts import Whereabouts
     from djinn.session import Session
-
-"""Kinds of values that a call is not given anew."""
 
 
 class ExecutionStrategy(StrEnum):
@@ -365,6 +363,15 @@ class _BySchedule:
         is_ours = self._executor is not None and threading.get_ident() == self._thread
         return self._executor if is_ours and self._executor is not None else (
             self._usual.house(size_bytes, device, where))
+
+    def pin(self, executor: int | None) -> None:
+        """Pass it on; what a schedule places stays there."""
+        self._usual.pin(executor)
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Pass it on."""
+        self._usual.learn(executor, profile, home_link, links)
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> list[tuple[Node, int]]:
         """Choose executor and order of a piece of tape: ours stays in order."""

@@ -19,7 +19,7 @@ from djinn.model.display import amount
 from djinn.model.graph import GraphNode
 from djinn.model.schedule import ExecutionSchedule, Span
 from djinn.pages import page
-from djinn.planning.costs import meaning_of
+from djinn.planning.meaning import meaning_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Inputs = Mapping[str, Any] | Sequence[Any] | None
 _WEIGHTS = ("parameter", "buffer", "optimizer_state", "gradient")
+"""Kinds of values that a call is not given anew."""
 
 
 @attrs.frozen

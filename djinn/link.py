@@ -215,20 +215,11 @@ class Link:
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
-        """Turn the tape, or the slice that ``wanted`` needs, into commands.
-
-        What died is read before the tape: a value that is dead by then has all its uses on the tape, because a use is
-        recorded while the value's tensor is alive. A dead value that a node left on the tape still reads is kept until
-        that node goes.
-        """
+        """Turn the tape, or the slice that ``wanted`` needs, into commands."""
         if not (self.tape.nodes or self.released or self._dead):
             return
-        while self.released:
-            self._dead.add(self.released.popleft())
-        nodes = self.tape.cut() if wanted is None else self.tape.cut_slice(wanted)
+        nodes, gone = self.tape.take(wanted, self.released, self._dead)
         self.nodes_taken += len(nodes)
-        busy = {slot.number for node in self.tape.nodes for slot in (*node.inputs, *node.outputs)}
-        gone = self._dead - busy
         alive = without_dead(nodes, gone)
         self._dead -= gone
         held = sorted(gone - {slot.number for node in nodes for slot in node.outputs})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,12 +16,11 @@ from djinn.inputs import Inputs
 from djinn.model.schedule import ExecutionSchedule, Span
 from djinn.protocol.messages import Batch, Rerun, Result, Send, Timing
 from djinn.protocol.messages import Run as RunCommand
+from djinn.spans import connections_through
 from djinn.tensor import LazyTuple
 
 if TYPE_CHECKING:
     from djinn.kinds import Connection
-    from djinn.link import Link
-    from djinn.session import Session
 
 __all__ = ("MeasuredPiece", "MeasuredTransfer", "Measurement", "measure")
 
@@ -77,7 +75,7 @@ def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int =
     ends = run.ends(max(1, -(-len(schedule.order) // max(1, pieces))))
     for _ in range(2 if run.is_repeatable else 0):
         _pass(run, ends)
-    with _watched(session) as watches:
+    with connections_through(session, lambda link: _Watch(link.connection)) as watches:
         cuts, results = _pass(run, ends)
         # What is asked last is answered at once: that tells how the clocks differ.
         session.synchronize()
@@ -156,22 +154,6 @@ class _Watch:
     def told(self, kind: str) -> list[Timing]:
         """List the timings of a kind, in order."""
         return [timing for timing in self.timings if timing.kind == kind]
-
-
-@contextmanager
-def _watched(session: Session) -> Iterator[list[_Watch]]:
-    """Ask every executor of a session for timings, for the length of a block."""
-    links: Sequence[Link] = session.link.links
-    with session.lock:
-        watches = [_Watch(link.connection) for link in links]
-        for link, watch in zip(links, watches, strict=True):
-            link.connection = watch
-    try:
-        yield watches
-    finally:
-        with session.lock:
-            for link, watch in zip(links, watches, strict=True):
-                link.connection = watch.plain
 
 
 def _pieces(

@@ -19,10 +19,9 @@ from djinn.model.graph import Graph
 from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span
 from djinn.planning.check import check_schedule
-from djinn.planning.costs import CostModel, meaning_of
-from djinn.planning.liveness import MemoryEstimator, storage_bytes
-from djinn.planning.meaning import with_meaning
-from djinn.planning.profiles import Calibration, identity_of, load
+from djinn.planning.costs import CostModel
+from djinn.planning.liveness import MemoryEstimator
+from djinn.planning.meaning import meaning_of, with_meaning
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -108,8 +107,8 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
     held = {} if graph is None else alive_values(session, outside_values(graph))
     link: Any = session.handing_over
     if isinstance(link, Link):
-        sizes = {tensor._value.slot.storage: storage_bytes(tensor._value.spec) for tensor in held.values()}
-        known, welcome = _calibration(session, link), link.welcome
+        sizes = {tensor._value.slot.storage: tensor._value.spec.reach_bytes for tensor in held.values()}
+        known, welcome = session.calibration(), link.welcome
         return [DeviceInfo(str(session.device), memory_bytes=welcome.memory_bytes or None,
                            held_bytes=max(sum(sizes.values()), welcome.held_bytes), holds=frozenset(held),
                            profile=known.profile, home_link=known.home_link)]
@@ -118,14 +117,7 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
     with session.lock:
         session.flush()
         infos: list[DeviceInfo] = link.placement.devices(link.where, [int(value[1:]) for value in held])
-    calibrations = [_calibration(session, each) for each in link.links]
-    return [attrs.evolve(info, profile=known.profile, home_link=known.home_link) if known.is_measured else info
-            for info, known in zip(infos, calibrations, strict=True)]
-
-
-def _calibration(session: Session, link: Link) -> Calibration:
-    identity = identity_of(link)
-    return session.calibrations.get(identity) or session.calibrations.setdefault(identity, load(identity))
+        return infos
 
 
 def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:

@@ -188,18 +188,10 @@ def _function(
             return None
         shares.append(Share(slot.number, slot.storage, base, root.number if base < 0 else 0))
         if base < 0:
-            sizes[root.number] = max(sizes.get(root.number, 0), _reach_bytes(specs[root]), _reach_bytes(specs[slot]))
+            sizes[root.number] = max(sizes.get(root.number, 0), specs[root].reach_bytes, specs[slot].reach_bytes)
     work = sum(_moved_bytes(node) for node in nodes)
     size = sum(sizes.values())
     return Function(tuple(inputs), tuple(shares), sizes, bool(shares) and (work > 2 * size or size <= SMALL_BYTES))
-
-
-def _reach_bytes(spec: TensorSpec) -> int:
-    """Bytes of a storage up to a tensor's last element."""
-    if not spec.numel:
-        return 0
-    last = spec.storage_offset + sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
-    return (last + 1) * spec.dtype.itemsize
 
 
 def _moved_bytes(node: Node) -> int:

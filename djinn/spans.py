@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from djinn.link import Link
     from djinn.session import Session
 
+Wrapped = TypeVar("Wrapped", bound=Connection)
 MAX_SPANS = 200_000
 """Spans that are kept; those after them are only counted."""
 
@@ -105,18 +106,32 @@ def spans_of(session: Session) -> Iterator[Spans]:
     if current is not None:
         raise RuntimeError("Spans are being collected already.")
     spans = Spans()
-    links = session.link.links
+    with connections_through(session, lambda link: _TimedConnection(link.connection, spans, link)):
+        current = spans
+        try:
+            yield spans
+        finally:
+            current = None
+
+
+@contextlib.contextmanager
+def connections_through(session: Session, wrap: Callable[[Link], Wrapped]) -> Iterator[list[Wrapped]]:
+    """Let everything that goes to a session's executors pass through something, for the length of a block.
+
+    Args:
+        session: Whose.
+        wrap: Makes what a link's connection is replaced by; once for each executor, in their order.
+    """
+    links: Sequence[Link] = session.link.links
     with session.lock:
         plain = [link.connection for link in links]
-        # What is on its way must not appear as if it had begun in the block.
-        for link in links:
-            link.connection = _TimedConnection(link.connection, spans, link)
-        current = spans
+        wrapped = [wrap(link) for link in links]
+        for link, through in zip(links, wrapped, strict=True):
+            link.connection = through
     try:
-        yield spans
+        yield wrapped
     finally:
         with session.lock:
-            current = None
             for link, connection in zip(links, plain, strict=True):
                 link.connection = connection
 

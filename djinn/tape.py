@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -89,6 +90,26 @@ class Tape:
         piece = self.nodes[:count]
         del self.nodes[:count]
         return piece
+
+    def take(
+        self, wanted: Sequence[Slot] | None, released: deque[int], dead: set[int]
+    ) -> tuple[list[Node], set[int]]:
+        """Take all nodes, or those that ``wanted`` needs, and tell which dead values go with them.
+
+        What died is read before the tape: a value that is dead by then has all its uses on the tape, because a use is
+        recorded while the value's tensor is alive. A dead value that a node left behind still reads stays until that
+        node goes.
+
+        Args:
+            wanted: Values that are waited for; ``None``: take everything.
+            released: Values that died lately; emptied into ``dead``.
+            dead: Values that nobody names and that have not gone.
+        """
+        while released:
+            dead.add(released.popleft())
+        nodes = self.cut() if wanted is None else self.cut_slice(wanted)
+        busy = {slot.number for node in self.nodes for slot in (*node.inputs, *node.outputs)}
+        return nodes, dead - busy
 
     def cut_slice(self, wanted: Iterable[Slot]) -> list[Node]:
         """Take the nodes that ``wanted`` needs, and leave the rest in order."""

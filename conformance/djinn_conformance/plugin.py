@@ -6,6 +6,7 @@ collected.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,9 +121,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                          scope="session")
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Hold tests and laws against each other, and remember which test is which law's."""
     kinds: set[str] = set()
+    is_distributed = config.pluginmanager.hasplugin("xdist")
     for item in items:
         kind = _kind_of(item.path)
         if kind is None or not isinstance(item, pytest.Function):
@@ -135,6 +138,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(warning))
         subject = item.callspec.params["subject"] if hasattr(item, "callspec") else None
         item.user_properties.append((_PROPERTY, (str(subject), kind, law_of(item.function) or "")))
+        if is_distributed and "bench" in item.fixturenames:
+            # It keeps all processors busy by itself, with the work of all of its tests.
+            item.add_marker(pytest.mark.xdist_group(f"samples-{subject}"))
     if kinds:
         _check_correspondence(kinds)
 
@@ -170,9 +176,25 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Call it a success if the named plugin registers nothing that has laws, and nothing was left to run for it."""
+    """Call it a success if the named plugin registers nothing that has laws, and nothing was left to run for it.
+
+    A worker of pytest-xdist also tells the process that prints what it has counted.
+    """
+    if hasattr(session.config, "workeroutput"):
+        from djinn_conformance.tally import totals
+
+        session.config.workeroutput[_PROPERTY] = [(*key, dict(counted)) for key, counted in totals.items()]
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and _has_no_laws(session.config):
         session.exitstatus = pytest.ExitCode.OK
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add what a worker of pytest-xdist has counted."""
+    from djinn_conformance.tally import totals
+
+    for suite, direction, counted in getattr(node, "workeroutput", {}).get(_PROPERTY, ()):
+        totals.setdefault((suite, direction), Counter()).update(counted)
 
 
 def _has_no_laws(config: pytest.Config) -> bool:

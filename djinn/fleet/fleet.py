@@ -212,12 +212,8 @@ class Fleet:
         """Distribute the tape, or the slice that ``wanted`` needs; as `djinn.link.Link` does for one executor."""
         if not (self._tape.nodes or self._released or self._dead):
             return
-        while self._released:
-            self._dead.add(self._released.popleft())
-        nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)
+        nodes, gone = self._tape.take(wanted, self._released, self._dead)
         self.nodes_taken += len(nodes)
-        busy = {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
-        gone = self._dead - busy
         try:
             placed = self.placement.place(without_dead(nodes, gone), gone, self.where)
         except BaseException:

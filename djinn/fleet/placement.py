@@ -11,12 +11,12 @@ from typing import Protocol, TypeAlias
 import attrs
 import torch
 
-from djinn.errors import OutOfMemoryError, ScheduleError
+from djinn.errors import OutOfMemoryError
 from djinn.fleet.whereabouts import Whereabouts
 from djinn.graphs import graph_of
 from djinn.kinds import Scheduler
 from djinn.model.graph import Graph
-from djinn.model.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
+from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
 from djinn.model.spec import TensorSpec
 from djinn.planning.check import check_schedule
 from djinn.programs import lay_out
@@ -128,7 +128,6 @@ class AutomaticPlacement:
             members[index].welcome.sessions, members[index].welcome.held_bytes, index))
         self._filling = 0
         self._pinned: int | None = None
-        self.last: ExecutionSchedule | None = None
 
     def pin(self, executor: int | None) -> None:
         """Let everything run on one executor from now on; ``None``: wherever the scheduler wants it."""
@@ -203,28 +202,25 @@ class AutomaticPlacement:
         self, nodes: Sequence[Node], inputs: Sequence[int], where: Whereabouts
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         graph = self._annotate(graph_of(nodes))
-        devices = self.devices(where, inputs)
+        described = self.devices(where, inputs)
+        devices = [described[index] for index in
+                   (*self._preference[self._filling:], *self._preference[:self._filling])]
         schedule = self._scheduler.schedule(graph, devices)
         check_schedule(schedule, graph, devices)
-        self.last = attrs.evolve(schedule, graph=graph)
         indices = {member.id: index for index, member in enumerate(self._members)}
         positions = {node.id: index for index, node in enumerate(graph.nodes())}
-        for node in graph.nodes():
-            if schedule.devices[node.id] not in indices:
-                raise ScheduleError(f"Node {node.id} is placed on {schedule.devices[node.id]!r}.")
         return (tuple(positions[name] for name in schedule.order),
                 tuple(indices[schedule.devices[name]] for name in schedule.order))
 
     def devices(self, where: Whereabouts, values: Sequence[int] = ()) -> list[DeviceInfo]:
-        """Describe the executors to a scheduler, the one that is being filled first.
+        """Describe the executors to a scheduler, in their order.
 
         Args:
             where: The books.
             values: Values whose place matters.
         """
         made = []
-        for index in (*self._preference[self._filling:], *self._preference[:self._filling]):
-            member = self._members[index]
+        for index, member in enumerate(self._members):
             held = [number for number in values if where.is_at(number, index)]
             at_home = frozenset(f"v{number}" for number in held if where.home_of(number) == index)
             busy = member.welcome.sessions

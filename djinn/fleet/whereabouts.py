@@ -74,7 +74,7 @@ class Whereabouts:
         storage = slot.storage
         if storage not in self.homes:
             self.homes[storage] = executor
-            self._sizes[storage] = _reach_bytes(spec)
+            self._sizes[storage] = 0 if spec is None else spec.reach_bytes
             self.held_bytes[executor] += self._sizes[storage]
         self._values[slot.number] = Held(storage, 0 if spec is None else spec.size_bytes, view)
         self._members.setdefault(storage, set()).add(slot.number)
@@ -151,11 +151,3 @@ class Whereabouts:
             home = self.homes.pop(held.storage)
             self.held_bytes[home] -= self._sizes.pop(held.storage)
             del self._members[held.storage]
-
-
-def _reach_bytes(spec: TensorSpec | None) -> int:
-    """Return how far into its storage a tensor reaches, in bytes."""
-    if spec is None or 0 in spec.size:
-        return 0
-    reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
-    return (spec.storage_offset + reach + 1) * spec.dtype.itemsize

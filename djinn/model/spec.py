@@ -40,6 +40,14 @@ class TensorSpec:
         """Bytes of the elements themselves."""
         return self.numel * self.dtype.itemsize
 
+    @property
+    def reach_bytes(self) -> int:
+        """Bytes from the beginning of the storage to the last element; what is expanded takes its room once."""
+        if not self.numel:
+            return 0
+        last = sum((extent - 1) * step for extent, step in zip(self.size, self.stride, strict=True))
+        return (self.storage_offset + last + 1) * self.dtype.itemsize
+
     def __repr__(self) -> str:
         return f"TensorSpec({tuple(self.size)}, {self.dtype}, stride={self.stride}, offset={self.storage_offset})"
 

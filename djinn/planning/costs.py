@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from djinn.model.graph import Graph, GraphNode
-from djinn.model.metadata import MemoryPattern, SemanticMetadata
+from djinn.model.metadata import MemoryPattern
 from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, LinkProfile, Transfer
+from djinn.planning.meaning import meaning_of
 
-__all__ = ("CostModel", "CostWeights", "meaning_of", "waiting_s")
+__all__ = ("CostModel", "CostWeights", "waiting_s")
 
 
 @attrs.frozen
@@ -41,12 +42,6 @@ def waiting_s(service_s: float, load: float) -> float:
     if not 0 <= load < 1:
         raise ValueError(f"A load is from 0 to below 1, not {load}.")
     return load / (1 - load) * service_s
-
-
-def meaning_of(node: GraphNode) -> SemanticMetadata | None:
-    """Return what is known of a node, if its graph was annotated."""
-    found = node.metadata.get("meaning")
-    return found if isinstance(found, SemanticMetadata) else None
 
 
 class CostModel:

@@ -9,18 +9,9 @@ import attrs
 from djinn.model.graph import Graph, GraphNode
 from djinn.model.metadata import ExecutionPhase
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
-from djinn.model.spec import TensorSpec
-from djinn.planning.costs import meaning_of
+from djinn.planning.meaning import meaning_of
 
-__all__ = ("MemoryEstimate", "MemoryEstimator", "storage_bytes")
-
-
-def storage_bytes(spec: TensorSpec) -> int:
-    """Bytes from the beginning of a tensor's storage to its last element; what is expanded takes its room once."""
-    if not spec.numel:
-        return 0
-    last = spec.storage_offset + sum((size - 1) * stride for size, stride in zip(spec.size, spec.stride, strict=True))
-    return (last + 1) * spec.dtype.itemsize
+__all__ = ("MemoryEstimate", "MemoryEstimator")
 
 
 @attrs.frozen
@@ -103,7 +94,7 @@ class MemoryEstimator:
         for value, spec in known:
             if spec is not None:
                 base = self._base(value)
-                sizes[base] = max(sizes.get(base, 0), storage_bytes(spec))
+                sizes[base] = max(sizes.get(base, 0), spec.reach_bytes)
         return sizes
 
     def _outside_bytes(self) -> int:

@@ -98,7 +98,7 @@ def identity_of(link: Link | Connection) -> Identity:
     welcome = link.welcome
     parts = urlsplit(link.address)
     if parts.scheme == "local":
-        here = "-".join(dict.fromkeys(filter(None, (platform.node(), platform.machine(), platform.processor()))))
+        here = "-".join(filter(None, (platform.node(), platform.machine())))
         threads = torch.get_num_threads() if welcome.device.startswith("cpu") else 0
         return Identity(here, welcome.device, str(welcome.torch), threads)
     return Identity(parts.hostname or link.address, welcome.device, str(welcome.torch))

@@ -218,11 +218,9 @@ class Recovering:
         self._maintain()
         if not (self._tape.nodes or self._released or self._dead):
             return
-        while self._released:
-            self._dead.add(self._released.popleft())
-        nodes = self._tape.cut() if wanted is None else self._tape.cut_slice(wanted)
+        nodes, gone = self._tape.take(wanted, self._released, self._dead)
+        self._dead = self._dead - gone
         self.nodes_taken += len(nodes)
-        gone = self._gone()
         alive = without_dead(nodes, gone)
         if len(alive) < len(nodes):
             kept = set(map(id, alive))

@@ -203,7 +203,7 @@ def test_the_example_of_a_kind_keeps_its_laws(kind: str, tmp_path: Path, site: P
     empty.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *command.split()], cwd=empty, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False, env=clean_environment(HYPOTHESIS_PROFILE="ci", **paths(site)))
+        timeout=TIMEOUT_S, check=False, env=clean_environment(HYPOTHESIS_PROFILE="smoke", **paths(site)))
     assert done.returncode == 0, done.stdout + done.stderr
     laws = len(tomllib.loads((ROOT / "specs" / "kinds" / f"{kind}.toml").read_text())["laws"])
     assert re.search(rf"(?m)^{kind} +{name}:\S+ +{laws} laws kept +0 broken", done.stdout), done.stdout

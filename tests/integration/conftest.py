@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -81,7 +82,8 @@ def children(process: int) -> list[int]:
     """Processes that a process has started, by any of its threads."""
     found: list[int] = []
     for task in Path(f"/proc/{process}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            found += map(int, (task / "children").read_text().split())
     return found
 
 

@@ -154,10 +154,12 @@ def test_two_that_send_more_to_each_other_than_may_wait(pair: tuple[Session, Ses
     for one, other in (pair, pair[::-1]):
         one.upload(1, LARGE)
         assert one.failures(other.as_peer()) == []
-    for one in pair:
-        one.submit(*(Send(1, 1, parcel) for parcel in range(4)))
     for one, other in (pair, pair[::-1]):
-        result, [got] = one.ask(*(Receive(2, parcel, other.name) for parcel in range(4)), fetch=(2,))
+        # Both are told to receive before an answer of either is waited for: it sends all, and then waits as well.
+        one.submit(*(Send(1, 1, parcel) for parcel in range(4)),
+                   *(Receive(2, parcel, other.name) for parcel in range(4)))
+    for one in pair:
+        result, [got] = one.ask(fetch=(2,))
         assert result.failures == ()
         assert torch.equal(got, LARGE)
 

@@ -83,6 +83,7 @@ assert torch.device("remote_accelerator:0").index == 0
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
+@pytest.mark.alone
 def test_import_is_quick() -> None:
     script = "import time, torch; begin = time.perf_counter(); import djinn; print(time.perf_counter() - begin)"
     took_s = [float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True,

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -186,10 +186,19 @@ def interrupt_soon(number: int = signal.SIGINT, delay_s: float = 0.4) -> None:
     threading.Timer(delay_s, signal.pthread_kill, (main, number)).start()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where whoever runs the tests has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 needs_signals = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="interrupts a thread by signal")
 
 
 @needs_signals
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_waiting_leaves_a_session_that_works(serve: Any, open_connection: Any) -> None:
     interrupted = threading.Event()
     first = Failure(1, "ValueError", "of the interrupted request")
@@ -216,6 +225,7 @@ def test_an_interrupt_while_waiting_leaves_a_session_that_works(serve: Any, open
 
 
 @needs_signals
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("direction", ["sending", "receiving"])
 def test_an_interrupt_in_the_middle_of_a_frame_ends_the_session(
     serve: Any, open_connection: Any, direction: str,

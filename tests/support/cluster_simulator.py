@@ -22,7 +22,6 @@ from djinn.measuring import Measurement
 from djinn.model.graph import Graph, GraphNode
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
 from djinn.planning.costs import CostModel
-from djinn.planning.liveness import storage_bytes
 
 Task = tuple[str, str]
 """A node and the device on which it runs: its own, or one of its replicas'."""
@@ -394,7 +393,7 @@ class _Memory:
                                 *zip(node.inputs, node.input_specs, strict=False)):
                 if spec is not None:
                     root = self._root(value)
-                    self._sizes[root] = max(self._sizes[root], storage_bytes(spec))
+                    self._sizes[root] = max(self._sizes[root], spec.reach_bytes)
 
     def _place(self, schedule: ExecutionSchedule, cluster: Cluster, outside: set[str]) -> None:
         for device in cluster.devices:

@@ -15,9 +15,10 @@ from small_gpt import Training
 
 import djinn
 from djinn import runtime
-from djinn.model.graph import GraphNode, RecordedGraph
+from djinn.model.graph import RecordedGraph
 from djinn.model.schedule import DeviceInfo, ExecutionSchedule
 from djinn.planning.costs import CostModel
+from djinn.planning.meaning import with_meaning
 
 DEVICE = "remote_accelerator:0"
 
@@ -42,13 +43,6 @@ class Prediction:
     def __str__(self) -> str:
         return (f"predicted {self.predicted_s * 1e3:.2f} ms, measured {self.median_s * 1e3:.2f} ms "
                 f"({min(self.measured_s) * 1e3:.2f} to {max(self.measured_s) * 1e3:.2f}), off by {self.error:.2f}")
-
-
-def with_meaning(annotated: djinn.AnnotatedGraph) -> RecordedGraph:
-    """Give the nodes of a graph their meaning, where the cost model looks for it."""
-    nodes: list[GraphNode] = [attrs.evolve(node, metadata={**node.metadata, "meaning": annotated.nodes[node.id]})
-                              for node in annotated.graph.nodes()]
-    return RecordedGraph(tuple(nodes), annotated.graph.storages, values=annotated.graph.values)
 
 
 def predicted_s(graph: RecordedGraph) -> float:

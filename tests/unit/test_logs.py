@@ -16,12 +16,17 @@ FORGED = "hello\n2026-01-01 00:00:00,000 ERROR djinn.server: forged\x1b[2J\u2028
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    before, level = list(root.handlers), root.level
+    before = list(root.handlers)
+    # Sessions of other tests have set the levels of their loggers.
+    names = ("", "djinn", "djinn.server", "djinn.transport")
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     root.handlers[:] = []
-    root.setLevel("DEBUG")
+    for logger in levels:
+        logger.setLevel("DEBUG")
     yield io.StringIO()
     root.handlers[:] = before
-    root.setLevel(level)
+    for logger, level in levels.items():
+        logger.setLevel(level)
 
 
 def fail(text: str) -> None:

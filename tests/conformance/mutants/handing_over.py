@@ -74,7 +74,7 @@ MUTANTS = (
     mutant("absent-result-never-freed", "session.programs_equal", "djinn.recorder:Recorder.new_results",
            "self.released(number)", "pass",
            within="gradient:*layer_norm*"),
-    mutant("freed-too-early", "session.slices_equal", "djinn.link:Link._take", "self._dead - busy", "set(self._dead)",
+    mutant("freed-too-early", "session.slices_equal", "djinn.tape:Tape.take", "dead - busy", "set(dead)",
            within="neg add.Tensor"),
     mutant("freed-before-its-last-use", "session.slices_equal", "djinn.protocol.service:SessionService._run",
            "outputs = self._outputs_of(run)", "self._free(run.released); outputs = self._outputs_of(run)",

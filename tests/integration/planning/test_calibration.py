@@ -62,6 +62,7 @@ def gpt2_decode() -> Callable[[], Any]:
     return predicting.gpt2_work()[1]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("make", [gpt2_forward, gpt2_decode, predicting.resnet_work, predicting.training_work],
                          ids=["gpt2", "decode", "resnet", "training"])
 def test_programs_take_what_is_predicted(address: str, make: Callable[[], Callable[[], Any]]) -> None:

@@ -70,7 +70,10 @@ def test_a_split_model_gives_what_eager_gives(session: Session, strategy: str, e
     torch.testing.assert_close(made.cpu(), model(x).detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_nodes_run_where_the_schedule_says_and_move_what_it_says(session: Session) -> None:
+@pytest.mark.parametrize("preference", [[0, 1, 2], [2, 0, 1]])
+def test_nodes_run_where_the_schedule_says_and_move_what_it_says(session: Session, preference: list[int]) -> None:
+    """Also where another executor than the first has the least to do, and is filled first."""
+    fleet_of(session).placement._preference = preference
     remote = spread(session, layers(width=WIDE))
     schedule = planned(remote, torch.ones(4, WIDE), "latency")
     assert {*schedule.devices.values()} == {f"remote_accelerator:{index}" for index in range(3)}, "weights are spread"

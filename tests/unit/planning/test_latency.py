@@ -88,3 +88,11 @@ def test_scheduling_takes_time_by_nodes_and_edges_and_no_more() -> None:
             taken.append(time.process_time() - began)
         took_s.append(min(taken))
     assert took_s[1] <= 25 * took_s[0], took_s
+
+
+def test_a_wide_graph_is_spread_over_many_devices() -> None:
+    graph, devices = made.layered(random.Random(1), 10_000, 200), linked(100)
+    schedule = LATENCY.schedule(graph, devices)
+    check_schedule(schedule, graph, devices)
+    alone = LATENCY.schedule(graph, devices[:1])
+    assert schedule.estimate.latency_s < alone.estimate.latency_s / 10

@@ -22,7 +22,7 @@ from djinn.model.graph import GraphNode, RecordedGraph
 from djinn.model.metadata import ExecutionPhase, SemanticMetadata
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
 from djinn.model.spec import SpecTable, TensorSpec, tensors_in
-from djinn.planning.liveness import MemoryEstimator, storage_bytes
+from djinn.planning.liveness import MemoryEstimator
 from djinn.programs import lay_out, program_of
 
 DEVICE = "remote_accelerator:0"
@@ -91,7 +91,7 @@ def inputs_of(values: list[str], graph: RecordedGraph, specs: dict[str, TensorSp
     for value in values:
         base = graph.storages.get(value, value)
         family = [spec for other, spec in specs.items() if graph.storages.get(other, other) == base]
-        count = max(storage_bytes(spec) // spec.dtype.itemsize for spec in family)
+        count = max(spec.reach_bytes // spec.dtype.itemsize for spec in family)
         if base not in storages:
             storages[base] = torch.ones(count, dtype=specs[value].dtype)
         spec = specs[value]
@@ -242,6 +242,6 @@ def test_what_persists_stays_where_it_was_made() -> None:
 
 def test_a_storage_is_as_large_as_its_furthest_element() -> None:
     device = torch.device("meta")
-    assert storage_bytes(TABLE.intern(torch.Size([2, 3]), (3, 1), 4, torch.float32, device)) == 40
-    assert storage_bytes(TABLE.intern(torch.Size([5, 3]), (0, 1), 0, torch.float32, device)) == 12
-    assert storage_bytes(TABLE.intern(torch.Size([0]), (1,), 7, torch.float32, device)) == 0
+    assert TABLE.intern(torch.Size([2, 3]), (3, 1), 4, torch.float32, device).reach_bytes == 40
+    assert TABLE.intern(torch.Size([5, 3]), (0, 1), 0, torch.float32, device).reach_bytes == 12
+    assert TABLE.intern(torch.Size([0]), (1,), 7, torch.float32, device).reach_bytes == 0
