@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -11,7 +12,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperatorError
-from djinn.kinds import Executor, ExecutorFactory
+from djinn.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
+from djinn.kinds.executor import CandidProgram, Report, VacatingExecutor
 from djinn.model.program import Program
 from djinn.protocol.abilities import EarlyProgram
 from djinn.protocol.messages import Poisoned
@@ -121,6 +123,72 @@ def test_purity_true(subject: Subject, executor: Executor, recording: Recording)
         expect_same_tensor(executor.get(value), tensor, f"input i{index} after a pure run", where)
     expect_equal(bytes_of(random.get()), state, "random stream after a pure run", where)
     expect_equal(repr(run()), repr(first), "results of the second run", where)
+
+
+@law("executor.effects_true")
+@given(recording=recordings(grouped() + PLAIN + _ALIASING, max_calls=4))
+@example(recording=_ALIASES)
+@example(recording=_STATISTICS)
+def test_effects_true(subject: Subject, executor: Executor, recording: Recording) -> None:
+    """Run what says what it does, and look at everything that it does not name."""
+    (part, compiled), = prepare(executor, _cut(recording, []))
+    if not isinstance(compiled, CandidProgram):
+        return
+    where, random, effects = f"{subject}: {recording}", executor.random_state(0), compiled.effects
+    inputs = [executor.put(recording.inputs[-1 - index]) for index in part.inputs]
+    storages = [(value.untyped_storage()._cdata, value.untyped_storage().nbytes()) for value in inputs]
+
+    def run() -> list[Any]:
+        outputs = compiled.run(list(inputs), list(part.numbers), random, lambda step, _: Poisoned(1 + step))
+        return [bytes_of(executor.get(value)) if isinstance(value, torch.Tensor) else value for value in outputs]
+
+    first = run()
+    for position, (index, value) in enumerate(zip(part.inputs, inputs, strict=True)):
+        if position not in effects.written:
+            expect_same_tensor(executor.get(value), recording.inputs[-1 - index], f"unnamed input {position}", where)
+        if not effects.changes_storages:
+            storage = value.untyped_storage()
+            expect_equal((storage._cdata, storage.nbytes()), storages[position], f"storage of input {position}", where)
+    if effects.repeats:
+        expect_equal(repr(run()), repr(first), "results of the second run", where)
+
+
+class _Interrupted:
+    """A program whose inputs' memory is given back and given again before it runs."""
+
+    def __init__(self, executor: VacatingExecutor, compiled: CompiledProgram, where: str) -> None:
+        self._executor = executor
+        self._compiled = compiled
+        self._where = where
+
+    def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
+        storages = {value.untyped_storage()._cdata: value.untyped_storage()
+                    for value in inputs if isinstance(value, torch.Tensor)}
+        for storage in storages.values():
+            if self._executor.can_vacate(storage):
+                size_bytes, data = storage.nbytes(), self._executor.copy_out(storage)
+                expect_equal(data.numel(), size_bytes, "bytes copied out", self._where)
+                self._executor.vacate(storage)
+                expect_equal(storage.nbytes(), 0, "bytes of a vacated storage", self._where)
+                self._executor.furnish(storage, data)
+                expect_equal(storage.nbytes(), size_bytes, "bytes of a storage that was furnished again", self._where)
+        return self._compiled.run(inputs, numbers, random, report)
+
+
+@law("executor.vacates_exactly")
+@given(recording=recordings(_ALIASING + PLAIN), cuts=_CUTS)
+@example(recording=_ALIASES, cuts=[2, 4])
+def test_vacates_exactly(subject: Subject, executor: Executor, recording: Recording, cuts: list[int]) -> None:
+    """Hand views and what is written through them from program to program, with their memory given back in between."""
+    if not isinstance(executor, VacatingExecutor):
+        return
+    parts, where = _cut(recording, cuts), f"{subject}: {recording} cut before {cuts}"
+    programs: list[Any] = [(part, _Interrupted(executor, compiled, where))
+                           for part, compiled in prepare(executor, parts)]
+    run = execute(executor, programs, recording.inputs, executor.random_state(0))
+    wanted = run_eager(recording, torch_device(subject))
+    compare(executor, run, wanted, known_values(parts, recording), where,
+            tolerance_of(law_named("executor.equals_eager"), subject))
 
 
 _CONSTANTS = Recording((filled((3,), torch.float32, 1),), (

@@ -17,6 +17,7 @@ from djinn_conformance.assertions import expect
 from djinn_conformance.laws import active_profile, is_thorough, law
 from djinn_conformance.lines import table
 from djinn_conformance.machine import FLUSHES, Machine, Statistics
+from djinn_conformance.pressure import PressedMachine, pressed
 from djinn_conformance.reuse import ReusingMachine
 from djinn_conformance.subjects import Subject
 
@@ -26,6 +27,7 @@ _REUSED = 0.2
 """How often, in each program, repeating a line must have used a result again, for the law to mean anything."""
 _ENOUGH_TO_REUSE = 50
 """Fewer programs may happen to have nothing in them that could be used again."""
+_TAKEN_AWAY = ("weight", "activation", "unknown", "restored")
 _AT_ONCE = 100
 """Hypothesis leads programs that begin alike to the same point again, and gives up if other choices are offered there.
 They may be: what threads and garbage have left differs. Then others are drawn, as long as none was different."""
@@ -56,6 +58,24 @@ def test_reuse_invisible(subject: Subject, session: Session, record_property: Ca
     count = statistics.counts["reused"]
     expect(count >= _REUSED * wanted, "repetitions that were reused", got=count,
            wanted=f"at least {_REUSED} in each program", where=str(subject))
+
+
+@law("session.pressure_invisible")
+def test_pressure_invisible(
+    subject: Subject, session: Session, record_property: Callable[[str, object], None]
+) -> None:
+    """Draw programs, take what they hold away before each command, and see that it came back."""
+    wanted = max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2)
+    with pressed(session) as pressure:
+        machine = type("PressedMachine", (PressedMachine,), {"pressure": pressure})
+        statistics = _run(session, machine, wanted)
+    record_property("djinn_said", f"{statistics}")
+    if wanted < _ENOUGH_TO_REUSE:
+        return
+    for what in _TAKEN_AWAY:
+        count = statistics.counts[f"evicted {what}"]
+        expect(count >= wanted, f"{what} that went or came", got=count, wanted="one in each program",
+               where=str(subject))
 
 
 def _run(session: Session, machine: type[Machine], wanted: int) -> Statistics:

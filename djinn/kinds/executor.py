@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import attrs
 import torch
 
 from djinn.model.program import Program
@@ -100,6 +101,82 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Give the device back."""
+
+
+@attrs.frozen
+class Effects:
+    """What a program does to what it is given, whatever the numbers are.
+
+    Attributes:
+        written: Inputs that it may write, or whose sizes it may change, or that share a storage with such a one.
+        changes_storages: Whether a value may get another storage, or a storage another size.
+        repeats: Whether it gives the same to the last bit if it is run again on the same, as far as it is pure.
+        grown: By position among the kept results: the input whose elements the result has, and more of them.
+        patched: Inputs that are written in part.
+        attended: Inputs (``-1 - i``) and kept results (by position) that attention reads as keys or values.
+    """
+
+    written: frozenset[int] = frozenset()
+    changes_storages: bool = False
+    repeats: bool = False
+    grown: Mapping[int, int] = attrs.field(factory=dict)
+    patched: frozenset[int] = frozenset()
+    attended: frozenset[int] = frozenset()
+
+
+@runtime_checkable
+class CandidProgram(CompiledProgram, Protocol):
+    """What a compiled program may have beside the methods of `CompiledProgram`: it says what it does.
+
+    Laws:
+        executor.effects_true
+    """
+
+    effects: Effects
+    """What it may do at most; what it says of caches is believed where being wrong costs time alone."""
+
+
+@runtime_checkable
+class VacatingExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: values stay while their memory is given back.
+
+    A storage that was vacated has no bytes. Tensors in it keep their sizes, strides and offsets, and are not read or
+    written until it is furnished again.
+
+    Laws:
+        executor.vacates_exactly
+    """
+
+    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
+        """Whether the memory of a storage can be given back."""
+
+    def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Copy the bytes of a storage to new memory of the host, ``u8[N]``."""
+
+    def vacate(self, storage: torch.UntypedStorage) -> None:
+        """Give the memory of a storage back."""
+
+    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+        """Give a vacated storage memory, and these bytes.
+
+        Args:
+            storage: The storage.
+            data: ``u8[N]``, on the host or on the device.
+
+        Raises:
+            Exception: There is no memory; then the storage stays vacated.
+        """
+
+
+@runtime_checkable
+class RelievedExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: short of memory, it asks and tries again.
+
+    It does so for a step that does nothing but give results, once.
+    """
+
+    relief: Callable[[], bool] | None
+    """Gives memory back that is not in use, and says whether there was any."""
 
 
 class ExecutorFactory(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -48,6 +48,17 @@ class CheckedProgram(Protocol):
         Laws:
             guard.bounds_memory, guard.accepts_eager, guard.changes_nothing
         """
+
+
+@runtime_checkable
+class SizingProgram(CheckedProgram, Protocol):
+    """What a checked program may have beside: it says how much memory a run takes."""
+
+    taken_bytes: int
+    """What the run that was asked about last holds at a time beside its inputs, at most; 0 if that is not known."""
+
+    def measure(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
+        """Say the same of a run, more closely: go through it step by step."""
 
 
 class Watch(Protocol):

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 
 import attrs
 import msgspec
 import torch
 
-from djinn.errors import ProtocolError
+from djinn.errors import ConfigurationError, ProtocolError
 from djinn.protocol.messages import DIGEST_BYTES, MARK_BYTES, TensorHeader
 from djinn.protocol.tensors import buffer_of, header_of, size_bytes
 
@@ -30,6 +32,8 @@ MAX_LISTED = 2**20
 """Contents told to a client at once; the latest ones."""
 CHUNK_BYTES = 2**22
 """Pieces that are digested side by side."""
+PUBLIC = None
+"""Owner of what everybody may use; no client can claim to be it."""
 _SAMPLES, _SAMPLE_BYTES = 16, 64
 _THREADS = min(4, os.cpu_count() or 1)
 
@@ -68,6 +72,26 @@ def _sha256(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+def read_digests(file: Path) -> frozenset[bytes]:
+    """Read digests, one in hexadecimal on each line; what follows a ``#`` is for people.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or a line is none.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}.") from None
+    found: set[bytes] = set()
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if text and not re.fullmatch(f"[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}", text):
+            raise ConfigurationError(f"Line {number} of {file} is no digest.",
+                                     hint=f"Write {2 * DIGEST_BYTES} hexadecimal digits; see docs/server.md.")
+        found.update((bytes.fromhex(text),) if text else ())
+    return frozenset(found)
+
+
 @attrs.define(eq=False)
 class _Content:
     """Something that was uploaded.
@@ -77,7 +101,7 @@ class _Content:
         digest: Made when somebody asks.
     """
 
-    owner: str
+    owner: str | None
     header: TensorHeader
     tensor: torch.Tensor
     mark: bytes
@@ -97,6 +121,7 @@ class ContentStore:
 
     Args:
         limit_bytes: Room for all contents together; 0 keeps nothing.
+        public: Digests of contents that every owner may use. If there are any, all that is kept is digested at once.
 
     Attributes:
         hits: Uploads that did not have to travel.
@@ -106,10 +131,11 @@ class ContentStore:
         Any thread.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, public: frozenset[bytes] = frozenset()) -> None:
         self.limit_bytes = limit_bytes
+        self._public = public
         self._lock = threading.Lock()
-        self._owned: dict[str, dict[_Content, None]] = {}
+        self._owned: dict[str | None, dict[_Content, None]] = {}
         self._idle: OrderedDict[_Content, None] = OrderedDict()
         self._held_bytes = 0
         self._idle_bytes = 0
@@ -124,18 +150,20 @@ class ContentStore:
     def count(self, owner: str) -> int:
         """How many contents an owner has."""
         with self._lock:
-            return len(self._owned.get(owner, ()))
+            return len(self._owned.get(owner, ())) + len(self._owned.get(PUBLIC, ()))
 
     def add(self, owner: str, header: TensorHeader, tensor: torch.Tensor) -> _Content | None:
         """Keep a content, held once, if there is room for it."""
-        made = _Content(owner, header, tensor, mark_of(header, tensor))
+        digest = digest_of(header, tensor) if self._public else b""
+        made = _Content(PUBLIC if digest in self._public else owner, header, tensor, mark_of(header, tensor),
+                        digest=digest)
         with self._lock:
             self.misses += 1
             if self._held_bytes + made.size_bytes > self.limit_bytes:
                 return None
             while self.size_bytes + made.size_bytes > self.limit_bytes:
                 self._drop(next(iter(self._idle)))
-            self._owned.setdefault(owner, {})[made] = None
+            self._owned.setdefault(made.owner, {})[made] = None
             self._held_bytes += made.size_bytes
         return made
 
@@ -175,8 +203,17 @@ class ContentStore:
                 if content in self._idle:
                     self._drop(content)
 
+    def drop_spare(self) -> int:
+        """Let go of all contents that no session holds, and say how many bytes that were."""
+        with self._lock:
+            size_bytes = self._idle_bytes
+            for content in list(self._idle):
+                self._drop(content)
+        return size_bytes
+
     def _latest(self, owner: str) -> list[_Content]:
-        return list(islice(reversed(self._owned.get(owner, {})), MAX_LISTED))
+        found = [*self._owned.get(PUBLIC, {}), *self._owned.get(owner, {})]
+        return list(islice(reversed(found), MAX_LISTED))
 
     def _hold(self, content: _Content) -> None:
         if not content.holders:
@@ -235,6 +272,11 @@ class Contents:
         self._store.hold(content)
         self._values[handle] = content
         return content.tensor
+
+    def kept(self, handle: int) -> torch.Tensor | None:
+        """Return what is kept of what was uploaded for a value, to be read."""
+        content = self._values.get(handle)
+        return None if content is None else content.tensor
 
     def marks(self) -> list[bytes]:
         """List the marks of the owner's contents."""

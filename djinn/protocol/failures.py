@@ -36,6 +36,12 @@ def name_of(error: BaseException) -> str:
     return RuntimeError.__name__
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch has found no memory. On the CPU it says so in words only."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error))
+
+
 def text_of(error: BaseException) -> str:
     """Text of an exception, without a code that `to_exception` would add again."""
     return f"{error.summary} {error.hint}".rstrip() if isinstance(error, errors.DjinnError) else str(error)

@@ -10,7 +10,7 @@ asked for than what was expected.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -70,6 +70,11 @@ class Lookahead:
             return None
         self.hits += 1
         return self._ahead.popleft().outputs
+
+    @property
+    def results(self) -> Iterator[Any]:
+        """All results that nobody has asked for."""
+        return (output for ahead in self._ahead for output in ahead.outputs)
 
     def drop(self) -> None:
         """Forget what was run ahead: something may have changed what it has read."""

@@ -85,6 +85,12 @@ class Mailbox:
         self._waiting = 0
         self._closed = False
 
+    @property
+    def held_bytes(self) -> int:
+        """What waits."""
+        with self._changed:
+            return sum(held.size_bytes for held in self._held.values())
+
     def begin(self, sender: str, close: Callable[[], None] = lambda: None) -> Delivery:
         """Let a sender deliver.
 
@@ -240,6 +246,13 @@ class MailRoom:
             if hmac.compare_digest(mailbox.key, key):
                 found = mailbox
         return found
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits in all of them."""
+        with self._lock:
+            mailboxes = list(self._mailboxes)
+        return sum(mailbox.held_bytes for mailbox in mailboxes)
 
     def remove(self, mailbox: Mailbox) -> None:
         """Close a mailbox, whose session has ended."""

@@ -250,8 +250,7 @@ class SessionService:
         elif contents is None:
             self._values.put(handle, self._fail(ProtocolError("Nothing is kept for this session.")))
         else:
-            self._values.put(handle, self._attempt(
-                lambda: self._executor.put(contents.recall(handle, command.digest))))
+            self._values.put(handle, self._attempt(lambda: self._put(contents.recall(handle, command.digest))))
 
     def _posted(self) -> Post:
         if self._post is None:
@@ -284,7 +283,10 @@ class SessionService:
             for member in family], self._get)
 
     def _receive(self, command: Receive) -> None:
-        values = self._attempt(lambda: self._received(command))
+        self._accept(command, self._attempt(lambda: self._posted().receive(command.sender, command.parcel)))
+
+    def _accept(self, command: Receive, arrived: tuple[Parcel, Sequence[torch.Tensor]] | Poisoned) -> None:
+        values = arrived if isinstance(arrived, Poisoned) else self._attempt(lambda: self._unpacked(command, *arrived))
         handles = command.family or (command.handle,)
         if isinstance(values, Poisoned) or len(values) != len(handles):
             poison = values if isinstance(values, Poisoned) else self._fail(
@@ -298,8 +300,9 @@ class SessionService:
             for handle, value in zip(handles, values, strict=True):
                 self._values.put(handle, value)
 
-    def _received(self, command: Receive) -> list[Any] | Poisoned:
-        parcel, tensors = self._posted().receive(command.sender, command.parcel)
+    def _unpacked(
+        self, command: Receive, parcel: Parcel, tensors: Sequence[torch.Tensor]
+    ) -> list[Any] | Poisoned:
         for failure in parcel.told:
             self._failures.adopt(failure)
         if parcel.failure is not None:
@@ -352,11 +355,14 @@ class SessionService:
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
             outputs = [self._fail(error, run=run.program)] * len(run.outputs)
+        self._take_in(run, outputs)
+        if run.released:
+            self._free(run.released)
+
+    def _take_in(self, run: Run, outputs: Sequence[Any]) -> None:
         if self._admits(run.outputs):
             for handle, value in zip(run.outputs, outputs, strict=True):
                 self._values.put(handle, value)
-        if run.released:
-            self._free(run.released)
 
     @property
     def can_look_ahead(self) -> bool:

@@ -110,10 +110,21 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()
 
 
+def whole_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """See a storage as ``u8[N]``."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """See a dense tensor's elements as ``u8[N]``, in the order in which they lie in memory."""
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Copy a storage, on its device."""
-    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return whole.clone().untyped_storage()
+    return whole_of(storage).clone().untyped_storage()
 
 
 def placed_in(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:

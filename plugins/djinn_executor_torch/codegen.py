@@ -13,6 +13,7 @@ from typing import Any
 from djinn.kinds.executor import Report
 from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.model.schema import ReturnKind
+from djinn.protocol.failures import is_out_of_memory
 from djinn.protocol.messages import Poisoned
 from djinn_executor_torch.calls import Call, Resolved
 from djinn_executor_torch.interpreter import interpret, last_uses
@@ -24,15 +25,18 @@ _FILE = "<djinn program>"
 class Compiled:
     """A program as one Python function."""
 
-    def __init__(self, program: Program, calls: Sequence[Call]) -> None:
+    def __init__(
+        self, program: Program, calls: Sequence[Call], relieve: Callable[[], bool] = lambda: False
+    ) -> None:
         self._program = program
         self._calls = calls
+        self._relieve = relieve
         self.function = _compile(program, calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], report: Report) -> list[Any]:
         """Run once; from the first step that raises on, interpret."""
         if any(type(value) is Poisoned for value in inputs):
-            return interpret(self._program, self._calls, inputs, numbers, report)
+            return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve)
         try:
             return self.function(inputs, numbers)
         except Exception as error:
@@ -49,12 +53,16 @@ class Compiled:
         self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],
         report: Report,
     ) -> list[Any]:
+        if self._calls[self._program.steps[step].template].is_pure and is_out_of_memory(error) and self._relieve():
+            # It has done nothing but fail.
+            return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known)
         poison = report(step, error)
         failed = self._program.steps[step]
         produced = sum(s.results for s in self._program.steps[:step])
         for index in range(produced, produced + failed.results):
             known[index] = poison
-        return interpret(self._program, self._calls, inputs, numbers, report, start=step + 1, results=known)
+        return interpret(self._program, self._calls, inputs, numbers, report, start=step + 1, results=known,
+                         relieve=self._relieve)
 
 
 def _locate(traceback: TracebackType | None) -> tuple[int | None, dict[str, Any]]:

@@ -239,7 +239,8 @@ class CudaExecutor(TorchExecutor):
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
         """Resolve every operator, and ask before calls; see `djinn.protocol.abilities.CheckingExecutor`."""
-        return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf)
+        return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf,
+                               relieve=self.relieve)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a CPU tensor to the device; its last pieces may still be on their way when this returns."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from djinn.errors import ConfigurationError, ProtocolError
-from djinn.kinds.executor import RandomState, Report
+from djinn.kinds.executor import Effects, RandomState, Report
 from djinn.kinds.guard import CallCheck
 from djinn.model.program import Program
-from djinn.protocol.tensors import to_dense_cpu
+from djinn.protocol.tensors import to_dense_cpu, whole_of
 from djinn_executor_torch.calls import Call, bind
 from djinn_executor_torch.codegen import Compiled
+from djinn_executor_torch.effects import effects_of
 from djinn_executor_torch.interpreter import interpret
 from djinn_executor_torch.random import TorchRandomState
 
@@ -37,6 +39,7 @@ class TorchExecutor:
         self.device = str(device)
         self._device = device
         self._lock = threading.RLock()
+        self.relief: Callable[[], bool] | None = None
 
     def compile(self, program: Program) -> TorchProgram:
         """Resolve every operator and check its schema against the client's.
@@ -48,7 +51,31 @@ class TorchExecutor:
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
         """Resolve every operator, and ask before calls; see `djinn.protocol.abilities.CheckingExecutor`."""
-        return TorchProgram(program, bind(program, self._device, checks), self._lock)
+        return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+
+    def relieve(self) -> bool:
+        """Have memory given back by whoever can, if somebody can; see `djinn.kinds.executor.RelievedExecutor`."""
+        return self.relief is not None and self.relief()
+
+    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
+        """Whether memory can be given back; see `djinn.kinds.executor.VacatingExecutor`."""
+        return storage.device == self._device and bool(storage.resizable())
+
+    def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Copy a storage to the host; see `djinn.kinds.executor.VacatingExecutor`."""
+        with self._lock:
+            return self.get(whole_of(storage))
+
+    def vacate(self, storage: torch.UntypedStorage) -> None:
+        """Give the memory of a storage back; see `djinn.kinds.executor.VacatingExecutor`."""
+        with self._lock:
+            storage.resize_(0)
+
+    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+        """Give a storage memory and bytes; see `djinn.kinds.executor.VacatingExecutor`."""
+        with self._lock, torch.inference_mode(mode=False), torch.no_grad():
+            storage.resize_(data.numel())
+            whole_of(storage).copy_(data)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a CPU tensor to the device."""
@@ -89,9 +116,13 @@ class TorchProgram:
     Interpreted the first time, compiled to straight-line Python when it turns out to repeat.
     """
 
-    def __init__(self, program: Program, calls: Sequence[Call], lock: threading.RLock) -> None:
+    def __init__(
+        self, program: Program, calls: Sequence[Call], lock: threading.RLock,
+        relieve: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._program = program
         self._calls = calls
+        self._relieve = relieve
         self._lock = lock
         self._is_random = any(call.is_random for call in calls)
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
@@ -99,6 +130,11 @@ class TorchProgram:
         self._compiled: Compiled | None = None
         self._writes_or_draws = not all(call.is_pure for call in calls)
         self._probabilities = _probabilities(program, calls)
+
+    @cached_property
+    def effects(self) -> Effects:
+        """What it may do; see `djinn.kinds.executor.CandidProgram`."""
+        return effects_of(self._program, self._calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once; see `djinn.kinds.executor.CompiledProgram`."""
@@ -130,12 +166,13 @@ class TorchProgram:
         self, inputs: list[Any], numbers: Sequence[Any], report: Report, refused: Mapping[int, Exception]
     ) -> list[Any]:
         if refused:
-            return interpret(self._program, self._calls, inputs, numbers, report, refused=refused)
+            return interpret(self._program, self._calls, inputs, numbers, report, refused=refused,
+                             relieve=self._relieve)
         self._runs += 1
         if self._runs == 1:
-            return interpret(self._program, self._calls, inputs, numbers, report)
+            return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve)
         if self._compiled is None:
-            self._compiled = Compiled(self._program, self._calls)
+            self._compiled = Compiled(self._program, self._calls, self._relieve)
         return self._compiled.run(inputs, numbers, report)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from djinn.errors import ProtocolError
 from djinn.kinds.executor import Report
 from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.protocol.failures import is_out_of_memory
 from djinn.protocol.messages import Poisoned
 from djinn_executor_torch.calls import Call, Resolved, results_of
 
@@ -24,6 +25,7 @@ def interpret(
     start: int = 0,
     results: dict[int, Any] | None = None,
     refused: Mapping[int, Exception] | None = None,
+    relieve: Callable[[], bool] = lambda: False,
 ) -> list[Any]:
     """Run the steps from ``start``.
 
@@ -36,6 +38,7 @@ def interpret(
         start: First step to run.
         results: Results of the steps before ``start`` that are still needed.
         refused: By position: steps that are not made, and what they raise instead.
+        relieve: Asked for memory where there is none; if there is some then, the step is made once more.
     """
     known = {} if results is None else results
     last_use = last_uses(program)
@@ -55,7 +58,7 @@ def interpret(
         elif refused and position in refused:
             outcome = [report(position, refused[position])] * step.results
         else:
-            outcome = _call(call, operands, mine, step.results, position, report)
+            outcome = _call(call, operands, mine, step.results, position, report, relieve)
         for result in outcome:
             known[produced] = result
             produced += 1
@@ -84,17 +87,30 @@ def last_uses(program: Program) -> dict[int, list[int]]:
 
 
 def _call(
-    call: Call, operands: list[Any], numbers: Sequence[Any], expected: int, position: int, report: Report
+    call: Call, operands: list[Any], numbers: Sequence[Any], expected: int, position: int, report: Report,
+    relieve: Callable[[], bool],
 ) -> list[Any]:
     try:
         arguments, keywords = fill(call, operands, numbers)
-        results = results_of(call, call.function(*arguments, **keywords))
+        results = results_of(call, _called(call, arguments, keywords, relieve))
         if len(results) != expected:
             raise ProtocolError(f"The step gave {len(results)} results, {expected} were announced.")
     except Exception as error:  # noqa: BLE001  # reported as the step's failure
         # Any error of an operation belongs to that operation's results; the independent rest goes on.
         return [report(position, error)] * expected
     return results
+
+
+def _called(
+    call: Call, arguments: list[Any], keywords: dict[str, Any], relieve: Callable[[], bool]
+) -> Any:
+    try:
+        return call.function(*arguments, **keywords)
+    except RuntimeError as error:
+        # What writes, or draws, may have done some of it.
+        if not (call.is_pure and is_out_of_memory(error) and relieve()):
+            raise
+    return call.function(*arguments, **keywords)
 
 
 def fill(call: Call, operands: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

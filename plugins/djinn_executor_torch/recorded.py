@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
@@ -64,9 +64,9 @@ class RecordedProgram(TorchProgram):
 
     def __init__(
         self, program: Program, calls: Sequence[Call], lock: threading.RLock, device: torch.device, shelf: Shelf, *,
-        min_saved: int = MIN_SAVED,
+        min_saved: int = MIN_SAVED, relieve: Callable[[], bool] = lambda: False,
     ) -> None:
-        super().__init__(program, calls, lock)
+        super().__init__(program, calls, lock, relieve)
         self._device = device
         self._shelf = shelf
         self._known: OrderedDict[tuple[_Terms, tuple[Form, ...]], _Known] = OrderedDict()
@@ -191,7 +191,7 @@ class RecordedProgram(TorchProgram):
     def _recorded(self, known: _Known, inputs: list[Any], numbers: Sequence[Any]) -> Recording | None:
         """Record the program, if that is possible; nothing runs."""
         if self._compiled is None:
-            self._compiled = Compiled(self._program, self._calls)
+            self._compiled = Compiled(self._program, self._calls, self._relieve)
         try:
             made = record(self._shelf.recorder, self._compiled.function, inputs, numbers, known.candidate.changed,
                           known.written, known.places)

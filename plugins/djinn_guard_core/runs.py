@@ -111,6 +111,17 @@ class CheckedSteps:
             return {}
         return self._gone_through(specs, numbers, kinds, epoch)
 
+    @property
+    def taken_bytes(self) -> int:
+        """What the last run holds at a time; see `djinn.kinds.guard.SizingProgram`."""
+        return 0 if self._last is None else self._last.most_bytes
+
+    def measure(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
+        """Go through a run step by step; see `djinn.kinds.guard.SizingProgram`."""
+        self._last = None
+        self.refused(inputs, numbers)
+        return self.taken_bytes
+
     def _goes_on(self, last: _Course, specs: list[int], numbers: Sequence[Any], kinds: list[type]) -> bool:
         """Go on from the last run, to those steps that what has changed since leads to.
 

@@ -25,6 +25,7 @@ class Row:
         wait_p99_s: What 99 of 100 programs waited for their turns at most, as below.
         p99_s: What 99 of 100 requests took at most; ``None`` if there were none, infinite beyond the largest bound.
         restarts: Since the server began.
+        pressure_tier: How short memory is: 0, 1 or 2.
     """
 
     tenant: str
@@ -37,6 +38,7 @@ class Row:
     wait_p99_s: float | None
     p99_s: float | None
     restarts: int
+    pressure_tier: int
 
 
 def rows_between(before: Reading, now: Reading) -> list[Row]:
@@ -75,7 +77,8 @@ def _row(tenant: str, before: TenantReading, now: TenantReading, elapsed_s: floa
     return Row(tenant, now.sessions, (requests - requests_before) / elapsed_s, (moved - moved_before) / elapsed_s,
                now.held_bytes, now.handles, max(0.0, now.device_s - before.device_s) / elapsed_s,
                quantile_s(_since(before.waits, now.waits), 0.99),
-               quantile_s(_since(before.durations, now.durations), 0.99), sum(now.restarts.values()))
+               quantile_s(_since(before.durations, now.durations), 0.99), sum(now.restarts.values()),
+               now.pressure_tier)
 
 
 def _since(before: Mapping[float, int], now: Mapping[float, int]) -> dict[float, int]:
@@ -98,4 +101,5 @@ def _together(reading: Reading) -> TenantReading:
         durations=_added(one.durations for one in found), waits=_added(one.waits for one in found),
         device_s=sum(one.device_s for one in found),
         received_bytes=sum(one.received_bytes for one in found), sent_bytes=sum(one.sent_bytes for one in found),
-        restarts={"": sum(sum(one.restarts.values()) for one in found)})
+        restarts={"": sum(sum(one.restarts.values()) for one in found)},
+        pressure_tier=max((one.pressure_tier for one in found), default=0))

@@ -46,6 +46,9 @@ class TenantReading:
         cache_requests: Uploads that did not have to travel (``hit``), and such that did.
         rejections: What was not let in or not granted, by why.
         restarts: Workers that died or could not begin, by why.
+        memory_by_kind: Memory of the device by what it is for, and of the host, where there is a limit.
+        evictions: What had to make room, by what it was.
+        pressure_tier: How short memory is: 0, 1 or 2.
     """
 
     workers: int = 0
@@ -64,6 +67,9 @@ class TenantReading:
     cache_requests: Mapping[str, int] = attrs.field(factory=dict)
     rejections: Mapping[str, int] = attrs.field(factory=dict)
     restarts: Mapping[str, int] = attrs.field(factory=dict)
+    memory_by_kind: Mapping[str, int] = attrs.field(factory=dict)
+    evictions: Mapping[str, int] = attrs.field(factory=dict)
+    pressure_tier: int = 0
 
 
 @attrs.frozen
@@ -182,6 +188,7 @@ def _made(samples: Iterable[Sample], not_ready: str) -> Reading:
 
 
 _PLAIN = {"workers": "workers", "sessions": "sessions", "live_handles": "handles",
+          "memory_pressure_tier": "pressure_tier",
           "request_duration_seconds_sum": "request_s", "device_seconds_total": "device_s"}
 """Series that have no label but the tenant, and what they are here."""
 _SECONDS = frozenset(("request_duration_seconds_sum", "device_seconds_total"))
@@ -189,6 +196,7 @@ _BUCKETS = {"request_duration_seconds_bucket": "durations", "queue_wait_seconds_
 """Series of histograms."""
 _SPLIT = {"requests_total": ("requests", "outcome"), "cache_requests_total": ("cache_requests", "result"),
           "admission_rejections_total": ("rejections", "reason"), "worker_restarts_total": ("restarts", "cause"),
+          "gpu_memory_bytes": ("memory_by_kind", "kind"), "memory_evictions_total": ("evictions", "kind"),
           "memory_bytes": ("memory", "kind"), "wire_bytes_total": ("wire", "direction")}
 """Series that have another one, and which."""
 

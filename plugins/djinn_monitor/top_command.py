@@ -20,7 +20,8 @@ __all__ = ("MetricsOption", "ended", "top")
 
 USAGE_ERROR = 2
 _COLUMNS = ("tenant", "sessions", "requests_per_s", "bytes_per_s", "held_bytes", "handles", "device_part",
-            "wait_p99_s", "p99_s", "restarts")
+            "wait_p99_s", "p99_s", "restarts", "pressure_tier")
+_TIERS = ("-", "warning", "critical")
 MetricsOption = Annotated[str, typer.Option(
     "--metrics", envvar="DJINN_METRICS", show_default=False, metavar="URL",
     help="Where the server serves its metrics, such as http://127.0.0.1:9090.")]
@@ -89,7 +90,7 @@ def _print_plain(rows: Sequence[Row]) -> None:
         wait, p99 = ("-" if found is None else f"{found:.6g}" for found in (row.wait_p99_s, row.p99_s))
         typer.echo("\t".join((row.tenant, str(row.sessions), f"{row.requests_per_s:.6g}", f"{row.bytes_per_s:.6g}",
                               str(row.held_bytes), str(row.handles), f"{row.device_part:.6g}", wait, p99,
-                              str(row.restarts))))
+                              str(row.restarts), str(row.pressure_tier))))
 
 
 def _table(rows: Sequence[Row], caption: str) -> Table:
@@ -97,12 +98,12 @@ def _table(rows: Sequence[Row], caption: str) -> Table:
     from rich.table import Table
 
     table = Table("tenant", title="djinn top", caption=escape(caption) or None)
-    for name in ("sessions", "req/s", "bytes/s", "held", "handles", "device", "wait", "p99", "restarts"):
+    for name in ("sessions", "req/s", "bytes/s", "held", "handles", "device", "wait", "p99", "restarts", "pressure"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(escape(row.tenant), str(row.sessions), f"{row.requests_per_s:,.1f}", _size(row.bytes_per_s),
                       _size(row.held_bytes), f"{row.handles:,}", f"{row.device_part:.0%}", _duration(row.wait_p99_s),
-                      _duration(row.p99_s), str(row.restarts))
+                      _duration(row.p99_s), str(row.restarts), _TIERS[min(row.pressure_tier, 2)])
     return table
 
 

@@ -19,6 +19,8 @@ import typer
 
 import djinn
 from djinn.errors import ConfigurationError
+from djinn.protocol.contents import read_digests
+from djinn.residency.tiers import CRITICAL, WARNING, Tiers
 from djinn_server.control import Setup
 from djinn_server.couriers import PeerRules
 from djinn_server.gateway import Gateway
@@ -102,7 +104,18 @@ def serve(
         min=0, help="Seconds that a program is expected to wait, above which no session begins; 0 for any time.")] = 0,
     memory_mib: Annotated[int, typer.Option(
         min=0, show_default=False,
-        help="MiB that all sessions together should hold at most, which clients are told; 0 if nobody says.")] = 0,
+        help="MiB that the device may hold of all sessions together, which clients are told; what it has no room for "
+             "goes to memory of the host, or is made again. 0 for any amount. With --tokens, for each tenant.")] = 0,
+    memory_warning: Annotated[float, typer.Option(
+        min=0.1, max=1, help="Part of --memory-mib from which on what is cold goes ahead of need.")] = WARNING,
+    memory_critical: Annotated[float, typer.Option(
+        min=0.1, max=1, help="Part of --memory-mib from which on nothing is run ahead, either.")] = CRITICAL,
+    max_host_mib: Annotated[int, typer.Option(
+        min=0, help="MiB of memory of the host for what is moved there, together with uploads that are kept; 0 for any "
+                    "amount. With --tokens, for each tenant whose token does not say otherwise.")] = 0,
+    public_contents: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH",
+        help="Let every owner use kept uploads whose digests are in this file, one in hexadecimal on each line.")] = "",
     peers: Annotated[str, typer.Option(
         show_default=False, metavar="HOST[,HOST|CIDR...]",
         help="Servers that sessions here may send values to. This machine alone if not given, and not even that "
@@ -139,8 +152,10 @@ def serve(
         host=host, port=port, unix=unix, device=device, token=token, tokens=tokens, tls_cert=_full(tls_cert),
         tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
         keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
-        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s),
-        device_turns=device_turns, memory_bytes=memory_mib * 2**20, peers=peers,
+        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s,
+                      host_bytes=max_host_mib * 2**20),
+        memory_bytes=memory_mib * 2**20, memory_warning=memory_warning, memory_critical=memory_critical,
+        public_contents=public_contents, device_turns=device_turns, peers=peers,
         program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()),
         log_format=log_format.value, lease_s=lease_s)
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
@@ -179,6 +194,9 @@ class Offer:
     limits: Limits
     device_turns: int | None
     memory_bytes: int
+    memory_warning: float
+    memory_critical: float
+    public_contents: str
     peers: str
     program_bytes: int | None
     namespaces: tuple[str, ...]
@@ -231,12 +249,15 @@ def _open(offer: Offer) -> Gateway:
     tenants = (KnownTenants(TokenFile(Path(offer.tokens)), offer.limits) if offer.tokens
                else OneTenant(config.token, Tenant("", offer.limits)))
 
+    public_digests = read_digests(Path(offer.public_contents)) if offer.public_contents else frozenset()
+
     def setup_for(tenant: Tenant) -> Setup:
         return Setup(tenant.name, offer.devices[0], scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
                      offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private,
                      program_bytes=offer.program_bytes, namespaces=offer.namespaces, log_format=offer.log_format,
-                     takes_turns=bool(offer.tokens), lease_s=offer.lease_s)
+                     memory_warning=offer.memory_warning, memory_critical=offer.memory_critical,
+                     public_digests=public_digests, takes_turns=bool(offer.tokens), lease_s=offer.lease_s)
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}
@@ -266,6 +287,10 @@ def _check(offer: Offer, has_token: bool) -> bool:
     if not offer.tls_cert and (offer.tls_key or offer.tls_client_ca):
         raise ConfigurationError("--tls-key and --tls-client-ca say nothing without --tls-cert.",
                                  hint="Give a certificate.")
+    try:
+        Tiers(offer.memory_warning, offer.memory_critical)
+    except ValueError as error:
+        raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
     is_private = bool(offer.unix) or _is_loopback(offer.host)
     PeerRules.parse(offer.peers, is_private=is_private)
     if is_private:

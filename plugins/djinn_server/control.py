@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from djinn.residency.tiers import CRITICAL, WARNING
 from djinn_server.counting import Report
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
@@ -43,6 +44,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
+        memory_warning, memory_critical: Parts of the memory at which tiers of pressure begin.
+        public_digests: Contents that every owner may use.
         log_format: See `djinn_server.log_lines.write_to`.
         takes_turns: Whether other workers use the device too.
         lease_s: How long a session stays whose connection broke; 0: not at all.
@@ -69,6 +72,9 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     log_format: LogFormat = "text"
     takes_turns: bool = False
     lease_s: float = 30.0
+    memory_warning: float = WARNING
+    memory_critical: float = CRITICAL
+    public_digests: frozenset[bytes] = frozenset()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

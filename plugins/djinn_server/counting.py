@@ -12,10 +12,11 @@ import msgspec
 from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
+from djinn.residency.keeper import Keeper
 from djinn_server.limits import Limited
 
-__all__ = ("BUCKETS_S", "Amounts", "CountedChannel", "Counts", "Meter", "Meters", "Outcome", "ProtocolFault", "Reason",
-           "Report", "Reporter", "added", "fault_of")
+__all__ = ("BUCKETS_S", "Amounts", "CountedChannel", "Counts", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",
+           "ProtocolFault", "Reason", "Report", "Reporter", "added", "fault_of", "told_of_memory")
 
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of what durations of requests are counted by; what takes longer is counted beyond the last."""
@@ -25,6 +26,10 @@ STOP_TIMEOUT_S = 1.0
 Outcome: TypeAlias = Literal["ok", "failed", "refused", "lost", "error"]
 Reason: TypeAlias = Literal["token", "waiting_room", "worker", "ticket"] | Limited
 ProtocolFault: TypeAlias = Literal["malformed", "version", "timeout"]
+MemoryKind: TypeAlias = Literal["weight", "kv_cache", "activation", "gradient", "optimizer_state", "unknown",
+                                "results_ahead", "moved_to_host", "mailboxes"]
+Evicted: TypeAlias = Literal["results_ahead", "uploads", "weight", "kv_cache", "active_kv_cache", "activation",
+                             "gradient", "optimizer_state", "unknown"]
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _Buckets: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=len(BUCKETS_S) + 1, max_length=len(BUCKETS_S) + 1)]
 _NO_DURATIONS = (0,) * (len(BUCKETS_S) + 1)
@@ -45,6 +50,10 @@ class Counts(msgspec.Struct, frozen=True):
         waits: How many programs waited so long for their turn, by `BUCKETS_S`.
         wait_ns: All of these together.
         device_ns: How long programs ran.
+        evictions: What had to make room, by what it was.
+        restores: How often something came back.
+        moved_bytes: What was copied to the host and back.
+        no_room: How often there was no room.
     """
 
     requests: dict[Outcome, Count] = {}
@@ -59,6 +68,10 @@ class Counts(msgspec.Struct, frozen=True):
     waits: _Buckets = _NO_DURATIONS
     wait_ns: Count = 0
     device_ns: Count = 0
+    evictions: dict[Evicted, Count] = {}
+    restores: Count = 0
+    moved_bytes: dict[Literal["out", "in"], Count] = {}
+    no_room: Count = 0
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -69,12 +82,16 @@ class Amounts(msgspec.Struct, frozen=True):
         handles: Values that they hold.
         held_bytes: Bytes of the storages that these lie in.
         kept_bytes: Bytes of uploads that are kept.
+        memory: Bytes by what they are for, where there is a limit.
+        pressure_tier: How short memory is.
     """
 
     sessions: Count = 0
     handles: Count = 0
     held_bytes: Count = 0
     kept_bytes: Count = 0
+    memory: dict[MemoryKind, Count] = {}
+    pressure_tier: Annotated[int, Meta(ge=0, le=2)] = 0
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -82,6 +99,26 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
     counts: Counts
     amounts: Amounts
+
+
+def told_of_memory(counts: Counts, amounts: Amounts, keeper: Keeper, waiting_bytes: int) -> Report:
+    """Add what a keeper has counted.
+
+    Args:
+        counts: What is to be told beside.
+        amounts: The same.
+        keeper: Keeps the limit of memory.
+        waiting_bytes: What waits in mailboxes.
+    """
+    books = keeper.accounts
+    memory: dict[Any, int] = {role.value: max(0, size_bytes) for role, size_bytes in books.device.items()}
+    memory |= {"results_ahead": books.ahead_bytes, "moved_to_host": books.host_bytes, "mailboxes": waiting_bytes}
+    evictions: dict[Any, int] = {gone.value: count for gone, count in books.evicted.items()}
+    return Report(
+        msgspec.structs.replace(
+            counts, evictions=evictions, restores=books.restored, no_room=books.refused,
+            moved_bytes={"out": books.moved_out_bytes, "in": books.moved_in_bytes}),
+        msgspec.structs.replace(amounts, memory=memory, pressure_tier=int(keeper.tier)))
 
 
 def added(all_counts: Iterable[Counts]) -> Counts:

@@ -16,7 +16,7 @@ import torch
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.protocol.messages import PROTOCOL_VERSION
-from djinn_server.counting import BUCKETS_S, Counts
+from djinn_server.counting import BUCKETS_S, Counts, Evicted, MemoryKind
 from djinn_server.ledger import Ledger, TenantTotals
 from djinn_server.limits import Limited
 
@@ -71,6 +71,7 @@ class LedgerCollector:
         yield from _turns(totals)
         yield from _traffic(totals, own)
         yield from _amounts(totals)
+        yield from _pressure(totals)
 
     def describe(self) -> list[Metric]:
         """Name nothing ahead of time; see `prometheus_client.registry.Collector`."""
@@ -142,6 +143,31 @@ def _amounts(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
         sessions.add_metric((label,), found.amounts.sessions)
         workers.add_metric((label,), found.workers)
     yield from (memory, handles, sessions, workers)
+
+
+def _pressure(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
+    """Say how short memory is where it has a limit."""
+    kinds = _gauge("gpu_memory_bytes", "Memory of the device by what it is for; and what waits in memory of the host: "
+                                       "moved_to_host and mailboxes.", "kind")
+    tier = _gauge("memory_pressure_tier", "How short memory is: 0 normal, 1 warning, 2 critical.")
+    evictions = _counter("memory_evictions", "What had to make room, by what it was.", "kind")
+    restores = _counter("memory_restores", "Storages that came back because they were used.")
+    moved = _counter("memory_moved_bytes", "Bytes that were copied to the host (out) and back (in).", "direction")
+    refused = _counter("memory_refusals", "Runs, uploads and reads for which there was no room.")
+    for label, found in totals.items():
+        counts = found.counts
+        if not found.limit_bytes and not counts.evictions:
+            continue
+        for kind in get_args(MemoryKind):
+            kinds.add_metric((label, kind), found.amounts.memory.get(kind, 0))
+        tier.add_metric((label,), found.amounts.pressure_tier)
+        for gone in get_args(Evicted):
+            evictions.add_metric((label, gone), counts.evictions.get(gone, 0))
+        restores.add_metric((label,), counts.restores)
+        moved.add_metric((label, "out"), counts.moved_bytes.get("out", 0))
+        moved.add_metric((label, "in"), counts.moved_bytes.get("in", 0))
+        refused.add_metric((label,), counts.no_room)
+    yield from (kinds, tier, evictions, restores, moved, refused)
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

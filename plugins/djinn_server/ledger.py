@@ -154,7 +154,14 @@ class Ledger:
 
 
 def _sum(amounts: Iterable[Amounts]) -> Amounts:
-    return Amounts(*map(sum, zip(*map(msgspec.structs.astuple, amounts), strict=True)))
+    total = Amounts()
+    for each in amounts:
+        total = Amounts(
+            total.sessions + each.sessions, total.handles + each.handles, total.held_bytes + each.held_bytes,
+            total.kept_bytes + each.kept_bytes,
+            {kind: total.memory.get(kind, 0) + each.memory.get(kind, 0) for kind in {**total.memory, **each.memory}},
+            max(total.pressure_tier, each.pressure_tier))
+    return total
 
 
 def _no_less(before: Counts, now: Counts) -> Counts:

@@ -13,7 +13,7 @@ from msgspec import Meta
 from djinn.errors import LimitError
 from djinn.model.program import Program
 
-__all__ = ("Allowances", "Limits", "SessionAllowance")
+__all__ = ("Allowances", "Limits", "SessionAllowance", "memory_limit")
 
 WAIT_S = 30.0
 """How long the tensors of one session wait for those of the tenant's others to be carried out."""
@@ -32,6 +32,8 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
         nodes: Steps of one program.
         queued: Programs that were sent and are not through.
         wait_s: How long a program is expected to wait for those ahead of it when a session begins.
+        memory_bytes: What the device may hold of them.
+        host_bytes: What may be moved to memory of the host, with what is kept there.
     """
 
     sessions: _Limit = 0
@@ -40,6 +42,13 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
     nodes: _Limit = 0
     queued: _Limit = 0
     wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    memory_bytes: _Limit = 0
+    host_bytes: _Limit = 0
+
+
+def memory_limit(server_bytes: int, limits: Limits) -> int:
+    """Return what the device may hold of one tenant: the least of what the server and his limits say; 0 for any."""
+    return min(filter(None, (server_bytes, limits.memory_bytes)), default=0)
 
 
 class Allowances:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -28,7 +29,10 @@ from djinn.protocol.messages import Batch, Courier, Hello, Refusal
 from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
 from djinn.protocol.steady import Resumable, SteadyChannel
-from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report
+from djinn.residency.keeper import Keeper
+from djinn.residency.service import BudgetedService
+from djinn.residency.tiers import Tiers
+from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report, told_of_memory
 from djinn_server.couriers import Couriers, PeerRules
 from djinn_server.greeting import (
     LEASE_S,
@@ -39,12 +43,14 @@ from djinn_server.greeting import (
     courier_welcome,
     receive_greeting,
 )
-from djinn_server.limits import Allowances, Limits, SessionAllowance
+from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_limit
 from djinn_server.line import Line, Place
 from djinn_server.memory import return_memory
 
 __all__ = ("Server", "refuse")
 
+NO_LIMIT_BYTES = 2**62
+"""The limit of memory that was lifted while sessions go on."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -69,7 +75,9 @@ class Server:
         allowances: What the sessions may use; without, anything.
         keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
         looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
-        memory_bytes: What all sessions together should hold at most, as clients are told; 0 if nobody says.
+        memory_bytes: What the device may hold of all sessions together, which clients are told; 0 for anything.
+        tiers: Follows how short that memory is.
+        public_digests: Contents that every owner may use.
         peers: Which servers may be sent values.
         transport_for: Gives the transport of a scheme, for values that are sent to other servers.
         mailbox_prefix: How the keys of the sessions' mailboxes begin.
@@ -87,7 +95,8 @@ class Server:
         watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
         looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
-        meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S,
+        meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S, tiers: Tiers | None = None,
+        public_digests: frozenset[bytes] = frozenset(),
     ) -> None:
         self._listener = listener
         self._line = line or Line()
@@ -95,9 +104,11 @@ class Server:
         self._admit = admit
         self._meters = meters or Meters()
         self._allowances = allowances or Allowances(Limits(), self._meters.reject)
-        self._store = ContentStore(keep_bytes)
+        self._store = ContentStore(keep_bytes, public_digests)
         self._looks_ahead = looks_ahead
         self._memory_bytes = memory_bytes
+        self._tiers = tiers
+        self._keeper: Keeper | None = None
         self._room = MailRoom(mailbox_prefix)
         self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
         self._lease_s = lease_s
@@ -110,7 +121,18 @@ class Server:
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
         self._stopping = False
+        self.limit_memory(self._allowances.limits)
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
+
+    def limit_memory(self, limits: Limits) -> None:
+        """Learn what the tenant may use from now on. The first limit of memory counts for sessions that begin then."""
+        limit_bytes = memory_limit(self._memory_bytes, limits)
+        if self._keeper is not None:
+            self._keeper.limit_bytes = limit_bytes or NO_LIMIT_BYTES
+            self._keeper.host_limit_bytes = limits.host_bytes
+        elif limit_bytes:
+            self._keeper = Keeper(self._executor, limit_bytes, host_bytes=limits.host_bytes, tiers=self._tiers,
+                                  spare=self._store)
 
     @property
     def address(self) -> str:
@@ -273,8 +295,9 @@ class Server:
 
             post = MailPost(session, mailbox, carry, steady.is_gone)
             place = self._line.open()
-            service = SessionService(self._executor, travels=True, contents=contents, post=post,
-                                     allowance=allowance, watch=self._watch(), turns=place)
+            begin = SessionService if self._keeper is None else partial(BudgetedService, self._keeper)
+            service = begin(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
+                            watch=self._watch(), turns=place)
             with self._lock:
                 self._sessions[session] = service, post
             try:
@@ -301,7 +324,8 @@ class Server:
         with self._lock:
             services, others = [service for service, _ in self._sessions.values()], len(self._present)
             self._present.add(mailbox)
-        return Load(self._memory_bytes, sum(service.held_bytes for service in services), others)
+        limit_bytes = memory_limit(self._memory_bytes, self._allowances.limits)
+        return Load(limit_bytes, sum(service.held_bytes for service in services), others)
 
     def report(self) -> Report:
         """Say what was counted, and what there is now."""
@@ -309,8 +333,11 @@ class Server:
             services = [service for service, _ in self._sessions.values()]
         counts = msgspec.structs.replace(self._line.counts(self._meters.counts()), cache_hits=self._store.hits,
                                          cache_misses=self._store.misses)
-        return Report(counts, Amounts(len(services), sum(service.live_handles for service in services),
-                                      sum(service.held_bytes for service in services), self._store.size_bytes))
+        amounts = Amounts(len(services), sum(service.live_handles for service in services),
+                          sum(service.held_bytes for service in services), self._store.size_bytes)
+        if self._keeper is None:
+            return Report(counts, amounts)
+        return told_of_memory(counts, amounts, self._keeper, self._room.held_bytes)
 
     def _answer_all(self, channel: SteadyChannel, service: SessionService, allowance: SessionAllowance,
                     meter: Meter, place: Place) -> None:

@@ -27,6 +27,7 @@ from djinn_server.control import Ask, Control, Failed, GiveBack, Incoming, Ready
 from djinn_server.counting import Report
 from djinn_server.desk import Customer, Desk
 from djinn_server.ledger import Ledger
+from djinn_server.limits import memory_limit
 from djinn_server.placement import least_loaded
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
@@ -380,7 +381,7 @@ class Supervisor:
         with self._changed:
             post.customer = customer
         self._note(post, None, is_ready=True)
-        account = self.ledger.open(post.tenant.name, setup.memory_bytes, post.device)
+        account = self.ledger.open(post.tenant.name, memory_limit(setup.memory_bytes, setup.limits), post.device)
         worker.watch(account.heed, self._desk, customer)
         self._desk.leave(customer)
         self._note(post, None)

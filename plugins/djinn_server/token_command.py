@@ -37,6 +37,10 @@ def create(
     max_wait_s: Annotated[float, typer.Option(
         min=0, help="Seconds that a program is expected to wait, above which no session begins; 0: what the server "
                     "says.")] = 0,
+    max_memory_mib: Annotated[int, typer.Option(
+        min=0, help="MiB that the device may hold; 0: what the server says, which is also the most.")] = 0,
+    max_host_mib: Annotated[int, typer.Option(
+        min=0, help="MiB that may be moved to memory of the host; 0: what the server says.")] = 0,
 ) -> None:
     """Make a token for a new tenant, and print it. It is not kept: only its digest is, so it is printed this once.
 
@@ -45,8 +49,8 @@ def create(
     file = _file(tokens)
     try:
         token = file.create(name, weight=weight,
-                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes,
-                                          max_queued, max_wait_s))
+                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued,
+                                          max_wait_s, max_memory_mib * 2**20, max_host_mib * 2**20))
     except ConfigurationError as error:
         raise _ended(error) from None
     typer.echo(token)
@@ -65,7 +69,8 @@ def revoke(name: _Name, tokens: _Path = "") -> None:
 def list_tokens(tokens: _Path = "") -> None:
     """List tenants: name, day, weight, and their own limits.
 
-    These are sessions, bytes in flight, values, operations, programs that wait, and seconds that they wait.
+    These are sessions, bytes in flight, values, operations, programs that wait, seconds that they wait, bytes on the
+    device and bytes on the host.
     """
     try:
         found = _file(tokens).read().tenants

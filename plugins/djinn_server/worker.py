@@ -22,6 +22,7 @@ from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
 from djinn.protocol.abilities import SettlingExecutor
 from djinn.protocol.messages import Hello
+from djinn.residency.tiers import Tiers
 from djinn_server.control import Ask, Control, Failed, GiveBack, Grant, Incoming, Ready, Recall, Setup, Stop
 from djinn_server.counting import Meters, Reporter
 from djinn_server.couriers import UNIX, PeerRules
@@ -129,7 +130,7 @@ def main() -> None:
     control.send(Ready(server.device, inlet.address))
     reporter = Reporter(server.report, control.send)
     reporter.start()
-    stopped = server.stop(_obey(control, inlet.hand, allowances, line))
+    stopped = server.stop(_obey(control, inlet.hand, allowances, line, server.limit_memory))
     reporter.stop()
     logging.shutdown()
     # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
@@ -158,7 +159,10 @@ class GatewayTurns:
             _log.info("the gateway hears nothing: %s", error)
 
 
-def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line) -> float:
+def _obey(
+    control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line,
+    limit_memory: Callable[[Limits], None],
+) -> float:
     """Do what the gateway says, until it says to stop; return how long programs may go on."""
     while (received := control.receive()) is not None:
         message, descriptor = received
@@ -173,6 +177,7 @@ def _obey(control: Control, hand: Callable[[int, Incoming], None], allowances: A
             line.recalled(message.turn, message.left_s)
         elif isinstance(message, Limits):
             allowances.limits = message
+            limit_memory(message)
         elif isinstance(message, Stop):
             return message.timeout_s
     _log.warning("the gateway has vanished")
@@ -209,6 +214,7 @@ def _open(setup: Setup, control: Control) -> tuple[Server, Inlet, Allowances, Li
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
                     keep_bytes=setup.keep_bytes,
                     looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
+                    tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
                     peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
                                           listens_on_path=setup.transport == UNIX),
                     transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters,

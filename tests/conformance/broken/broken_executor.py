@@ -12,11 +12,11 @@ import torch
 from djinn.errors import ConfigurationError, SchemaMismatchError
 from djinn.hookspecs import hookimpl
 from djinn.kinds import RandomState
-from djinn.kinds.executor import Report
+from djinn.kinds.executor import Effects, Report
 from djinn.model.program import Argument, ConstantArgument, ListArgument, NumberArgument, Program, TorchArgument
 from djinn.model.schema import ReturnKind, facts_of, operator_named
 from djinn.protocol.messages import Poisoned
-from djinn.protocol.tensors import dtype_named, to_dense_cpu
+from djinn.protocol.tensors import dtype_named, to_dense_cpu, whole_of
 
 _VALUES = {"executor.equals_eager", "executor.order_kept", "executor.replay_stable", "executor.failure_contained",
            "executor.poison_propagates", "executor.randomness_private"}
@@ -33,6 +33,8 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "shared-generator": ("executor.randomness_private", set()),
     "forgetful-generator": ("executor.randomness_private", set()),
     "claims-purity": ("executor.purity_true", set()),
+    "writes-in-secret": ("executor.effects_true", set()),
+    "furnishes-nothing": ("executor.vacates_exactly", set()),
     "put-reorders": ("executor.put_copies", _VALUES | {"executor.get_copies"}),
     "get-shares": ("executor.get_copies", {"executor.put_copies"}),
     "plain-as-tensor": ("executor.plain_results", _VALUES),
@@ -83,6 +85,11 @@ class _Program:
             operator = operator_named(template.operator)
             if facts_of(operator).digest != template.digest and flaw != "any-schema":
                 raise SchemaMismatchError(f"{template.operator} has another schema here.")
+
+    @property
+    def effects(self) -> Effects:
+        everything = frozenset(range(self._program.inputs))
+        return Effects() if self._flaw == "writes-in-secret" else Effects(written=everything, changes_storages=True)
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
         return self._flaw == "claims-purity"
@@ -198,6 +205,19 @@ class _Executor:
 
     def compile(self, program: Program) -> _Program:
         return _Program(program, self._flaw)
+
+    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
+        return bool(storage.resizable())
+
+    def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        return whole_of(storage).clone()
+
+    def vacate(self, storage: torch.UntypedStorage) -> None:
+        storage.resize_(0)
+
+    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+        storage.resize_(data.numel())
+        whole_of(storage).copy_(torch.zeros_like(data) if self._flaw == "furnishes-nothing" else data)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         copy = tensor.clone()

@@ -6,6 +6,7 @@ from mutants.planting import mutant
 
 _WRITES = "add_.Tensor mul_.Scalar copy_ zero_ add.Tensor view select.int transpose.int"
 _AGAIN = "create:* view:* write:* compute:*"
+_SHORT = "create:* view:* write:* compute:* mixed:*"
 _DRAWS = "rand randn randperm normal_ uniform_"
 
 MUTANTS = (
@@ -95,6 +96,18 @@ MUTANTS = (
            "or (is_random and not may_drop)", "", within="create:* random:torch.rand* compute:{f}.abs*"),
     mutant("kept-result-freed", "session.reuse_invisible", "djinn.results:ResultCache.release",
            "if piece is None:", "if True:", within="create:* compute:* drop:*"),
+    # Memory that is short.
+    mutant("moved-and-not-brought-back", "session.pressure_invisible", "djinn.residency.keeper:Keeper._fill",
+           "memory.furnish(place.storage, data)", "memory.furnish(place.storage, data.flip(0))", within=_SHORT),
+    mutant("alias-left-behind", "session.pressure_invisible", "djinn.residency.places:Places.put",
+           "storage = value.untyped_storage()",
+           "value = value.clone() if self._places.get(value.untyped_storage()._cdata) else value; "
+           "storage = value.untyped_storage(); self._values[handle] = value", within=_SHORT),
+    mutant("reloaded-after-a-write", "session.pressure_invisible", "djinn.residency.keeper:Keeper.use",
+           "place.host = None", "pass", "place.writes += 1", "pass", "tenant.places.forget_recipe(place)", "pass",
+           within=_SHORT),
+    mutant("computed-from-what-was-written", "session.pressure_invisible", "djinn.residency.keeper:Keeper.use",
+           "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn.protocol.failures:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),

@@ -1,0 +1,175 @@
+"""Sessions whose executor is short of memory: what they hold is taken away again and again, and has to come back."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Command, Result, Welcome
+from djinn.residency.keeper import Keeper
+from djinn.residency.roles import Gone
+from djinn.residency.service import BudgetedService
+from djinn.session import Session
+from djinn_conformance.assertions import expect_equal
+from djinn_conformance.machine import Machine, Statistics
+
+__all__ = ("PressedMachine", "Pressure", "expect_exact", "pressed")
+
+_ROOMY_BYTES = 2**40
+_TIGHT_HOST_BYTES = 1
+"""Room for nothing on the host: what cannot be made again stays."""
+
+
+@attrs.define
+class Pressure:
+    """How memory is taken away.
+
+    Attributes:
+        part: How much of what is held goes before each command.
+        keepers: Those of the session's executors.
+        dice: What goes.
+    """
+
+    part: float = 0.0
+    keepers: list[Keeper] = attrs.field(factory=list)
+    dice: random.Random = attrs.field(factory=lambda: random.Random(0))
+
+    def begin(self, seed: int, part: float, *, has_host: bool) -> None:
+        """Begin another program."""
+        self.dice.seed(seed)
+        self.part = part
+        for keeper in self.keepers:
+            keeper.host_limit_bytes = 0 if has_host else _TIGHT_HOST_BYTES
+
+    def evicted(self) -> dict[str, int]:
+        """Count what went, and what came back."""
+        gone = {name.value: sum(keeper.accounts.evicted[name] for keeper in self.keepers) for name in Gone}
+        return gone | {"restored": sum(keeper.accounts.restored for keeper in self.keepers)}
+
+
+class _PressedService(BudgetedService):
+    """A session that loses what it holds before each command."""
+
+    pressure: Pressure
+
+    def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:
+        with self._keeper.lock:
+            for place in list(self.places):
+                if self.pressure.dice.random() < self.pressure.part:
+                    self._keeper.evict(place)
+        super()._carry_out(command, uploads)
+        expect_exact(self._keeper, [self], f"after {type(command).__name__}")
+
+
+def expect_exact(keeper: Keeper, services: Sequence[BudgetedService], where: str) -> None:
+    """Check that what the books say is what there is, by storages."""
+    here: dict[int, int] = {}
+    ahead: dict[int, int] = {}
+    for service in services:
+        for place in service.places:
+            here[place.storage._cdata] = place.storage.nbytes()
+        for value in service.places._values.values():
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                storage = value.untyped_storage()
+                here[storage._cdata] = storage.nbytes()
+        for value in service._lookahead.results:
+            if isinstance(value, torch.Tensor):
+                storage = value.untyped_storage()
+                ahead[storage._cdata] = storage.nbytes()
+    held = keeper.accounts
+    more = sum(size_bytes for storage, size_bytes in ahead.items() if storage not in here)
+    expect_equal((held.device_bytes, sum(held.device.values()), held.ahead_bytes),
+                 (sum(here.values()), sum(here.values()), more), "bytes in the books", where)
+
+
+class _PressedConnection:
+    """A session on an executor of its own in this process; see `djinn.kinds.transport.Connection`."""
+
+    flush_every = 1024
+    bytes_sent = bytes_received = 0
+
+    def __init__(self, session: Session, pressure: Pressure) -> None:
+        executor = session.plugins.choose("executor", "torch").open(session.config.device)
+        keeper = Keeper(executor, _ROOMY_BYTES)
+        pressure.keepers.append(keeper)
+        self.address = "pressed://"
+        self.welcome = Welcome(PROTOCOL_VERSION, str(torch.__version__), sys.version.split()[0], sys.byteorder,
+                               executor.device, secrets.token_hex(8))
+        self._executor = executor
+        self._service = _PressedService(keeper, executor)
+        self._service.pressure = pressure
+        # None of the caller's modes is in force on another thread.
+        self._thread = ThreadPoolExecutor(1)
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        self.request(batch, tensors)
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        threads = torch.get_num_threads()
+
+        def work() -> tuple[Result, list[torch.Tensor]]:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            answer = self._service.handle(batch, tensors)
+            self._service.look_ahead()
+            return answer
+
+        return self._thread.submit(work).result()
+
+    def close(self) -> None:
+        self._service.close()
+        self._executor.close()
+        self._thread.shutdown()
+
+
+@contextmanager
+def pressed(session: Session) -> Iterator[Pressure]:
+    """Let a running session compute for a while where memory is taken away.
+
+    What is made in the block belongs to it, and has to be gone at its end.
+    """
+    pressure = Pressure()
+    with session.lock:
+        session.flush()
+        before = session.link
+        connections: list[Any] = [_PressedConnection(session, pressure) for _ in before.links]
+        session.link = session.link_of(connections, session.tape, session.released)
+    try:
+        yield pressure
+    finally:
+        with session.lock:
+            session.flush()
+            session.link.close()
+            session.link = before
+
+
+class PressedMachine(Machine):
+    """Draws programs for a session from which memory is taken away."""
+
+    pressure: Pressure
+
+    def __init__(self, session: Session, statistics: Statistics) -> None:
+        super().__init__(session, statistics)
+        self.before = self.pressure.evicted()
+
+    @initialize(seed=st.integers(0, 99), part=st.sampled_from((0.3, 1.0)),
+                has_host=st.sampled_from((True, True, False)))
+    def press(self, seed: int, part: float, has_host: bool) -> None:
+        """Choose how much is taken away."""
+        self.pressure.begin(seed, part, has_host=has_host)
+
+    def teardown(self) -> None:
+        """Finish as every program does, and count what went."""
+        super().teardown()
+        for name, count in self.pressure.evicted().items():
+            self.statistics.counts[f"evicted {name}"] += count - self.before[name]

@@ -1,0 +1,361 @@
+"""Keeps what a server's device holds within its limit: what goes, where to, and how it comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
+
+import torch
+
+from djinn.errors import OutOfMemoryError
+from djinn.kinds.executor import Executor, RelievedExecutor, VacatingExecutor
+from djinn.protocol.failures import is_out_of_memory
+from djinn.protocol.messages import Poisoned
+from djinn.protocol.tensors import whole_of
+from djinn.residency.accounts import Accounts
+from djinn.residency.eviction import Candidate, in_order, way_out
+from djinn.residency.places import Place, Places, Recipe, State
+from djinn.residency.roles import Gone
+from djinn.residency.tiers import Tier, Tiers
+
+COLD_S = 1.0
+"""What was not used for so long goes ahead of need."""
+DECODE_S = 2.0
+"""So long after a cache of keys and values has last grown, its session counts as decoding."""
+
+
+class Tenant(Protocol):
+    """A session, as its keeper sees it."""
+
+    places: Places
+    random: Any
+    decoded_at: float
+    """When a cache of keys and values of its has last grown."""
+
+    def drop_ahead(self) -> int:
+        """Let go of results that nobody has asked for, and say how many bytes that were."""
+
+
+class Spare(Protocol):
+    """What the host keeps and nobody needs."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What is kept, all together."""
+
+    def drop_spare(self) -> int:
+        """Let go of what nobody needs, and say how much that was."""
+
+
+class Keeper:
+    """Keeps the sessions of one server within a limit.
+
+    Args:
+        executor: Holds the values. One that cannot give memory back makes the limit one that is refused at.
+        limit_bytes: What the device may hold.
+        host_bytes: What may be moved to the host, with what is kept there; 0 for any amount.
+        tiers: Follows what is held.
+        spare: What the host keeps.
+        clock: Tells the time in seconds.
+
+    Attributes:
+        lock: Held while anything is used, moved or computed: one session at a time, as on the device itself.
+        accounts: What is held, and what has happened.
+
+    Concurrency:
+        Whoever calls a method holds the lock, except for `relieve`; attributes may be read by any thread.
+    """
+
+    def __init__(
+        self, executor: Executor, limit_bytes: int, *, host_bytes: int = 0, tiers: Tiers | None = None,
+        spare: Spare | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.accounts = Accounts()
+        self.limit_bytes = limit_bytes
+        self.host_limit_bytes = host_bytes
+        self.clock = clock
+        self._tiers = tiers or Tiers()
+        self._spare = spare
+        self._memory = executor if isinstance(executor, VacatingExecutor) else None
+        self._tenants: dict[Tenant, int] = {}
+        self._count = 0
+        self._in_use: frozenset[Place] = frozenset()
+        self._computed: set[Place] = set()
+        """What was computed again for what is about to be used: dropped once more, it would never be there."""
+        self._leaving_bytes = 0
+        """What is about to leave the host. If it had to be gone first, nothing could trade places with it."""
+        if isinstance(executor, RelievedExecutor):
+            executor.relief = self.relieve
+
+    @property
+    def tier(self) -> Tier:
+        """How short memory is."""
+        return self._tiers.tier
+
+    def join(self, tenant: Tenant) -> None:
+        """Take a session in."""
+        self._count += 1
+        self._tenants[tenant] = self._count
+
+    def leave(self, tenant: Tenant) -> None:
+        """Let a session go, which has let go of everything."""
+        self._tenants.pop(tenant, None)
+
+    def use(
+        self, tenant: Tenant, places: Collection[Place], wanted_bytes: int, *, written: Collection[Place] = ()
+    ) -> None:
+        """Have storages on the device, and room beside them, until something else is used.
+
+        Args:
+            tenant: Whose they are.
+            places: What is read or written.
+            wanted_bytes: The room.
+            written: Which of them are about to be written.
+
+        Raises:
+            OutOfMemoryError: There is not so much room. Nothing is lost, and nothing was changed.
+        """
+        now = self.clock()
+        needs = frozenset(places)
+        for place in needs:
+            place.used_at = now
+        # What was computed from something goes by what that is now, so it must be back before that is written; and
+        # nothing else may be dropped that goes by it.
+        for place in written:
+            place.writes += 1
+        again = [dependent for place in written for dependent in place.dependents]
+        try:
+            for place in (*again, *needs):
+                if place.state is State.DROPPED:
+                    self._compute(tenant, place)
+                    self._computed.add(place)
+            absent = [place for place in needs if place.state is not State.HERE]
+            self._leaving_bytes = sum(place.size_bytes for place in absent if place.state is State.MOVED)
+            self._make_room(wanted_bytes + sum(place.size_bytes for place in absent), needs)
+        finally:
+            self._computed.clear()
+            self._leaving_bytes = 0
+        self._in_use = needs
+        for place in absent:
+            self._fill(place)
+        for place in written:
+            place.host = None
+            tenant.places.forget_recipe(place)
+
+    def release(self) -> None:
+        """Nothing is in use any more."""
+        self._in_use = frozenset()
+
+    def fit(self) -> None:
+        """Bring what is held back within the limit, if it has come beyond it.
+
+        Raises:
+            OutOfMemoryError: That cannot be done.
+        """
+        if self.accounts.held_bytes > self.limit_bytes:
+            self._make_room(0, frozenset())
+
+    def breathe(self) -> None:
+        """Something was carried out: follow what is held, and let go of what is cold ahead of need."""
+        tier = self._tiers.follow(self.accounts.held_bytes, self.limit_bytes)
+        if tier is Tier.NORMAL:
+            return
+        wanted_bytes = self._tiers.relaxed_bytes(self.limit_bytes)
+        if self.accounts.ahead_bytes:
+            self._drop_ahead(wanted_bytes)
+        since = self.clock() - COLD_S
+        cold = (candidate for candidate in self._candidates(frozenset())
+                if candidate.place.used_at <= since and not candidate.is_active_cache)
+        for candidate in in_order(cold, self.limit_bytes):
+            if self.accounts.held_bytes < wanted_bytes:
+                break
+            self._evict(candidate)
+        self._tiers.follow(self.accounts.held_bytes, self.limit_bytes)
+
+    def relieve(self) -> bool:
+        """Let go of all that is not in use, because the device itself has no more memory.
+
+        Returns:
+            Whether there was anything.
+
+        Concurrency:
+            Any thread, without the lock.
+        """
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            before = self.accounts.held_bytes
+            self._drop_ahead(0)
+            for candidate in in_order(self._candidates(self._in_use), self.limit_bytes):
+                self._evict(candidate)
+            return self.accounts.held_bytes < before
+        finally:
+            self.lock.release()
+
+    def with_relief(self, action: Callable[[], Any]) -> Any:
+        """Do something that takes memory, and do it again if there was none until something was let go."""
+        try:
+            return action()
+        except Exception as error:
+            if not is_out_of_memory(error) or not self.relieve():
+                raise
+            return action()
+
+    def evict(self, place: Place) -> bool:
+        """Let one storage go that is not in use, whether that is needed or not; whether it could."""
+        return any(self._evict(candidate) for candidate in self._candidates(self._in_use) if candidate.place is place)
+
+    def fits_ahead(self, wanted_bytes: int) -> bool:
+        """Whether there is so much room that something may be run that nobody has asked for."""
+        return self.tier is Tier.NORMAL and (
+            self.accounts.held_bytes + wanted_bytes < self._tiers.relaxed_bytes(self.limit_bytes))
+
+    def no_room(self, wanted_bytes: int) -> OutOfMemoryError:
+        """Say that there is no room."""
+        self.accounts.refused += 1
+        held = self.accounts
+        host = f" of {self.host_limit_bytes}" if self.host_limit_bytes else ""
+        return OutOfMemoryError(
+            f"{wanted_bytes} bytes are wanted, and the limit is {self.limit_bytes}; the device holds "
+            f"{held.described()}, and {held.host_bytes} bytes{host} were moved to the host.",
+            hint="Let go of tensors, work in smaller pieces, or give the server more with --memory-mib and "
+                 "--max-host-mib.")
+
+    def moved_to_host(self, place: Place) -> None:
+        """Learn that nobody else keeps what a storage was uploaded from."""
+        if place.state is State.RELOADABLE:
+            place.state = State.MOVED
+            self.accounts.host_bytes += place.size_bytes
+        elif place.state is State.HERE:
+            place.host = None
+
+    def _make_room(self, wanted_bytes: int, kept: frozenset[Place]) -> None:
+        accounts, limit_bytes = self.accounts, self.limit_bytes
+        if accounts.held_bytes + wanted_bytes <= limit_bytes:
+            return
+        if sum(place.size_bytes for place in kept if place.state is State.HERE) + wanted_bytes > limit_bytes:
+            # It would not help to let everything else go.
+            raise self.no_room(wanted_bytes)
+        self._drop_ahead(limit_bytes - wanted_bytes)
+        if accounts.held_bytes + wanted_bytes <= limit_bytes:
+            return
+        for candidate in in_order(self._candidates(kept), limit_bytes):
+            self._evict(candidate)
+            if accounts.held_bytes + wanted_bytes <= limit_bytes:
+                return
+        raise self.no_room(wanted_bytes)
+
+    def _drop_ahead(self, wanted_bytes: int) -> None:
+        for tenant in self._tenants:
+            if self.accounts.held_bytes <= wanted_bytes:
+                return
+            if tenant.drop_ahead():
+                self.accounts.evicted[Gone.RESULTS_AHEAD] += 1
+
+    def _candidates(self, kept: Collection[Place]) -> list[Candidate]:
+        if self._memory is None:
+            return []
+        since = self.clock() - DECODE_S
+        return [Candidate(place, number, tenant.decoded_at > since)
+                for tenant, number in self._tenants.items() for place in tenant.places
+                if place.state is State.HERE and place not in kept and self._memory.can_vacate(place.storage)]
+
+    def _evict(self, candidate: Candidate) -> bool:
+        """Let a storage go, if there is a way."""
+        place, memory, accounts = candidate.place, self._memory, self.accounts
+        way = way_out(place)
+        can_be_dropped = place.can_be_dropped and place not in self._computed
+        if way is State.DROPPED and not can_be_dropped:
+            way = State.MOVED
+        if way is State.MOVED and not self._host_has_room(place.size_bytes):
+            if not can_be_dropped:
+                return False
+            way = State.DROPPED
+        if memory is None:
+            return False
+        if way is State.MOVED:
+            place.host = memory.copy_out(place.storage)
+            accounts.host_bytes += place.size_bytes
+            accounts.moved_out_bytes += place.size_bytes
+        else:
+            accounts.dropped_bytes += place.size_bytes
+        if way is State.DROPPED and place.recipe is not None:
+            place.recipe.hold()
+            for read, _ in place.recipe.read:
+                read.dependents.add(place)
+        memory.vacate(place.storage)
+        place.state = way
+        accounts.went(place.role, place.size_bytes)
+        accounts.evicted[Gone.ACTIVE_KV_CACHE if candidate.is_active_cache else Gone(place.role.value)] += 1
+        return True
+
+    def _host_has_room(self, size_bytes: int) -> bool:
+        if not self.host_limit_bytes:
+            return True
+        limit_bytes = self.host_limit_bytes + self._leaving_bytes
+
+        def kept_bytes() -> int:
+            return 0 if self._spare is None else self._spare.size_bytes
+
+        is_short = self.accounts.host_bytes + kept_bytes() + size_bytes > limit_bytes
+        if is_short and self._spare is not None and self._spare.drop_spare():
+            self.accounts.evicted[Gone.UPLOADS] += 1
+        return self.accounts.host_bytes + kept_bytes() + size_bytes <= limit_bytes
+
+    def _fill(self, place: Place) -> None:
+        """Bring the bytes of a storage back from the host; there is room."""
+        memory, data = self._memory, place.host
+        assert memory is not None
+        assert data is not None
+        self.with_relief(lambda: memory.furnish(place.storage, data))
+        if place.state is State.MOVED:
+            self.accounts.host_bytes -= place.size_bytes
+            place.host = None
+        self.accounts.moved_in_bytes += place.size_bytes
+        self._is_back(place)
+
+    def _is_back(self, place: Place) -> None:
+        place.state = State.HERE
+        self.accounts.came(place.role, place.size_bytes)
+        self.accounts.restored += 1
+
+    def _compute(self, tenant: Tenant, place: Place) -> None:
+        """Compute a storage again that was dropped, and others that the same run has made."""
+        recipe = place.recipe
+        assert recipe is not None
+        inputs = recipe.held
+        assert inputs is not None
+        read = frozenset(read for read, _ in recipe.read)
+        absent = [each for each in read if each.state is not State.HERE]
+        missing = [each for each in recipe.made.values() if each.state is State.DROPPED and each.recipe is recipe]
+        # While the results are copied to where they were, they are there twice.
+        wanted_bytes = recipe.wanted_bytes + sum(each.size_bytes for each in missing)
+        self._make_room(sum(each.size_bytes for each in absent) + wanted_bytes, read)
+        before, self._in_use = self._in_use, read
+        for each in absent:
+            self._fill(each)
+        failures: list[BaseException] = []
+
+        def report(_: int, error: BaseException) -> Poisoned:
+            failures.append(error)
+            return Poisoned(0)
+
+        try:
+            outputs = recipe.program.run(list(inputs), recipe.numbers, tenant.random, report)
+        finally:
+            self._in_use = before
+        if failures:
+            raise self.no_room(wanted_bytes) from failures[0]
+        for position, each in recipe.made.items():
+            if each in missing:
+                self._refill(tenant, each, recipe, outputs[position])
+
+    def _refill(self, tenant: Tenant, place: Place, recipe: Recipe, output: torch.Tensor) -> None:
+        assert self._memory is not None
+        self._memory.furnish(place.storage, whole_of(output.untyped_storage()))
+        self._is_back(place)
+        tenant.places.unhold(place, recipe)
+

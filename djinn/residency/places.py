@@ -1,0 +1,233 @@
+"""The books of storages: what lies where, for what, and what it can be made from again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.kinds.executor import CompiledProgram
+from djinn.protocol.holdings import Holdings
+from djinn.residency.accounts import Accounts
+from djinn.residency.roles import Role
+
+_NO_STORAGE = torch.UntypedStorage(0)
+
+
+class State(Enum):
+    """Where the bytes of a storage are."""
+
+    HERE = auto()
+    """On the device."""
+    MOVED = auto()
+    """In memory of the host."""
+    RELOADABLE = auto()
+    """Where they were uploaded from, which is kept."""
+    DROPPED = auto()
+    """Nowhere; they are computed again."""
+
+
+@attrs.define(eq=False)
+class Recipe:
+    """A pure run, and what it has read and made.
+
+    Attributes:
+        program: The program.
+        numbers: Its numbers.
+        inputs: What it has read: plain results, and tensors, of which it keeps no hold as long as nothing needs it.
+        read: Where these lie, and how often that had been written when it ran.
+        made: Where its results lie, by position.
+        wanted_bytes: What it took beside its inputs.
+        duration_s: How long it took.
+        held: Its inputs, while something needs them to be made again.
+    """
+
+    program: CompiledProgram
+    numbers: Sequence[Any]
+    inputs: Sequence[Any]
+    read: Sequence[tuple[Place, int]]
+    wanted_bytes: int
+    duration_s: float
+    made: dict[int, Place] = attrs.field(factory=dict)
+    held: list[Any] | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether its inputs are there, as they were, and need not be made first themselves."""
+        return all(place.is_named and place.writes == writes and place.state is not State.DROPPED
+                   for place, writes in self.read) and all(
+            not isinstance(value, weakref.ref) or value() is not None for value in self.inputs)
+
+    def hold(self) -> None:
+        """Keep its inputs until they are let go."""
+        self.held = [value() if isinstance(value, weakref.ref) else value for value in self.inputs]
+
+
+@attrs.define(eq=False)
+class Place:
+    """One storage in the books.
+
+    Attributes:
+        storage: The storage. While its bytes are elsewhere it has none, and all tensors in it stay what they are.
+        size_bytes: How many bytes it has, or will have again.
+        role: What it is for.
+        used_at: When it was last used.
+        state: Where its bytes are.
+        host: Its bytes while they are moved; what it was uploaded from while that is kept and it was never written.
+        recipe: What it was computed by, if it can be computed again.
+        handles: How many values lie in it.
+        writes: How often it was written, or may have been.
+        growths: How many times in a row it has grown from what it was before.
+        is_told: Whether the client has said what it is for.
+        dependents: What was dropped and needs it to be computed again.
+    """
+
+    storage: torch.UntypedStorage
+    size_bytes: int
+    role: Role
+    used_at: float
+    state: State = State.HERE
+    host: torch.Tensor | None = None
+    recipe: Recipe | None = None
+    handles: int = 0
+    writes: int = 0
+    growths: int = 0
+    is_told: bool = False
+    dependents: set[Place] = attrs.field(factory=set)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether values lie in it."""
+        return self.handles > 0
+
+    @property
+    def can_be_dropped(self) -> bool:
+        """Whether it can be computed again."""
+        return self.recipe is not None and not self.dependents and self.recipe.is_good
+
+    @property
+    def can_be_reloaded(self) -> bool:
+        """Whether what it was uploaded from is kept."""
+        return self.state is State.HERE and self.host is not None
+
+
+class Places(Holdings):
+    """Values by handle, and the storages that they lie in.
+
+    Args:
+        accounts: What all sessions hold.
+        clock: Tells the time in seconds.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self, accounts: Accounts, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._accounts = accounts
+        self._clock = clock
+        self._places: dict[int, Place] = {}
+        self._of: dict[int, Place] = {}
+        """By handle."""
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self._places.values())
+
+    def at(self, handle: int) -> Place | None:
+        """Return where a value lies; ``None`` if it is no tensor."""
+        return self._of.get(handle)
+
+    def of(self, value: Any) -> Place | None:
+        """Return where a tensor lies, if its storage is in the books."""
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            return None
+        return self._places.get(value.untyped_storage()._cdata)
+
+    def put(self, handle: int, value: Any) -> None:
+        """Hold a value under a handle, instead of the one that it had."""
+        before = self._of.pop(handle, None)
+        self._values[handle] = value
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            storage = value.untyped_storage()
+            place = self._places.get(storage._cdata)
+            if place is None:
+                place = self._places[storage._cdata] = Place(storage, storage.nbytes(), Role.UNKNOWN, self._clock())
+                self.held_bytes += place.size_bytes
+                self._accounts.came(place.role, place.size_bytes)
+            place.handles += 1
+            self._of[handle] = place
+        if before is not None:
+            self._unname(before)
+
+    def drop(self, handles: Iterable[int]) -> None:
+        """Let go of values."""
+        for handle in handles:
+            self._values.pop(handle, None)
+            place = self._of.pop(handle, None)
+            if place is not None:
+                self._unname(place)
+
+    def sharing(self, tensor: torch.Tensor) -> Iterator[int]:
+        """List the handles of the values that lie in the storage of a tensor."""
+        place = self.of(tensor)
+        return iter([handle for handle, other in self._of.items() if other is place])
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self.drop(list(self._values))
+
+    def grant(self, place: Place, role: Role) -> None:
+        """Say what a storage is for."""
+        if place.role is not role and not place.is_told:
+            self._accounts.recast(place.role, role, place.size_bytes, is_here=place.state is State.HERE)
+            place.role = role
+
+    def forget_recipe(self, place: Place) -> None:
+        """Let go of what a storage could be computed from: it is here, or moved, and needs that no more."""
+        recipe, place.recipe = place.recipe, None
+        if recipe is not None and place.state is State.DROPPED:
+            self.unhold(place, recipe)
+
+    def unhold(self, place: Place, recipe: Recipe) -> None:
+        """Learn that a storage does not need the inputs of what it was computed by, at least for now."""
+        for read, _ in recipe.read:
+            read.dependents.discard(place)
+        if not any(made.state is State.DROPPED and made.recipe is recipe and made is not place
+                   for made in recipe.made.values()):
+            recipe.held = None
+        for read, _ in recipe.read:
+            self._bury(read)
+
+    def recount(self) -> None:
+        """Look at all storages anew: values may have got other ones, or these other sizes."""
+        for handle, place in list(self._of.items()):
+            value = self._values[handle]
+            if value.untyped_storage()._cdata != place.storage._cdata:
+                self.put(handle, value)
+        for place in self._places.values():
+            if place.state is State.HERE and (size_bytes := place.storage.nbytes()) != place.size_bytes:
+                self._accounts.came(place.role, size_bytes - place.size_bytes)
+                self.held_bytes += size_bytes - place.size_bytes
+                place.size_bytes = size_bytes
+
+    def _unname(self, place: Place) -> None:
+        place.handles -= 1
+        self._bury(place)
+
+    def _bury(self, place: Place) -> None:
+        """Let go of a storage that nothing names and nothing needs."""
+        if place.handles or place.dependents or self._places.pop(place.storage._cdata, None) is None:
+            return
+        self.held_bytes -= place.size_bytes
+        if place.state is State.HERE:
+            self._accounts.went(place.role, place.size_bytes)
+        elif place.state is State.MOVED:
+            self._accounts.host_bytes -= place.size_bytes
+        place.host = None
+        self.forget_recipe(place)
+        # Recipes may still refer to the place, and must not keep the memory.
+        place.storage = _NO_STORAGE

@@ -1,0 +1,217 @@
+"""Servers with less memory than their sessions want."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from djinn_monitor.reading import Reading, TenantReading, read
+from djinn_server.limits import Limits
+from djinn_server.tokens import TokenFile
+from djinn_transport_tcp.client import SocketConnection, connect
+
+from djinn.errors import OutOfMemoryError
+from djinn.kinds.transport import ConnectOptions
+from djinn.model.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
+from djinn.model.schema import facts_of
+from djinn.protocol.contents import digest_of
+from djinn.protocol.failures import to_exception
+from djinn.protocol.messages import Batch, Define, Free, Result, Run, Upload
+from djinn.protocol.reuse import reusing
+from djinn.protocol.tensors import header_of
+
+CLIENT = Path(__file__).parents[1] / "support" / "decoding_client.py"
+MIB = 2**20
+T, N = TensorArgument(), NumberArgument()
+
+
+def template(operator: Any, *arguments: Any) -> Template:
+    facts = facts_of(operator)
+    return Template(facts.name, facts.digest, arguments)
+
+
+PLUS = Program((template(torch.ops.aten.add.Tensor, T, T),), (Step(0, (-1, -2), 1),), 2, (0,))
+FIRST = Program((template(torch.ops.aten.slice.Tensor, T, N, N, N), template(torch.ops.aten.clone.default, T)),
+                (Step(0, (-1,), 1), Step(1, (0,), 1)), 1, (1,))
+WRITE = Program((template(torch.ops.aten.mul_.Scalar, T, N),), (Step(0, (-1,), 0),), 1, ())
+MANY = Program((template(torch.ops.aten.cat.default, ListArgument((T,) * 9)),), (Step(0, (-1,) * 9, 1),), 1, (0,))
+DEFINE = [Define(1, PLUS), Define(2, FIRST), Define(3, WRITE), Define(4, MANY)]
+
+
+def page(server: Any) -> str:
+    return next(line.split()[-1] for line in server.log.read_text().splitlines() if "metrics on" in line)
+
+
+def told(server: Any, true: Callable[[TenantReading], Any], tenant: str = "") -> TenantReading:
+    """Wait until the page says what it should."""
+    until = time.monotonic() + 10
+    while True:
+        found: Reading = read(page(server))
+        reading = found.tenants.get(tenant, TenantReading())
+        if true(reading):
+            return reading
+        assert time.monotonic() < until, reading
+        time.sleep(0.1)
+
+
+def ask(connection: Any, *commands: Any, tensors: Any = (), fetch: tuple[int, ...] = ()) -> tuple[Result, Any]:
+    return connection.request(Batch(list(commands), fetch=fetch, synchronize=True), tensors)
+
+
+def session(server: Any, token: str = "", owner: str = "") -> SocketConnection:
+    connection = connect(server.address, ConnectOptions(token=token, owner=owner))
+    ask(connection, *DEFINE)
+    return connection
+
+
+def upload(connection: Any, handle: int, tensor: torch.Tensor) -> Result:
+    return ask(connection, Upload(handle, header_of(tensor)), tensors=[tensor])[0]
+
+
+@pytest.fixture
+def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+        started.append(subprocess.Popen([sys.executable, str(CLIENT), *arguments], stdin=subprocess.PIPE, text=True,
+                                        stdout=subprocess.PIPE, env=clean))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_two_decode_where_there_is_room_for_one_and_a_half(start_server: Any, clients: Any) -> None:
+    # Each has 11.0 MB of weights and up to 1.2 MB of keys and values, and needs the latter twice for a moment.
+    server = start_server("--memory-mib", "15", "--metrics-port", "0", "--keep-mib", "0")
+    both = [clients(server.address, str(seed), "20") for seed in (1, 2)]
+    assert [client.stdout.readline() for client in both] == ["ready\n"] * 2
+    for client in both:
+        client.stdin.write("go\n")
+        client.stdin.flush()
+    reading = told(server, lambda found: found.evictions.get("weight", 0) > 20)
+    assert [client.stdout.readline() for client in both] == ["equal\n"] * 2
+    assert reading.limit_bytes == 15 * MIB
+    assert reading.evictions["active_kv_cache"] == 0
+    assert reading.pressure_tier in (0, 1, 2)
+    with urllib.request.urlopen(page(server)) as answer:
+        text = answer.read().decode()
+    restores = next(line for line in text.splitlines() if line.startswith("djinn_memory_restores_total"))
+    assert float(restores.split()[-1]) > 20
+    moved = [line for line in text.splitlines() if line.startswith("djinn_memory_moved_bytes_total")]
+    assert len(moved) == 2
+    assert "djinn_memory_pressure_tier" in text
+    assert 'djinn_gpu_memory_bytes{kind="kv_cache"' in text
+
+
+def test_a_thousand_requests_at_one_and_a_half_times_the_room_harm_nobody(
+    start_server: Any, tmp_path: Path
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    greedy = tokens.create("greedy", limits=Limits(memory_bytes=8 * MIB))
+    calm = tokens.create("calm", limits=Limits(memory_bytes=8 * MIB))
+    server = start_server("--tokens", str(tokens.path), "--metrics-port", "0")
+    first, other = session(server, greedy), session(server, calm)
+    workers = sorted(server.workers)
+    assert first.welcome.memory_bytes == 8 * MIB
+    made = [torch.full((256, 1024), float(index)) for index in range(12)]
+    for handle, tensor in enumerate(made, 1):
+        assert not upload(first, handle, tensor).failures
+    assert not upload(other, 1, torch.ones(4)).failures
+    refused = 0
+    for number in range(1000):
+        handle = 1 + 5 * number % 12
+        if number % 50 == 49:
+            result, _ = ask(first, Run(4, (handle,), [], (100,)), Free((100,)))
+            assert [failure.kind for failure in result.failures] == ["OutOfMemoryError"]
+            refused += 1
+            continue
+        result, data = ask(first, Run(1, (handle, handle), [], (100,)), Run(2, (100,), [0, 0, 1], (101,)), fetch=(101,))
+        assert not result.failures
+        assert torch.equal(data[0], 2 * made[handle - 1][:1])
+        ask(first, Free((100, 101)))
+        if not number % 10:
+            result, data = ask(other, Run(1, (1, 1), [], (number + 2,)), Free((number + 2,)), fetch=(1,))
+            assert not result.failures
+            assert torch.equal(data[0], torch.ones(4))
+    assert sorted(server.workers) == workers
+    reading = told(server, lambda found: found.held_bytes == 12 * MIB, "greedy")
+    assert sum(reading.evictions.values()) > 100
+    assert reading.memory_by_kind["moved_to_host"] >= 4 * MIB
+    assert not sum(read(page(server)).tenants["calm"].restarts.values())
+    assert refused == 20
+    for connection in (first, other):
+        connection.close()
+
+
+def test_a_run_that_cannot_fit_names_sizes_and_leaves_everything_as_it_was(start_server: Any) -> None:
+    server = start_server("--memory-mib", "8", "--max-host-mib", "4")
+    connection = session(server)
+    values = [torch.rand(256, 1024) for _ in range(3)]
+    for handle, tensor in enumerate(values, 1):
+        upload(connection, handle, tensor)
+    both = Program((template(torch.ops.aten.mul_.Scalar, T, N), *MANY.templates), (
+        Step(0, (-1,), 0), Step(1, (-1,) * 9, 1)), 1, (0,))
+    result, _ = ask(connection, Define(9, both), Run(9, (1,), [2.0], (10,)))
+    (failure,) = result.failures
+    error = to_exception(failure)
+    assert isinstance(error, OutOfMemoryError)
+    assert f"{9 * MIB} bytes are wanted, and the limit is {8 * MIB}" in str(error)
+    assert f"{3 * MIB} of weight" in str(error)
+    result, data = ask(connection, fetch=(1, 2, 3))
+    assert not result.failures
+    assert all(map(torch.equal, data, values)), "not even the write before has happened"
+    result, data = ask(connection, Run(3, (1,), [2.0], ()), Run(1, (1, 2), [], (11,)), fetch=(11,))
+    assert not result.failures
+    assert torch.equal(data[0], 2 * values[0] + values[1])
+    # 13 MiB where 8 and 4 may be: the last upload finds no room, and takes nothing from the others.
+    kinds = [[failure.kind for failure in upload(connection, handle, values[0]).failures] for handle in range(20, 30)]
+    assert kinds[-1] == ["OutOfMemoryError"]
+    assert kinds[0] == []
+    result, data = ask(connection, fetch=(2, 3, 20))
+    assert not result.failures
+    assert all(map(torch.equal, data, (*values[1:], values[0])))
+    connection.close()
+
+
+def test_public_contents_serve_every_owner_and_no_others_do(start_server: Any, tmp_path: Path) -> None:
+    weight = torch.rand(256, 256)
+    newer = weight.clone()
+    newer[100, 100] += 1
+    digests = tmp_path / "public"
+    digests.write_text(f"# the released weights\n{digest_of(header_of(weight), weight).hex()}  # layer.weight\n")
+    server = start_server("--keep-mib", "16", "--public-contents", str(digests))
+    first = reusing(session(server, owner="somebody"))
+    for handle, tensor in enumerate((weight, newer), 1):
+        upload(first, handle, tensor)
+    second = reusing(session(server, owner="somebody else"))
+    for handle, tensor in enumerate((weight, newer), 1):
+        upload(second, handle, tensor)
+    # The same name and form, and other bytes: another content, which is private and had to travel.
+    assert second.bytes_not_sent == weight.nbytes
+    _, data = ask(second, fetch=(1, 2))
+    assert all(map(torch.equal, data, (weight, newer)))
+    for connection in (first, second):
+        connection.close()
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (("--memory-warning", "0.9", "--memory-critical", "0.8"), "0.9 and 0.8 are no tiers"),
+    (("--public-contents", "/nowhere/at/all"), "cannot be read"),
+])
+def test_what_makes_no_sense_is_refused(options: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", "from djinn.cli import main; main()", "serve", *options],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr

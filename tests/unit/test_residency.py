@@ -1,0 +1,551 @@
+"""Values within a limit of memory: books, tiers, what goes first, and that nobody notices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from djinn_conformance.pressure import expect_exact
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from djinn.kinds.executor import CandidProgram, Executor
+from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
+from djinn.model.schema import facts_of, operator_named
+from djinn.plugins import Plugins, PluginSelection
+from djinn.protocol.contents import Contents, ContentStore
+from djinn.protocol.messages import Batch, Copy, Define, Free, Poisoned, Result, Run, Upload
+from djinn.protocol.service import SessionService
+from djinn.protocol.tensors import header_of
+from djinn.residency.eviction import Candidate, in_order
+from djinn.residency.keeper import COLD_S, DECODE_S, Keeper
+from djinn.residency.places import Place, State
+from djinn.residency.roles import Gone, Role
+from djinn.residency.service import BudgetedService
+from djinn.residency.tiers import HYSTERESIS, Tier, Tiers
+
+T, N, NONE = TensorArgument(), NumberArgument(), ConstantArgument(None)
+SIDE = 32
+ROW_BYTES = SIDE * 4
+
+
+def template(name: str, *arguments: Any) -> Template:
+    facts = facts_of(operator_named(name))
+    return Template(facts.name, facts.digest, arguments)
+
+
+PLUS = Program((template("aten::add.Tensor", T, T),), (Step(0, (-1, -2), 1),), 2, (0,))
+WRITE = Program((template("aten::mul_.Scalar", T, N),), (Step(0, (-1,), 0),), 1, ())
+ROWS = Program((template("aten::slice.Tensor", T, N, N, N),), (Step(0, (-1,), 1),), 1, (0,))
+GROW = Program((template("aten::cat", ListArgument((T, T))),), (Step(0, (-1, -2), 1),), 2, (0,))
+THROUGH_A_VIEW = Program((template("aten::slice.Tensor", T, N, N, N), template("aten::mul_.Scalar", T, N)),
+                         (Step(0, (-1,), 1), Step(1, (0,), 0)), 1, ())
+RESIZE = Program((template("aten::resize_", T, N), template("aten::fill_.Scalar", T, N)),
+                 (Step(0, (-1,), 0), Step(1, (-1,), 0)), 1, ())
+TWO = Program((template("aten::neg", T), template("aten::abs", T), template("aten::slice.Tensor", T, N, N, N)),
+              (Step(0, (-1,), 1), Step(1, (-1,), 1), Step(2, (0,), 1)), 1, (0, 1, 2))
+ATTEND = Program(
+    (template("aten::cat", ListArgument((T, T))), template("aten::scaled_dot_product_attention", T, T, T)),
+    (Step(0, (-1, -2), 1), Step(1, (-2, 0, 0), 1)), 2, (0, 1))
+PROGRAMS = dict(enumerate((PLUS, WRITE, ROWS, GROW, THROUGH_A_VIEW, RESIZE, TWO, ATTEND), 1))
+DEFINE = [Define(number, program) for number, program in PROGRAMS.items()]
+
+
+def open_executor() -> Executor:
+    return Plugins.load(PluginSelection()).choose("executor", "torch").open("cpu")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        self.now_s += 1e-3
+        return self.now_s
+
+
+class Room:
+    """Sessions that share a limit."""
+
+    def __init__(self, limit_bytes: int, sessions: int = 1, *, keep_bytes: int = 0, **options: Any) -> None:
+        self.clock = Clock()
+        self.executor = open_executor()
+        self.store = ContentStore(keep_bytes)
+        self.keeper = Keeper(self.executor, limit_bytes, clock=self.clock, spare=self.store, **options)
+        self.services = [BudgetedService(self.keeper, self.executor, travels=True,
+                                         contents=Contents(self.store, "me") if keep_bytes else None)
+                         for _ in range(sessions)]
+        for session in range(sessions):
+            self.do(session, *DEFINE)
+
+    def do(self, session: int, *commands: Any, tensors: Sequence[torch.Tensor] = (), fetch: Sequence[int] = (),
+           ) -> tuple[Result, list[torch.Tensor]]:
+        answer = self.services[session].handle(Batch(list(commands), fetch=tuple(fetch), synchronize=True), tensors)
+        expect_exact(self.keeper, self.services, str(commands))
+        return answer
+
+    def upload(self, session: int, handle: int, tensor: torch.Tensor) -> Result:
+        return self.do(session, Upload(handle, header_of(tensor)), tensors=[tensor.clone()])[0]
+
+    def value(self, session: int, handle: int) -> torch.Tensor:
+        result, data = self.do(session, fetch=[handle])
+        assert not result.failures, result
+        return data[0]
+
+    def place(self, session: int, handle: int) -> Place:
+        found = self.services[session].places.at(handle)
+        assert found is not None
+        return found
+
+
+def rows(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, SIDE, generator=torch.Generator().manual_seed(seed))
+
+
+# Tiers.
+
+
+def test_tiers_are_entered_at_their_lines_and_left_below_them() -> None:
+    tiers = Tiers()
+    seen = [tiers.follow(held, 100) for held in (0, 79, 80, 76, 75, 74, 80, 94, 95, 91, 90, 89, 76, 74, 100, 10)]
+    assert [int(tier) for tier in seen] == [0, 0, 1, 1, 1, 0, 1, 1, 2, 2, 2, 1, 1, 0, 2, 0]
+
+
+@pytest.mark.parametrize(("warning", "critical"), [(0.9, 0.9), (0.04, 0.9), (0.5, 1.1), (0.9, 0.8)])
+def test_tiers_that_make_no_sense_are_refused(warning: float, critical: float) -> None:
+    with pytest.raises(ValueError, match="no tiers"):
+        Tiers(warning, critical)
+
+
+# What a program does.
+
+
+@pytest.mark.parametrize(("program", "written", "grown", "attended"), [
+    (PLUS, set(), {}, set()), (WRITE, {0}, {}, set()), (ROWS, set(), {}, set()), (GROW, set(), {0: 0}, set()),
+    (THROUGH_A_VIEW, {0}, {}, set()), (RESIZE, {0}, {}, set()), (TWO, set(), {}, set()), (ATTEND, set(), {0: 0}, {0}),
+])
+def test_what_a_program_does_is_found_out(
+    program: Program, written: set[int], grown: dict[int, int], attended: set[int]
+) -> None:
+    compiled = open_executor().compile(program)
+    assert isinstance(compiled, CandidProgram)
+    effects = compiled.effects
+    assert (effects.written, effects.grown, effects.attended) == (written, grown, attended)
+    assert effects.changes_storages == (program is RESIZE)
+    assert effects.patched == ({0} if program is THROUGH_A_VIEW else set())
+
+
+# What goes first.
+
+
+def candidate(role: Role, used_at: float, *, is_active: bool = False, source: bool = False) -> Candidate:
+    place = Place(torch.UntypedStorage(10), 10, role, used_at)
+    place.host = torch.zeros(10, dtype=torch.uint8) if source else None
+    return Candidate(place, 1, is_active)
+
+
+def test_what_goes_first_goes_by_meaning_and_then_by_age() -> None:
+    weight, old = candidate(Role.WEIGHT, 5, source=True), candidate(Role.UNKNOWN, 1)
+    new, cold_cache = candidate(Role.UNKNOWN, 9), candidate(Role.KV_CACHE, 3)
+    active = candidate(Role.KV_CACHE, 0, is_active=True)
+    assert in_order([active, new, cold_cache, old, weight], 1000) == [weight, old, cold_cache, new, active]
+
+
+def test_caches_beyond_their_share_go_before_weights_and_less_so_while_somebody_decodes() -> None:
+    weight, cache = candidate(Role.WEIGHT, 1, source=True), candidate(Role.KV_CACHE, 5)
+    assert in_order([weight, cache], 49) == [cache, weight]
+    assert in_order([weight, cache], 51) == [weight, cache]
+    decoding = candidate(Role.KV_CACHE, 5, is_active=True)
+    assert in_order([weight, cache, decoding], 34) == [weight, cache, decoding]
+    assert in_order([weight, cache, decoding], 33) == [cache, weight, decoding]
+
+
+def test_roles_are_found_out_from_what_is_done() -> None:
+    room = Room(2**20)
+    room.upload(0, 1, rows(4))
+    room.upload(0, 2, rows(1, 1))
+    room.do(0, Run(1, (1, 1), [], (3,)), Run(8, (3, 2), [], (4, 5)), Run(2, (1,), [2.0], ()), Run(4, (2, 2), [], (6,)),
+            Run(4, (6, 2), [], (7,)))
+    roles = {handle: room.place(0, handle).role for handle in (1, 2, 3, 4, 6, 7)}
+    assert roles == {1: Role.WEIGHT, 2: Role.WEIGHT, 3: Role.ACTIVATION, 4: Role.KV_CACHE, 6: Role.ACTIVATION,
+                     7: Role.KV_CACHE}
+    assert room.keeper.accounts.device[Role.KV_CACHE] == (5 + 3) * ROW_BYTES
+
+
+# Going and coming back.
+
+
+def test_a_result_is_dropped_and_computed_again_with_all_that_lies_in_it() -> None:
+    room = Room(2**20)
+    room.upload(0, 1, rows(4))
+    room.do(0, Run(7, (1,), [0, 1, 3], (2, 3, 4)))
+    first = room.place(0, 2)
+    assert room.place(0, 4) is first
+    assert room.keeper.evict(first)
+    assert room.keeper.evict(room.place(0, 3))
+    assert (first.state, first.storage.nbytes(), room.keeper.accounts.host_bytes) == (State.DROPPED, 0, 0)
+    assert room.keeper.evict(room.place(0, 1))
+    assert torch.equal(room.value(0, 4), -rows(4)[1:3])
+    assert room.place(0, 3).state is State.HERE, "one run brings back all that it makes"
+    room.do(0, Run(2, (4,), [2.0], ()))
+    assert torch.equal(room.value(0, 2)[1:3], -2 * rows(4)[1:3])
+    assert room.keeper.accounts.evicted[Gone.ACTIVATION] == 2
+
+
+@pytest.mark.parametrize("write", [Run(2, (1,), [3.0], ()), Run(5, (1,), [0, 0, 2, 3.0], ())], ids=["whole", "view"])
+def test_what_a_dropped_result_was_computed_from_is_written_only_once_the_result_is_back(write: Run) -> None:
+    room = Room(2**20)
+    room.upload(0, 1, rows(4))
+    room.do(0, Run(1, (1, 1), [], (2,)))
+    assert room.keeper.evict(room.place(0, 2))
+    room.do(0, write)
+    assert torch.equal(room.value(0, 2), 2 * rows(4))
+    # From now on it could not be computed again.
+    assert room.keeper.evict(room.place(0, 2))
+    assert room.place(0, 2).state is State.MOVED
+    assert torch.equal(room.value(0, 2), 2 * rows(4))
+
+
+def test_what_a_dropped_result_was_computed_from_stays_when_its_name_is_gone() -> None:
+    room = Room(2**20)
+    room.upload(0, 1, rows(4))
+    room.do(0, Run(1, (1, 1), [], (2,)))
+    assert room.keeper.evict(room.place(0, 2))
+    room.do(0, Free((1,)))
+    assert room.keeper.accounts.device_bytes == 4 * ROW_BYTES
+    assert torch.equal(room.value(0, 2), 2 * rows(4))
+    assert room.keeper.accounts.device_bytes == 4 * ROW_BYTES, "what it was computed from is let go"
+
+
+def test_a_run_that_has_failed_in_part_is_never_run_again() -> None:
+    room = Room(2**20)
+    room.upload(0, 1, rows(4))
+    both = Program((template("aten::neg", T), template("aten::select.int", T, N, N)),
+                   (Step(0, (-1,), 1), Step(1, (-1,), 1)), 1, (0, 1))
+    result, _ = room.do(0, Define(50, both), Run(50, (1,), [7, 0], (2, 3)))
+    assert len(result.failures) == 1
+    assert room.keeper.evict(room.place(0, 2))
+    assert room.place(0, 2).state is State.MOVED
+    assert torch.equal(room.value(0, 2), -rows(4))
+
+
+def test_a_weight_is_reloaded_from_what_is_kept_until_it_is_written() -> None:
+    room = Room(2**21, keep_bytes=2**21)
+    weight = rows(600)
+    room.upload(0, 1, weight)
+    place = room.place(0, 1)
+    assert room.keeper.evict(place)
+    assert (place.state, room.keeper.accounts.host_bytes) == (State.RELOADABLE, 0)
+    room.do(0, Run(2, (1,), [2.0], ()))
+    assert room.keeper.evict(place)
+    assert (place.state, room.keeper.accounts.host_bytes) == (State.MOVED, 600 * ROW_BYTES)
+    assert torch.equal(room.value(0, 1), 2 * weight)
+    assert room.keeper.accounts.host_bytes == 0
+
+
+def test_a_view_of_a_weight_outlives_what_was_kept_of_it() -> None:
+    room = Room(2**21, keep_bytes=2**21)
+    room.upload(0, 1, rows(600))
+    room.do(0, Run(3, (1,), [0, 5, 7], (2,)))
+    assert room.keeper.evict(room.place(0, 2))
+    room.do(0, Free((1,)))
+    assert room.store.drop_spare() > 0
+    assert room.keeper.accounts.host_bytes == 600 * ROW_BYTES
+    assert torch.equal(room.value(0, 2), rows(600)[5:7])
+
+
+def test_spare_uploads_go_when_the_host_has_no_room() -> None:
+    room = Room(2**20, 1, keep_bytes=2**21, host_bytes=700 * ROW_BYTES)
+    room.upload(0, 1, rows(600))
+    room.do(0, Free((1,)))
+    assert room.store.size_bytes == 600 * ROW_BYTES
+    room.upload(0, 2, rows(200))
+    assert room.keeper.evict(room.place(0, 2))
+    assert (room.store.size_bytes, room.keeper.accounts.evicted[Gone.UPLOADS]) == (0, 1)
+    assert torch.equal(room.value(0, 2), rows(200))
+
+
+def test_sizes_that_change_in_place_are_counted() -> None:
+    room = Room(2**20)
+    room.upload(0, 1, rows(4))
+    room.do(0, Run(3, (1,), [0, 0, 2], (2,)), Run(6, (1,), [[8 * SIDE], 1.0], ()))
+    assert room.keeper.accounts.device_bytes == 8 * ROW_BYTES
+    assert room.services[0].held_bytes == 8 * ROW_BYTES
+    room.do(0, Free((1, 2)))
+    assert room.keeper.accounts.device_bytes == 0
+
+
+# Ahead of need, and last of all.
+
+
+def test_what_is_cold_goes_ahead_of_need_and_what_was_just_used_stays() -> None:
+    room = Room(10 * ROW_BYTES)
+    room.upload(0, 1, rows(4))
+    room.clock.now_s += 2 * COLD_S
+    room.upload(0, 2, rows(5))
+    assert room.place(0, 1).state is State.MOVED
+    assert room.place(0, 2).state is State.HERE
+    assert room.keeper.tier is Tier.NORMAL
+    room.upload(0, 3, rows(5))
+    assert room.keeper.tier is Tier.CRITICAL, "everything was just used"
+
+
+def test_a_cache_somebody_decodes_with_goes_only_if_nothing_else_is_left() -> None:
+    room = Room(30 * ROW_BYTES, 2)
+    room.upload(0, 1, rows(4))
+    room.upload(0, 2, rows(1, 1))
+    room.do(0, Run(8, (1, 2), [], (3, 4)), Free((1,)))
+    cache = room.place(0, 3)
+    assert cache.role is Role.KV_CACHE
+    room.upload(1, 1, rows(22))
+    room.upload(1, 2, rows(24))
+    assert cache.state is State.HERE
+    assert room.keeper.accounts.evicted[Gone.ACTIVE_KV_CACHE] == 0
+    room.upload(1, 3, rows(28))
+    assert cache.state is State.MOVED
+    assert room.keeper.accounts.evicted[Gone.ACTIVE_KV_CACHE] == 1
+    room.clock.now_s += DECODE_S
+    assert torch.equal(room.value(0, 3), torch.cat([rows(4), rows(1, 1)]))
+
+
+def test_results_that_nobody_asked_for_go_first() -> None:
+    room = Room(40 * ROW_BYTES, 2)
+    room.upload(0, 1, rows(4))
+    service, output = room.services[0], 2
+    for _ in range(6):
+        room.do(0, Run(1, (1, 1), [], (output,)))
+        room.do(0, Run(7, (output,), [0, 0, 1], (output + 1, output + 2, output + 3)), Free(tuple(
+            range(output, output + 4))))
+        output += 10
+    from djinn.protocol.messages import Rerun
+
+    for _ in range(6):
+        room.do(0, Rerun(1))
+        room.do(0, Rerun(7), Free(tuple(range(output, output + 4))))
+        output += 10
+    assert service.look_ahead()
+    assert room.keeper.accounts.ahead_bytes == 4 * ROW_BYTES
+    room.upload(1, 1, rows(34))
+    assert room.keeper.accounts.ahead_bytes == 0
+    assert room.keeper.accounts.evicted[Gone.RESULTS_AHEAD] == 1
+    assert room.place(0, 1).state is State.HERE
+
+
+# No room.
+
+
+def test_what_cannot_fit_is_refused_and_leaves_everything_as_it_was() -> None:
+    room = Room(10 * ROW_BYTES)
+    room.upload(0, 1, rows(4))
+    room.do(0, Run(1, (1, 1), [], (2,)))
+    result = room.upload(0, 3, rows(11))
+    assert [failure.kind for failure in result.failures] == ["OutOfMemoryError"]
+    message = result.failures[0].message
+    assert f"{11 * ROW_BYTES} bytes are wanted" in message
+    assert f"limit is {10 * ROW_BYTES}" in message
+    assert f"{4 * ROW_BYTES} of weight" in message
+    assert f"{4 * ROW_BYTES} of activation" in message
+    assert torch.equal(room.value(0, 1), rows(4))
+    assert torch.equal(room.value(0, 2), 2 * rows(4))
+    result, _ = room.do(0, fetch=[3])
+    assert isinstance(result.items[0], Poisoned)
+    assert room.keeper.accounts.refused == 1
+
+
+def test_a_result_that_nobody_foresaw_is_let_go_if_there_is_no_room() -> None:
+    room = Room(10 * ROW_BYTES, host_bytes=1)
+    room.upload(0, 1, rows(6))
+    result, _ = room.do(0, Run(4, (1, 1), [], (2,)))
+    assert [failure.kind for failure in result.failures] == ["OutOfMemoryError"]
+    assert room.keeper.accounts.held_bytes == 6 * ROW_BYTES
+    assert torch.equal(room.value(0, 1), rows(6))
+
+
+def test_what_is_about_to_be_used_is_not_what_makes_room() -> None:
+    room = Room(12 * ROW_BYTES)
+    for handle in (2, 3, 1):
+        room.upload(0, handle, rows(4, handle))
+    room.upload(0, 5, rows(2))
+    assert torch.equal(room.value(0, 1), rows(4, 1))
+    result, _ = room.do(0, Run(1, (2, 3), [], (4,)))
+    assert not result.failures
+    assert torch.equal(room.value(0, 4), rows(4, 2) + rows(4, 3))
+
+
+def test_a_session_that_ends_leaves_nothing_in_the_books() -> None:
+    room = Room(10 * ROW_BYTES, 2)
+    for session in (0, 1):
+        room.upload(session, 1, rows(6, session))
+    room.services[0].close()
+    accounts = room.keeper.accounts
+    assert (accounts.device_bytes + accounts.host_bytes, accounts.host_bytes >= 0) == (6 * ROW_BYTES, True)
+    assert torch.equal(room.value(1, 1), rows(6, 1))
+    room.services[1].close()
+    assert (accounts.device_bytes, accounts.host_bytes, accounts.ahead_bytes) == (0, 0, 0)
+
+
+# Whatever is done.
+
+
+class Pressure(RuleBasedStateMachine):
+    """Sessions under a tiny limit, and the same without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reference: list[SessionService] = []
+        self.sizes: list[dict[int, int]] = []
+        self.next = 1
+        self.tier = Tier.NORMAL
+
+    @initialize(limit=st.integers(18, 30), has_host=st.booleans(), keeps=st.booleans(), part=st.floats(0.3, 0.9))
+    def begin(self, limit: int, has_host: bool, keeps: bool, part: float) -> None:
+        self.tiers = Tiers(part, part + 0.09)
+        # Where nothing can be moved, there has to be room for whatever cannot be made again.
+        self.room = Room(limit * ROW_BYTES if has_host else 2**20, 3, keep_bytes=2**20 if keeps else 0,
+                         host_bytes=0 if has_host else 1, tiers=self.tiers)
+        self.reference = [SessionService(self.room.executor) for _ in self.room.services]
+        for service in self.reference:
+            service.handle(Batch(list(DEFINE)), [])
+        self.sizes = [{} for _ in self.room.services]
+        for session in range(3):
+            self.do(session, self.uploaded(session, 3), rows(3, session))
+
+    def uploaded(self, session: int, count: int) -> Upload:
+        self.sizes[session][self.next] = count
+        return Upload(self.fresh(), header_of(rows(count)))
+
+    def fresh(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+    def do(self, session: int, command: Any, *tensors: torch.Tensor) -> None:
+        ours, _ = self.room.do(session, command, tensors=[tensor.clone() for tensor in tensors])
+        theirs, _ = self.reference[session].handle(
+            Batch([command], synchronize=True), [tensor.clone() for tensor in tensors])
+        assert [failure.kind for failure in ours.failures] == [failure.kind for failure in theirs.failures], ours
+
+    def drawn(self, data: Any, most: int = 4) -> tuple[int, int]:
+        session = data.draw(st.integers(0, 2))
+        fitting = sorted(handle for handle, count in self.sizes[session].items() if count <= most)
+        return session, data.draw(st.sampled_from(fitting)) if fitting else 0
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def upload(self, data: Any, count: int) -> None:
+        session = data.draw(st.integers(0, 2))
+        self.do(session, self.uploaded(session, count), rows(count, self.next))
+
+    @rule(data=st.data())
+    def plus(self, data: Any) -> None:
+        session, handle = self.drawn(data)
+        if handle:
+            self.sizes[session][self.next] = self.sizes[session][handle]
+            self.do(session, Run(1, (handle, handle), [], (self.fresh(),)))
+
+    @rule(data=st.data(), through_a_view=st.booleans())
+    def write(self, data: Any, through_a_view: bool) -> None:
+        session, handle = self.drawn(data)
+        if handle:
+            self.do(session, Run(5, (handle,), [0, 0, 1, 0.5], ()) if through_a_view else Run(2, (handle,), [0.5], ()))
+
+    @rule(data=st.data())
+    def view(self, data: Any) -> None:
+        session, handle = self.drawn(data)
+        if handle:
+            self.sizes[session][self.next] = 1
+            self.do(session, Run(3, (handle,), [0, 0, 1], (self.fresh(),)))
+
+    @rule(data=st.data())
+    def several(self, data: Any) -> None:
+        session, handle = self.drawn(data, 3)
+        if handle:
+            outputs = (self.fresh(), self.fresh(), self.fresh())
+            self.sizes[session] |= dict(zip(outputs, (*[self.sizes[session][handle]] * 2, 1), strict=True))
+            self.do(session, Run(7, (handle,), [0, 0, 1], outputs))
+
+    @rule(data=st.data())
+    def grow(self, data: Any) -> None:
+        session, handle = self.drawn(data, 3)
+        if handle:
+            self.sizes[session][self.next] = 2 * self.sizes[session][handle]
+            self.do(session, Run(4, (handle, handle), [], (self.fresh(),)))
+
+    @rule(data=st.data())
+    def attend(self, data: Any) -> None:
+        session, handle = self.drawn(data, 2)
+        if handle:
+            outputs = (self.fresh(), self.fresh())
+            count = self.sizes[session][handle]
+            self.sizes[session] |= dict(zip(outputs, (2 * count, count), strict=True))
+            self.do(session, Run(8, (handle, handle), [], outputs))
+
+    @rule(data=st.data())
+    def copy(self, data: Any) -> None:
+        session, handle = self.drawn(data)
+        if handle:
+            self.sizes[session][self.next] = self.sizes[session][handle]
+            self.do(session, Copy(((handle, self.fresh(), 0),)))
+
+    @rule(data=st.data())
+    def resize(self, data: Any) -> None:
+        session, handle = self.drawn(data, 3)
+        if handle:
+            self.sizes[session].pop(handle)
+            self.do(session, Run(6, (handle,), [[3 * SIDE], 2.0], ()))
+            self.do(session, Free((handle,)))
+
+    @rule(data=st.data())
+    def free(self, data: Any) -> None:
+        session, handle = self.drawn(data, 99)
+        if handle:
+            self.sizes[session].pop(handle)
+            self.do(session, Free((handle,)))
+
+    @rule(data=st.data())
+    def evict(self, data: Any) -> None:
+        session, handle = self.drawn(data, 99)
+        if handle:
+            self.room.keeper.evict(self.room.place(session, handle))
+
+    @rule(seconds=st.sampled_from((0.5 * COLD_S, 2 * COLD_S, 2 * DECODE_S)))
+    def wait(self, seconds: float) -> None:
+        self.room.clock.now_s += seconds
+
+    @rule(data=st.data())
+    def read(self, data: Any) -> None:
+        session, handle = self.drawn(data, 99)
+        if handle:
+            self.compare(session, handle)
+
+    def compare(self, session: int, handle: int) -> None:
+        wanted = self.reference[session].handle(Batch(fetch=(handle,)), [])[1][0]
+        got = self.room.value(session, handle)
+        assert got.stride() == wanted.stride()
+        assert torch.equal(got.view(torch.int32), wanted.view(torch.int32)), f"value {handle} of session {session}"
+
+    @precondition(lambda self: self.reference)
+    @invariant()
+    def books_are_right(self) -> None:
+        expect_exact(self.room.keeper, self.room.services, "in the end")
+        accounts, limit = self.room.keeper.accounts, self.room.keeper.limit_bytes
+        assert accounts.held_bytes <= limit
+        moved = {place for service in self.room.services for place in service.places if place.state is State.MOVED}
+        assert accounts.host_bytes == sum(place.size_bytes for place in moved)
+        part, tier = accounts.held_bytes / limit, self.room.keeper.tier
+        lines = (0.0, self.tiers.warning, self.tiers.critical)
+        if tier is not Tier.NORMAL and self.tier >= tier:
+            assert part >= lines[tier] - HYSTERESIS or self.tier is tier
+        self.tier = tier
+
+    def teardown(self) -> None:
+        for session, sizes in enumerate(self.sizes):
+            for handle in sizes:
+                self.compare(session, handle)
+
+
+class TestPressure(Pressure.TestCase):  # type: ignore[name-defined,misc]  # Hypothesis makes the class when asked
+    settings = settings(max_examples=200 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 25,
+                        stateful_step_count=40, deadline=None, derandomize=True)
