@@ -18,7 +18,7 @@ import torch
 from djinn import tensor as lazy
 from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
 from djinn.kinds import Connection, ConnectOptions, Interceptor
-from djinn.patience import patiently
+from djinn.protocol.patience import patiently
 
 if TYPE_CHECKING:
     from djinn.config import Config

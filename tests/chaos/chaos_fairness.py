@@ -32,7 +32,12 @@ PAUSE_S = 15e-3
 
 
 class Scene:
-    """A server, somebody who does nothing wrong, and somebody else."""
+    """A server, somebody who does nothing wrong, and somebody else.
+
+    Attributes:
+        handing_over_s: What it may take until a turn that somebody else has is given back: the rest of one of the
+            flood's programs, and four messages between processes.
+    """
 
     def __init__(self, place: Path, *arguments: str) -> None:
         tokens = TokenFile(place / "tokens.json")
@@ -42,6 +47,7 @@ class Scene:
         with Worked(self.serving.address, self.good, 50) as trial:
             self.count = products_for(trial, LENGTH_S, 50)
         self.victim = Worked(self.serving.address, self.good, self.count)
+        self.handing_over_s = 0.0
 
     def times(self) -> list[float]:
         """The victim's requests; each has to succeed."""
@@ -59,6 +65,8 @@ class Scene:
 def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     turns = () if request.param == "as many as have a core" else ("--device-turns", "1")
     made = Scene(tmp_path_factory.mktemp("scene"), *turns)
+    if turns:
+        made.handing_over_s = LENGTH_S / 10 + 1e-3
     with made.serving:
         yield made
         made.victim.close()
@@ -122,4 +130,5 @@ def test_the_slowest_requests_of_another_tenant(scene: Scene, does: Callable[[Sc
     ratio = percentile(disturbed, 0.99) / percentile(alone, 0.99)
     print(f"\n{does.__name__}: alone p50, p90, p99 {', '.join(figures[:3])} ms; disturbed {', '.join(figures[3:])} ms; "
           f"p99 {ratio:.2f} times")
-    assert ratio <= 1.2
+    handing_over_s = scene.handing_over_s if does is floods else 0.0
+    assert percentile(disturbed, 0.99) <= 1.2 * percentile(alone, 0.99) + handing_over_s

@@ -15,8 +15,8 @@ from djinn_server.line import Line, Place
 
 from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.model.metadata import ExecutionPhase
-from djinn.patience import MAX_TRIES, patiently
 from djinn.protocol.messages import Batch, Free, Run
+from djinn.protocol.patience import MAX_TRIES, patiently
 
 RUN = Run(1, (), [], ())
 DECODE = ExecutionPhase.LLM_DECODE
