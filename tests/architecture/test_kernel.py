@@ -21,7 +21,7 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3680_660
+MAX_KERNEL_LINES = 3_680
 LOOKING = ("origins.py", "pages.py", "spans.py", "model/documents.py", "model/display.py")
 """What looks at recordings and runs, and writes down what it sees. The way of an operation knows nothing of it."""
 MAX_LOOKING_LINES = 600
