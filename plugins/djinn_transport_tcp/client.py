@@ -6,8 +6,6 @@ import contextlib
 import logging
 import platform
 import random
-import socket
-import ssl
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,12 +39,13 @@ from djinn.protocol.messages import (
 )
 from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
 from djinn.protocol.reuse import after, introduce
-from djinn_transport_tcp.address import parse_address, parse_path, redirected
+from djinn_transport_tcp.address import parse_address, redirected
 from djinn_transport_tcp.copies import Copies
+from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix, reason_of
 from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.sockets import ByteStream, StalledError, StreamSocket, configure
+from djinn_transport_tcp.sockets import StalledError
 from djinn_transport_tcp.stream import FrameStream, views_of
-from djinn_transport_tcp.tls import TlsError, TlsSocket, client_context
+from djinn_transport_tcp.tls import TlsError, client_context
 
 __all__ = ("SocketConnection", "Wish", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix", "reach")
 
@@ -57,7 +56,6 @@ GOODBYE_S = 1.0
 """How long what is still to be sent may take when the session ends."""
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
-_START = "Start a server there with `djinn serve`, or correct the address in DJINN_SERVER or djinn.init(server=...)."
 _AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
 
 
@@ -70,7 +68,7 @@ def connect_tls(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server over TLS and greet it; see `djinn.kinds.transport.Transport.connect`."""
     parse_address(address, scheme="tls")
     context = client_context(options)
-    return _connect(address, lambda target, _: _open_tls(target, context, options), options)
+    return _connect(address, lambda target, _: open_tls(target, context, options), options)
 
 
 def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
@@ -121,75 +119,6 @@ def reach(
         raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",
                              hint="See how the server was started.")
     return connection
-
-
-def open_tcp(address: str, options: ConnectOptions) -> FrameStream:
-    """Connect over TCP, without a greeting.
-
-    Raises:
-        TransportError: Nobody answers there.
-        ConfigurationError: The address makes no sense.
-    """
-    host, port = parse_address(address)
-    return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
-
-
-def _open_tls(address: str, context: ssl.SSLContext, options: ConnectOptions) -> FrameStream:
-    """Connect over TLS, without a greeting; the handshake comes with it. Raises as `open_tcp` does."""
-    host, port = parse_address(address, scheme="tls")
-
-    def open_socket() -> StreamSocket:
-        sock = socket.create_connection((host, port), timeout=options.connect_timeout_s)
-        try:
-            configure(sock)
-            return TlsSocket(sock, context, host)
-        except BaseException:
-            sock.close()
-            raise
-
-    return _open(address, open_socket, options)
-
-
-def open_unix(address: str, options: ConnectOptions) -> FrameStream:
-    """Connect to a Unix-domain socket, without a greeting.
-
-    Raises:
-        TransportError: Nobody answers there.
-        ConfigurationError: The address makes no sense.
-    """
-    path = parse_path(address)
-
-    def open_socket() -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.settimeout(options.connect_timeout_s)
-            sock.connect(path)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-    return _open(address, open_socket, options)
-
-
-def _open(address: str, open_socket: Callable[[], StreamSocket], options: ConnectOptions) -> FrameStream:
-    try:
-        sock = open_socket()
-    except (TimeoutError, BlockingIOError):
-        # The latter is how Linux says that the queue of a Unix-domain socket is full.
-        raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
-                                 hint=_START) from None
-    except OSError as error:
-        raise TransportError(f"Nobody answers at {address}: {_reason(error)}.", hint=_START) from None
-    except (ValueError, OverflowError) as error:
-        raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
-    try:
-        if isinstance(sock, socket.socket):
-            configure(sock)
-        return FrameStream(ByteStream(sock))
-    except BaseException:
-        sock.close()
-        raise
 
 
 FLUSH_EVERY = 8
@@ -449,7 +378,7 @@ class SocketConnection:
             if words is not None:
                 raise words
         self._leave()
-        reason = _reason(error) if isinstance(error, OSError) else str(error)
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
         _log.warning("the connection to %s broke (%s): going on over another one", self.address, reason)
         began = time.monotonic()
         lacking = self._reconnect(reason, began)
@@ -570,9 +499,9 @@ class SocketConnection:
         if isinstance(error, TlsError):
             return TransportError(f"{self.address} cannot be used: {error}.", hint=error.hint or _AGAIN)
         if isinstance(error, TimeoutError):
-            return RemoteTimeoutError(f"The connection to {self.address} is dead: {_reason(error)}.", hint=_AGAIN)
+            return RemoteTimeoutError(f"The connection to {self.address} is dead: {reason_of(error)}.", hint=_AGAIN)
         if isinstance(error, OSError):
-            return self._last_words() or TransportError(f"The connection to {self.address} broke: {_reason(error)}.",
+            return self._last_words() or TransportError(f"The connection to {self.address} broke: {reason_of(error)}.",
                                                         hint=_AGAIN)
         if isinstance(error, EOFError):
             return TransportError(f"The connection to {self.address} is gone: {error}.", hint=_AGAIN)
@@ -599,7 +528,3 @@ class SocketConnection:
         code = "" if refusal.code == RefusedError.code else f" [{refusal.code}]"
         return RefusedError(f"The server at {self.address} says:{code} {refusal.summary}", hint=refusal.hint,
                             retry_after_s=refusal.retry_after_s)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror if isinstance(error.strerror, str) and error.strerror else str(error)

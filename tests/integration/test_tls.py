@@ -269,8 +269,8 @@ def greet(address: str, certificates: Any, ticket: str) -> SocketConnection:
 
 
 def unconnected(address: str, certificates: Any) -> SocketConnection:
-    from djinn_transport_tcp.client import _open_tls
+    from djinn_transport_tcp.opening import open_tls
     from djinn_transport_tcp.tls import client_context
 
     options = ConnectOptions(tls_ca=certificates.authority)
-    return SocketConnection(address, _open_tls(address, client_context(options), options))
+    return SocketConnection(address, open_tls(address, client_context(options), options))

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError, ProtocolVersionError, UnsupportedTensorError
+from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import (
     MAX_NESTING,
     ConstantArgument,
@@ -46,6 +47,7 @@ from djinn.protocol.messages import (
     Failure,
     Forget,
     Free,
+    Goodbye,
     Hello,
     Layout,
     Message,
@@ -62,6 +64,7 @@ from djinn.protocol.messages import (
     Run,
     Seed,
     Send,
+    Taken,
     TensorHeader,
     Timing,
     Upload,
@@ -74,6 +77,7 @@ from djinn.protocol.tensors import DTYPES, buffer_of, empty_from, header_of, siz
 thorough = settings(deadline=None, max_examples=300)
 handles = st.integers(0, 2**64 - 1)
 texts = st.text(max_size=20)
+keys = st.binary(max_size=16)
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
 lifted = st.recursive(numbers | st.complex_numbers(allow_nan=False), lambda inner: st.lists(inner, max_size=3),
                       max_leaves=5)
@@ -126,13 +130,17 @@ times = st.integers(-(2**63), 2**63 - 1)
 timings = st.builds(Timing, st.sampled_from(["run", "send", "receive", "upload"]), handles, times, times)
 sizes = st.lists(st.integers(0, 2**63), max_size=4).map(tuple)
 MESSAGES: dict[type[Any], st.SearchStrategy[Any]] = {
-    Hello: st.builds(Hello, st.integers(0, 2**32), texts, texts, texts, texts, texts, texts, texts, texts),
+    Hello: st.builds(Hello, st.integers(0, 2**32), texts, texts, texts, texts, texts, texts, texts, st.booleans(),
+                     keys, handles),
     Redirect: st.builds(Redirect, texts, texts),
     Welcome: st.builds(Welcome, st.integers(0, 2**32), texts, texts, texts, texts, texts, st.integers(-1, 2**32),
-                       st.binary(max_size=16), handles, handles, st.integers(0, 2**32)),
-    Refusal: st.builds(Refusal, texts, texts, texts),
+                       st.binary(max_size=16), handles, handles, st.integers(0, 2**32), keys, st.floats(0, 3600),
+                       handles),
+    Refusal: st.builds(Refusal, texts, texts, texts, st.floats(0, 3600)),
+    Taken: st.builds(Taken),
+    Goodbye: st.builds(Goodbye),
     Batch: st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans(),
-                     st.booleans()),
+                     st.booleans(), st.sampled_from(ExecutionPhase)),
     Courier: st.builds(Courier, st.integers(0, 2**32), texts, st.binary(min_size=16, max_size=16), texts),
     Parcel: st.builds(Parcel, handles, st.none() | described | st.builds(Plain, plain),
                       st.none() | st.builds(Layout, sizes, sizes, st.booleans()), st.none() | failures),

@@ -1,0 +1,92 @@
+"""Opening connections: a socket of one kind or another, and frames over it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+
+from djinn.errors import ConfigurationError, RemoteTimeoutError, TransportError
+from djinn.kinds.transport import ConnectOptions
+from djinn_transport_tcp.address import parse_address, parse_path
+from djinn_transport_tcp.sockets import ByteStream, StreamSocket, configure
+from djinn_transport_tcp.stream import FrameStream
+from djinn_transport_tcp.tls import TlsSocket
+
+__all__ = ("open_tcp", "open_tls", "open_unix", "reason_of")
+
+_START = "Start a server there with `djinn serve`, or correct the address in DJINN_SERVER or djinn.init(server=...)."
+
+
+def open_tcp(address: str, options: ConnectOptions) -> FrameStream:
+    """Connect over TCP, without a greeting.
+
+    Raises:
+        TransportError: Nobody answers there.
+        ConfigurationError: The address makes no sense.
+    """
+    host, port = parse_address(address)
+    return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
+
+
+def open_tls(address: str, context: ssl.SSLContext, options: ConnectOptions) -> FrameStream:
+    """Connect over TLS, without a greeting; the handshake comes with it. Raises as `open_tcp` does."""
+    host, port = parse_address(address, scheme="tls")
+
+    def open_socket() -> StreamSocket:
+        sock = socket.create_connection((host, port), timeout=options.connect_timeout_s)
+        try:
+            configure(sock)
+            return TlsSocket(sock, context, host)
+        except BaseException:
+            sock.close()
+            raise
+
+    return _open(address, open_socket, options)
+
+
+def open_unix(address: str, options: ConnectOptions) -> FrameStream:
+    """Connect to a Unix-domain socket, without a greeting.
+
+    Raises:
+        TransportError: Nobody answers there.
+        ConfigurationError: The address makes no sense.
+    """
+    path = parse_path(address)
+
+    def open_socket() -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.settimeout(options.connect_timeout_s)
+            sock.connect(path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    return _open(address, open_socket, options)
+
+
+def _open(address: str, open_socket: Callable[[], StreamSocket], options: ConnectOptions) -> FrameStream:
+    try:
+        sock = open_socket()
+    except (TimeoutError, BlockingIOError):
+        # The latter is how Linux says that the queue of a Unix-domain socket is full.
+        raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
+                                 hint=_START) from None
+    except OSError as error:
+        raise TransportError(f"Nobody answers at {address}: {reason_of(error)}.", hint=_START) from None
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.", hint=_START) from None
+    try:
+        if isinstance(sock, socket.socket):
+            configure(sock)
+        return FrameStream(ByteStream(sock))
+    except BaseException:
+        sock.close()
+        raise
+
+
+def reason_of(error: OSError) -> str:
+    """Say in the system's words why something could not be done."""
+    return error.strerror if isinstance(error.strerror, str) and error.strerror else str(error)
