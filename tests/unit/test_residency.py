@@ -397,12 +397,13 @@ sys.path.insert(0, sys.argv[1])
 from test_residency import *
 torch.set_num_threads(1)
 repeat = Program((template("aten::repeat", T, N),), (Step(0, (-1,), 1),), 1, (0,))
-again = Program((template("aten::repeat", T, N), template("aten::repeat", T, N)), (Step(0, (-1,), 1), Step(1, (-1,), 1)), 1,
-                (0, 1))
+again = Program((template("aten::repeat", T, N), template("aten::repeat", T, N)),
+                (Step(0, (-1,), 1), Step(1, (-1,), 1)), 1, (0, 1))
 room = Room(2**40, host_bytes=1)
 row = torch.ones(2**20 // 4)
 room.upload(0, 1, row)
-room.do(0, Define(50, repeat), Define(51, again), *(Run(51, (1,), [[1], [2]], (60, 61)) for _ in range(3)), Free((60, 61)))
+room.do(0, Define(50, repeat), Define(51, again),
+        *(Run(51, (1,), [[1], [2]], (60, 61)) for _ in range(3)), Free((60, 61)))
 room.do(0, Run(50, (1,), [[64]], (2,)))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 88 * 2**20,) * 2)
