@@ -277,7 +277,16 @@ class Keeper:
         if memory is None:
             return False
         if way is State.MOVED:
-            place.host = memory.copy_out(place.storage)
+            try:
+                place.host = memory.copy_out(place.storage)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                # The host has none, either.
+                if not can_be_dropped:
+                    return False
+                way = State.DROPPED
+        if way is State.MOVED:
             accounts.host_bytes += place.size_bytes
             accounts.moved_out_bytes += place.size_bytes
         else:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -386,6 +389,42 @@ def test_a_session_that_ends_leaves_nothing_in_the_books() -> None:
     assert torch.equal(room.value(1, 1), rows(6, 1))
     room.services[1].close()
     assert (accounts.device_bytes, accounts.host_bytes, accounts.ahead_bytes) == (0, 0, 0)
+
+
+SHORT_OF_MEMORY = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from test_residency import *
+torch.set_num_threads(1)
+repeat = Program((template("aten::repeat", T, N),), (Step(0, (-1,), 1),), 1, (0,))
+again = Program((template("aten::repeat", T, N), template("aten::repeat", T, N)),
+                (Step(0, (-1,), 1), Step(1, (-1,), 1)), 1, (0, 1))
+room = Room(2**40, host_bytes=1)
+row = torch.ones(2**20 // 4)
+room.upload(0, 1, row)
+room.do(0, Define(50, repeat), Define(51, again),
+        *(Run(51, (1,), [[1], [2]], (60, 61)) for _ in range(3)), Free((60, 61)))
+room.do(0, Run(50, (1,), [[64]], (2,)))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 88 * 2**20,) * 2)
+program, numbers, outputs = {"first": (50, [[100]], (3,)), "compiled": (51, [[1], [100]], (4, 3))}[sys.argv[2]]
+result, _ = room.do(0, Run(program, (1,), numbers, outputs))
+print(room.place(0, 2).state.name, [failure.kind for failure in result.failures])
+room.do(0, Free((3,)))
+result, _ = room.do(0, Run(3, (2,), [0, 5, 7], (6,)))
+assert not result.failures, result
+print(room.value(0, 6).tolist())
+result, _ = room.do(0, Run(50, (1,), [[4096]], (5,)))
+print([failure.kind for failure in result.failures], "of weight" in result.failures[0].message)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the process's memory")
+@pytest.mark.parametrize("run", ["first", "compiled"])
+def test_where_the_device_has_no_memory_what_is_not_in_use_makes_room_and_the_step_is_made_once_more(run: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, str(Path(__file__).parent), run],
+                          capture_output=True, text=True, timeout=100, check=False, cwd=Path(__file__).parents[2])
+    assert done.stdout.splitlines() == ["DROPPED []", "[1.0, 1.0]", "['OutOfMemoryError'] True"], done.stderr
 
 
 # Whatever is done.

@@ -19,7 +19,7 @@ from djinn.protocol.messages import Poisoned
 from djinn.protocol.tensors import dtype_named, to_dense_cpu, whole_of
 
 _VALUES = {"executor.equals_eager", "executor.order_kept", "executor.replay_stable", "executor.failure_contained",
-           "executor.poison_propagates", "executor.randomness_private"}
+           "executor.poison_propagates", "executor.randomness_private", "executor.vacates_exactly"}
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "lost-writes": ("executor.order_kept", _VALUES),
     "wrong-strides": ("executor.equals_eager", _VALUES | {"executor.get_copies"}),
