@@ -94,3 +94,11 @@ class Guard(Protocol):
             bounds: What its programs may do.
             shapes: Infers the metadata of results, to tell how much memory they take.
         """
+
+
+@runtime_checkable
+class PreparedGuard(Guard, Protocol):
+    """What a guard may have beside the methods of `Guard`."""
+
+    def prepare(self) -> None:
+        """Do now what takes long the first time in a process: processes that are forked off have it done."""

@@ -41,6 +41,11 @@ class CoreGuard:
     def __init__(self) -> None:
         self._is_warm = False
 
+    def prepare(self) -> None:
+        """Have PyTorch import its meta kernels; see `djinn.kinds.guard.PreparedGuard`."""
+        self._is_warm = True
+        _warm_up()
+
     def watch(self, bounds: Bounds, shapes: ShapeInference) -> CoreWatch:
         """Take up watch at a new session."""
         if not self._is_warm:

@@ -11,8 +11,9 @@ import queue
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import attrs
 import typer
@@ -28,14 +29,20 @@ from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
+from djinn_server.nursery import start_nursery
 from djinn_server.placement import default_places
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant, Tenant
 from djinn_server.tokens import TokenFile
 from djinn_server.turns import Settings
 
+if TYPE_CHECKING:
+    from djinn.plugins import Plugins
+
 __all__ = ("serve",)
 
+_SECRETS = ("DJINN_TOKEN", "DJINN_OWNER")
+"""Variables that are the gateway's business alone."""
 LOOPBACK = "127.0.0.1"
 USAGE_ERROR = 2
 """Exit status of a command line that cannot be carried out."""
@@ -260,12 +267,24 @@ def _open(offer: Offer) -> Gateway:
                      public_digests=public_digests, takes_turns=bool(offer.tokens), lease_s=offer.lease_s)
 
     # Secrets are this process's business alone.
-    environment = {name: value for name, value in os.environ.items() if name not in ("DJINN_TOKEN", "DJINN_OWNER")}
+    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    # Forked workers begin sooner. Each of several tenants has one that began from nothing, which knows of no other.
+    nursery = start_nursery(_SECRETS, partial(_prepare, plugins)) if isinstance(tenants, OneTenant) else None
     listener = transport.listen(offer.address, ListenOptions(
         tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
     return Gateway(listener, tenants, Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level},
-                                                 devices=offer.devices, turns=offer.turns),
+                                                 devices=offer.devices, turns=offer.turns, nursery=nursery),
                    first=tenants.tenant if isinstance(tenants, OneTenant) else None)
+
+
+def _prepare(plugins: Plugins) -> None:
+    """Have what every worker needs in memory."""
+    import djinn_server.worker  # noqa: F401  # that it is imported is all that is wanted
+    from djinn.kinds.guard import PreparedGuard
+
+    guard = plugins.choose("guard", "core")
+    if isinstance(guard, PreparedGuard):
+        guard.prepare()
 
 
 def _check(offer: Offer, has_token: bool) -> bool:

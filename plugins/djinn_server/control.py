@@ -153,8 +153,38 @@ class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
     wants_more: bool
 
 
+class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
+    """To a nursery: fork a worker, whose standard input comes along."""
+
+    environment: dict[str, str]
+
+
+class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
+    """From a nursery: there is a worker more."""
+
+    pid: int
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """To a nursery: end a worker at once."""
+
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """From a nursery: a worker has ended.
+
+    Attributes:
+        status: As `subprocess.Popen.returncode`.
+    """
+
+    pid: int
+    status: int
+
+
 ControlMessage: TypeAlias = (
-    Setup | Ready | Failed | Incoming | Limits | Stop | Report | Ask | Grant | Recall | GiveBack)
+    Setup | Ready | Failed | Incoming | Limits | Stop | Report | Ask | Grant | Recall | GiveBack
+    | Spawn | Spawned | Kill | Ended)
 
 
 class Control:

@@ -28,6 +28,7 @@ from djinn_server.counting import Report
 from djinn_server.desk import Customer, Desk
 from djinn_server.ledger import Ledger
 from djinn_server.limits import memory_limit
+from djinn_server.nursery import Child, Nursery
 from djinn_server.placement import least_loaded
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
@@ -54,6 +55,7 @@ class Worker:
     Args:
         setup: What it is for.
         environment: Its environment variables.
+        nursery: Forks it, if there is one.
 
     Attributes:
         mailbox_prefix: How the keys of its mailboxes begin.
@@ -62,14 +64,12 @@ class Worker:
         OSError: It could not be started.
     """
 
-    def __init__(self, setup: Setup, environment: dict[str, str]) -> None:
+    def __init__(self, setup: Setup, environment: dict[str, str], nursery: Nursery | None = None) -> None:
         self._key = setup.ticket_key
         self.mailbox_prefix = setup.mailbox_prefix
         ours, theirs = socket.socketpair()
         with theirs:
-            # Its standard output is not this process's, of which callers expect one line.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(), stdout=2, env=environment)
+            self._process = _process(theirs.fileno(), environment, nursery)
         self._control = Control(ours)
         self._port = ""
         self._control.send(setup)
@@ -181,6 +181,7 @@ class Supervisor:
         ledger: What workers tell is entered there; without, in books of its own.
         devices: On which workers compute; without, on that of their setup.
         turns: How they take turns on each of these.
+        nursery: Forks workers; without, each is a process that begins from nothing.
 
     Concurrency:
         Any thread.
@@ -188,12 +189,13 @@ class Supervisor:
 
     def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str],
                  ledger: Ledger | None = None, *, devices: Sequence[str] = (),
-                 turns: Sequence[Settings] = ()) -> None:
+                 turns: Sequence[Settings] = (), nursery: Nursery | None = None) -> None:
         self.ledger = ledger or Ledger()
         self._devices = tuple(devices)
         self._desk = Desk(turns or [Settings()] * max(1, len(self._devices)))
         self._make_setup = make_setup
         self._environment = environment
+        self._nursery = nursery
         self._changed = threading.Condition()
         self._posts: dict[str, _Post] = {}
         self._stopping = False
@@ -358,7 +360,7 @@ class Supervisor:
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
                                         mailbox_prefix=self._new_prefix(), device=self._device_for(post))
         try:
-            worker = Worker(setup, self._environment)
+            worker = Worker(setup, self._environment, self._nursery)
         except OSError as error:
             self._note(post, TransportError(f"No worker could be started: {error}."))
             return 0.0
@@ -418,6 +420,20 @@ class Supervisor:
             if problem is not None:
                 post.worker = None
             self._changed.notify_all()
+
+
+def _process(
+    standard_input: int, environment: dict[str, str], nursery: Nursery | None
+) -> Child | subprocess.Popen[bytes]:
+    """Begin a worker's process: forked if that can be, since otherwise it takes seconds to import PyTorch."""
+    if nursery is not None:
+        try:
+            return nursery.spawn(standard_input, environment)
+        except OSError as error:
+            _log.warning("workers begin more slowly from now on: %s", error)
+    # Its standard output is not this process's, of which callers expect one line.
+    return subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=standard_input, stdout=2,
+                            env=environment)
 
 
 def _for(tenant: Tenant) -> str:

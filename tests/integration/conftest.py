@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -21,6 +20,7 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
+from serving import workers_of
 
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.protocol import messages
@@ -54,7 +54,7 @@ class ServerProcess:
     @property
     def workers(self) -> list[int]:
         """The processes that run operations, on Linux."""
-        return children(self.process.pid)
+        return workers_of(self.process.pid)
 
     def kill(self) -> None:
         """Kill all of it at once, as when the power fails."""
@@ -76,15 +76,6 @@ class ServerProcess:
         finally:
             if self.process.stdout is not None:
                 self.process.stdout.close()
-
-
-def children(process: int) -> list[int]:
-    """Processes that a process has started, by any of its threads."""
-    found: list[int] = []
-    for task in Path(f"/proc/{process}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the thread has ended
-            found += map(int, (task / "children").read_text().split())
-    return found
 
 
 class StartServer(Protocol):

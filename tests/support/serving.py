@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,26 @@ if sys.platform.startswith("linux"):
 from djinn.cli import main
 main()
 """
+
+
+def workers_of(gateway: int) -> list[int]:
+    """The processes of a gateway that run operations: its children, and those of the nursery that forks some."""
+    return [worker for child in _children(gateway) for worker in (
+        _children(child) if _name_of(child) == "djinn-nursery" else [child])]
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _name_of(process: int) -> str:
+    with contextlib.suppress(FileNotFoundError):  # it has ended
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""
 
 
 class Serving:
@@ -45,8 +66,7 @@ class Serving:
     @property
     def workers(self) -> list[int]:
         """The processes that run operations, on Linux."""
-        return [int(child) for task in Path(f"/proc/{self.process.pid}/task").iterdir()
-                for child in (task / "children").read_text().split()]
+        return workers_of(self.process.pid)
 
     def __enter__(self) -> Self:
         return self

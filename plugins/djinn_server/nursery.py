@@ -1,0 +1,250 @@
+"""A process that has imported all that a worker needs, and becomes one as often as it is asked to.
+
+To import PyTorch takes seconds, to fork a process that has done so takes milliseconds; and what was imported lies in
+memory once for all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from djinn_server.control import Control, Ended, Kill, Spawn, Spawned
+
+__all__ = ("Child", "Nursery", "start_nursery")
+
+SPAWN_TIMEOUT_S = 30.0
+_NAME_PROCESS = 15
+"""``PR_SET_NAME`` of prctl(2)."""
+_log = logging.getLogger("djinn.server")
+
+
+class Child:
+    """A process that a nursery has forked; as much of `subprocess.Popen` as is needed.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, pid: int, nursery: Nursery) -> None:
+        self.pid = pid
+        self._nursery = nursery
+
+    def kill(self) -> None:
+        """End it at once, if it has not ended."""
+        self._nursery.kill(self.pid)
+
+    def wait(self) -> int:
+        """Wait for its end, and return its status as `subprocess` gives it."""
+        return self._nursery.wait_for(self.pid)
+
+
+class Nursery:
+    """The gateway's end of the channel to a nursery.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._spawning = threading.Lock()
+        self._spawned: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._statuses: dict[int, int] = {}
+        self._is_gone = False
+        self._reader: threading.Thread | None = None
+
+    def spawn(self, standard_input: int, environment: Mapping[str, str]) -> Child:
+        """Fork a worker.
+
+        Args:
+            standard_input: Descriptor that becomes its standard input; stays the caller's here.
+            environment: Its environment variables.
+
+        Raises:
+            OSError: The nursery is gone, or does not answer.
+        """
+        with self._spawning:
+            if self._reader is None:
+                self._reader = threading.Thread(target=self._read, name="djinn-nursery", daemon=True)
+                self._reader.start()
+            self._control.send(Spawn(dict(environment)), standard_input)
+            try:
+                pid = self._spawned.get(timeout=SPAWN_TIMEOUT_S)
+            except queue.Empty:
+                raise OSError("the nursery does not answer") from None
+            if not pid:
+                raise OSError("the nursery is gone, or could not fork")
+            return Child(pid, self)
+
+    def kill(self, pid: int) -> None:
+        """End a process of the nursery's, if it has not ended. The nursery knows whether the number is still its."""
+        try:
+            self._control.send(Kill(pid))
+        except OSError as error:
+            _log.info("the nursery is gone, and its workers with it: %s", error)
+
+    def wait_for(self, pid: int) -> int:
+        """Wait until a process has ended, and return its status; all have been killed if the nursery is gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: pid in self._statuses or self._is_gone)
+            return self._statuses.pop(pid, -signal.SIGKILL)
+
+    def _read(self) -> None:
+        while (received := self._control.receive()) is not None:
+            message = received[0]
+            if isinstance(message, Spawned):
+                self._spawned.put(message.pid)
+            elif isinstance(message, Ended):
+                with self._changed:
+                    self._statuses[message.pid] = message.status
+                    self._changed.notify_all()
+        with self._changed:
+            self._is_gone = True
+            self._changed.notify_all()
+        self._spawned.put(0)
+
+
+def start_nursery(secrets: tuple[str, ...], prepare: Callable[[], None]) -> Nursery | None:
+    """Fork a nursery off this process, which should have no thread of its own yet and nothing open.
+
+    Its workers have what this process had in memory, so it is for workers of those who may know all of that.
+
+    Args:
+        secrets: Names of environment variables that workers are not to show to those who look at processes.
+        prepare: Does in the nursery what workers need not do then. It leaves no thread behind.
+
+    Returns:
+        ``None`` where a process that has imported PyTorch had better not fork: elsewhere than on Linux, or if another
+        thread runs here.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return None
+    ours, theirs = socket.socketpair()
+    gc.freeze()
+    if os.fork():
+        gc.unfreeze()
+        theirs.close()
+        return Nursery(Control(ours))
+    status = 1
+    try:
+        ours.close()
+        _close_all_but(theirs.fileno())
+        for name in secrets:
+            _overwrite(name)
+        _name("djinn-nursery")
+        prepare()
+        _Forker(theirs).run()
+        status = 0
+    except BaseException:  # noqa: BLE001  # logged; beyond lies what the process was before
+        _log.exception("the nursery failed")
+    finally:
+        # Nothing of the process that this one was is to be put in order here. The gateway does without, and says so.
+        os._exit(status)
+
+
+class _Forker:
+    """The nursery itself, in its own process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._control = Control(sock, takes_descriptors=True)
+        self._children: set[int] = set()
+        self._woken, self._waker = os.pipe()
+
+    def run(self) -> None:
+        """Fork, kill and reap until the gateway is gone. What then still runs ends by itself."""
+        for end in (self._woken, self._waker):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._waker)
+        commands = self._socket.fileno()
+        while True:
+            ready, _, _ = select.select([commands, self._woken], [], [])
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._reap()
+            if commands in ready and not self._obey():
+                return
+
+    def _obey(self) -> bool:
+        received = self._control.receive()
+        if received is None:
+            return False
+        message, descriptor = received
+        if isinstance(message, Spawn) and descriptor is not None:
+            pid = self._fork(message, descriptor)
+            os.close(descriptor)
+            self._children.add(pid)
+            self._control.send(Spawned(pid))
+        elif isinstance(message, Kill) and message.pid in self._children:
+            os.kill(message.pid, signal.SIGKILL)
+        return True
+
+    def _reap(self) -> None:
+        for child in list(self._children):
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                self._children.remove(pid)
+                self._control.send(Ended(pid, os.waitstatus_to_exitcode(status)))
+
+    def _fork(self, message: Spawn, descriptor: int) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        status: int | str | None = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.dup2(descriptor, 0)
+            # The gateway's standard output is for the one line that its callers expect.
+            os.dup2(2, 1)
+            _close_all_but()
+            os.environ.clear()
+            os.environ.update(message.environment)
+            logging.getLogger().handlers.clear()
+            _name("djinn-worker")
+            from djinn_server.worker import main
+
+            main()
+        except SystemExit as ended:
+            status = ended.code
+        except BaseException:  # noqa: BLE001  # logged; beyond lies what the process was before
+            _log.exception("the worker failed")
+        finally:
+            os._exit(status if isinstance(status, int) else 1)
+
+
+def _close_all_but(*kept: int) -> None:
+    """Close what this process has open beside the standard streams."""
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if descriptor > 2 and descriptor not in kept:
+            with suppress(OSError):  # that of the listing itself
+                os.close(descriptor)
+
+
+def _name(text: str) -> None:
+    ctypes.CDLL(None).prctl(_NAME_PROCESS, text.encode(), 0, 0, 0)
+
+
+def _overwrite(variable: str) -> None:
+    """Overwrite an environment variable where the system reads the environment of a process from."""
+    find = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_void_p
+    where = find(variable.encode())
+    if where:
+        ctypes.memset(where, ord("*"), len(os.environb.get(variable.encode(), b"")))
+    os.environ.pop(variable, None)
