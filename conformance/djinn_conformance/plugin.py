@@ -121,11 +121,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                          scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Hold tests and laws against each other, and remember which test is which law's."""
     kinds: set[str] = set()
-    is_distributed = config.pluginmanager.hasplugin("xdist")
     for item in items:
         kind = _kind_of(item.path)
         if kind is None or not isinstance(item, pytest.Function):
@@ -138,9 +136,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
             item.add_marker(pytest.mark.filterwarnings(warning))
         subject = item.callspec.params["subject"] if hasattr(item, "callspec") else None
         item.user_properties.append((_PROPERTY, (str(subject), kind, law_of(item.function) or "")))
-        if is_distributed and "bench" in item.fixturenames:
-            # It keeps all processors busy by itself, with the work of all of its tests.
-            item.add_marker(pytest.mark.xdist_group(f"samples-{subject}"))
     if kinds:
         _check_correspondence(kinds)
 

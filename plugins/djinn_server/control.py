@@ -165,12 +165,6 @@ class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
     pid: int
 
 
-class Kill(msgspec.Struct, frozen=True, tag="kill"):
-    """To a nursery: end a worker at once."""
-
-    pid: int
-
-
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """From a nursery: a worker has ended.
 
@@ -184,7 +178,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Limits | Stop | Report | Ask | Grant | Recall | GiveBack
-    | Spawn | Spawned | Kill | Ended)
+    | Spawn | Spawned | Ended)
 
 
 class Control:

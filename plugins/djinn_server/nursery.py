@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from djinn_server.control import Control, Ended, Kill, Spawn, Spawned
+from djinn_server.control import Control, Ended, Spawn, Spawned
 
 __all__ = ("Child", "Nursery", "start_nursery")
 
@@ -40,14 +40,23 @@ class Child:
     def __init__(self, pid: int, nursery: Nursery) -> None:
         self.pid = pid
         self._nursery = nursery
+        # A number may come to mean another process; this does not.
+        self._process = os.pidfd_open(pid)
 
     def kill(self) -> None:
         """End it at once, if it has not ended."""
-        self._nursery.kill(self.pid)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for its end, and return its status as `subprocess` gives it."""
-        return self._nursery.wait_for(self.pid)
+        """Wait for its end, and return its status as `subprocess` gives it; if nobody knows it, that of a kill."""
+        status = self._nursery.wait_for(self.pid)
+        if status is None:
+            select.select([self._process], [], [])
+        return -signal.SIGKILL if status is None else status
+
+    def __del__(self) -> None:
+        os.close(self._process)
 
 
 class Nursery:
@@ -57,8 +66,9 @@ class Nursery:
         Any thread.
     """
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, pid: int) -> None:
         self._control = control
+        self._pid = pid
         self._spawning = threading.Lock()
         self._spawned: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -89,18 +99,11 @@ class Nursery:
                 raise OSError("the nursery is gone, or could not fork")
             return Child(pid, self)
 
-    def kill(self, pid: int) -> None:
-        """End a process of the nursery's, if it has not ended. The nursery knows whether the number is still its."""
-        try:
-            self._control.send(Kill(pid))
-        except OSError as error:
-            _log.info("the nursery is gone, and its workers with it: %s", error)
-
-    def wait_for(self, pid: int) -> int:
-        """Wait until a process has ended, and return its status; all have been killed if the nursery is gone."""
+    def wait_for(self, pid: int) -> int | None:
+        """Wait until a process has ended, and return its status; ``None`` if the nursery is gone before."""
         with self._changed:
             self._changed.wait_for(lambda: pid in self._statuses or self._is_gone)
-            return self._statuses.pop(pid, -signal.SIGKILL)
+            return self._statuses.pop(pid, None)
 
     def _read(self) -> None:
         while (received := self._control.receive()) is not None:
@@ -115,6 +118,8 @@ class Nursery:
             self._is_gone = True
             self._changed.notify_all()
         self._spawned.put(0)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
 
 
 def start_nursery(secrets: tuple[str, ...], prepare: Callable[[], None]) -> Nursery | None:
@@ -127,17 +132,17 @@ def start_nursery(secrets: tuple[str, ...], prepare: Callable[[], None]) -> Nurs
         prepare: Does in the nursery what workers need not do then. It leaves no thread behind.
 
     Returns:
-        ``None`` where a process that has imported PyTorch had better not fork: elsewhere than on Linux, or if another
-        thread runs here.
+        ``None`` where a process that has imported PyTorch had better not fork: elsewhere than on Linux (5.3 and later),
+        or if another thread runs here.
     """
-    if sys.platform != "linux" or threading.active_count() > 1:
+    if sys.platform != "linux" or threading.active_count() > 1 or not _has_handles():
         return None
     ours, theirs = socket.socketpair()
     gc.freeze()
-    if os.fork():
+    if pid := os.fork():
         gc.unfreeze()
         theirs.close()
-        return Nursery(Control(ours))
+        return Nursery(Control(ours), pid)
     status = 1
     try:
         ours.close()
@@ -165,7 +170,7 @@ class _Forker:
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
-        """Fork, kill and reap until the gateway is gone. What then still runs ends by itself."""
+        """Fork and reap until the gateway is gone. What then still runs ends by itself."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -190,8 +195,6 @@ class _Forker:
             os.close(descriptor)
             self._children.add(pid)
             self._control.send(Spawned(pid))
-        elif isinstance(message, Kill) and message.pid in self._children:
-            os.kill(message.pid, signal.SIGKILL)
         return True
 
     def _reap(self) -> None:
@@ -226,6 +229,14 @@ class _Forker:
             _log.exception("the worker failed")
         finally:
             os._exit(status if isinstance(status, int) else 1)
+
+
+def _has_handles() -> bool:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
 
 
 def _close_all_but(*kept: int) -> None:

@@ -37,7 +37,6 @@ def verdicts(request: pytest.FixtureRequest) -> dict[tuple[Any, ...], dict[str, 
     return {_key(verdict): verdict for verdict in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.xdist_group("mutants")  # one process plants all of them, on all processors
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutants_are_caught_by_the_law_named_for_them(mutant: Mutant, verdicts: Any) -> None:
     healthy = verdicts["", mutant.law, mutant.within, mutant.over]

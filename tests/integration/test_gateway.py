@@ -17,6 +17,7 @@ from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_server.waiting import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect
+from serving import children_of
 
 from djinn.errors import RefusedError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -152,6 +153,26 @@ def test_a_worker_knows_no_secrets_of_the_gateway_and_ends_when_that_is_killed(s
     assert wait_until(lambda: not any(map(is_alive, workers))) < 5
     with pytest.raises(TransportError):
         connection.request(Batch(synchronize=True), ())
+
+
+def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: Any) -> None:
+    server = start_server()
+    (nursery,) = children_of(server.process.pid)
+    (first,) = server.workers
+    assert first != nursery
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: server.workers not in ([], [first]), 10) < 5
+    (second,) = server.workers
+    assert children_of(nursery) == [second]
+    connection = session(server)
+    os.kill(nursery, signal.SIGKILL)
+    wait_until(lambda: not is_alive(nursery))
+    assert computes(connection)
+    os.kill(second, signal.SIGKILL)
+    wait_until(lambda: server.log.read_text().count("serves") == 3, 60)
+    assert computes(session(server))
+    assert server.stop() == 0
+    assert "workers begin more slowly from now on" in server.log.read_text()
 
 
 def test_a_stopped_worker_is_ended_all_the_same(start_server: Any) -> None:

@@ -23,11 +23,11 @@ main()
 
 def workers_of(gateway: int) -> list[int]:
     """The processes of a gateway that run operations: its children, and those of the nursery that forks some."""
-    return [worker for child in _children(gateway) for worker in (
-        _children(child) if _name_of(child) == "djinn-nursery" else [child])]
+    return [worker for child in children_of(gateway) for worker in (
+        children_of(child) if _name_of(child) == "djinn-nursery" else [child])]
 
 
-def _children(process: int) -> list[int]:
+def children_of(process: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{process}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the thread has ended
