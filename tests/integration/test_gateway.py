@@ -170,7 +170,10 @@ def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: 
     assert computes(connection)
     os.kill(second, signal.SIGKILL)
     wait_until(lambda: server.log.read_text().count("serves") == 3, 60)
-    assert computes(session(server))
+    connection.close()
+    connection = session(server)
+    assert computes(connection)
+    connection.close()
     assert server.stop() == 0
     assert "workers begin more slowly from now on" in server.log.read_text()
 
