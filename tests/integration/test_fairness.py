@@ -31,7 +31,8 @@ from djinn.plugins import Plugins
 from djinn.protocol.messages import Batch, Define, Run
 from djinn.runtime import connect
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped and killed")
+pytestmark = [pytest.mark.alone,
+              pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped and killed")]
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 DECODE = ExecutionPhase.LLM_DECODE
 
