@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -83,9 +84,9 @@ def misbehave(raw_client: Any, port: int, seed: int) -> None:
             client.send(data)
             client.end()
         else:
-            client.send(frame(Batch([Define(1, ADD), Run(1, (5, 6), [], (9,))], fetch=(9, 8, 7))))
+            client.send(frame(Batch([Define(1, ADD), Run(1, (5, 6), [], (9,))], fetch=(9, 8, 7)), sequence=2))
             assert client.outcome() == "Result"
-            whole = frame(Batch([Upload(1, TensorHeader("uint8", (2**20,), (1,)))]), bytes(2**20))
+            whole = frame(Batch([Upload(1, TensorHeader("uint8", (2**20,), (1,)))]), bytes(2**20), sequence=3)
             client.send(whole[:choice.randrange(len(whole))])
         if kind < 4:
             assert client.outcome() in {"closed", "DJ303", "DJ304"}
@@ -118,8 +119,10 @@ def test_a_server_without_file_descriptors_serves_on_and_recovers(start_server: 
     first = connect(starved.address, ConnectOptions())
     first.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
     before = resource.prlimit(starved.process.pid, resource.RLIMIT_NOFILE)
-    used = Footprint.of(starved.process.pid).descriptors
-    resource.prlimit(starved.process.pid, resource.RLIMIT_NOFILE, (used, before[1]))
+    Footprint.of(starved.process.pid)
+    used = {int(path.name) for path in Path(f"/proc/{starved.process.pid}/fd").iterdir()}
+    free = next(number for number in itertools.count() if number not in used)
+    resource.prlimit(starved.process.pid, resource.RLIMIT_NOFILE, (free, before[1]))
     with pytest.raises(RemoteTimeoutError, match=starved.address):
         connect(starved.address, ConnectOptions(connect_timeout_s=0.5))
     assert torch.equal(first.request(Batch(fetch=(1,)), ())[1][0], KEPT)
