@@ -200,6 +200,8 @@ class ServerEnd(Generic[AnswerT]):
             behind = self.taken - number
             if behind < len(self._digests) and self._digests[-1 - behind] != digest:
                 raise ProtocolError(f"Batch {number} comes again, and is another.")
+            if len(self._digests) <= behind < MAX_DIGESTS and len(self._digests) < MAX_DIGESTS:
+                raise ProtocolError(f"Batch {number} has a number of before the first batch.")
             # The client was told otherwise, or what it was told was lost.
             self.is_to_tell = True
             return False

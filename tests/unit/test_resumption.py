@@ -357,6 +357,13 @@ def test_a_number_that_skips_is_an_error() -> None:
     assert end.take(2, 7)
 
 
+def test_the_number_of_the_greeting_is_no_batchs() -> None:
+    end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
+    with pytest.raises(ProtocolError, match="of before the first batch"):
+        end.take(GREETING, 7)
+    assert end.take(2, 7)
+
+
 def test_what_is_too_old_to_be_compared_is_not_carried_out_either() -> None:
     end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
     for number in range(2, MAX_DIGESTS + 10):
