@@ -28,6 +28,8 @@ CREDIT_S = 0.05
 again is never there when the next one is chosen; so it has its share all the same."""
 _SMOOTHING = 0.2
 _MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
+_BETWEEN_TRIES_S = 0.1
+"""Between those who are told to come again. To refuse a session takes some milliseconds, which nobody computes with."""
 
 
 class Turnstile(Protocol):
@@ -92,6 +94,7 @@ class Line:
         self._waiting = 0
         self._waiting_since_s = 0.0
         self._last_end_s = 0.0
+        self._next_try_s = 0.0
         self._interval_s = 0.0
         """From the end of one program to that of the next, while there is always a next one."""
         self._waits = [0] * (len(BUCKETS_S) + 1)
@@ -139,11 +142,19 @@ class Line:
             queued, interval_s, wait_s = self.queued, self._interval_s, self._expected_wait_s()
         if limits.queued and queued >= limits.queued:
             self.reject("queued")
-            raise _too_much(f"{queued} programs wait already; the limit is {limits.queued}.", queued * interval_s / 2)
+            raise _too_much(f"{queued} programs wait already; the limit is {limits.queued}.",
+                            queued * interval_s / 2 + self._turn_to_ask_s())
         if limits.wait_s and wait_s > limits.wait_s:
             self.reject("wait")
             raise _too_much(f"A program would wait for some {wait_s:.3g} s; the limit is {limits.wait_s:g} s.",
-                            wait_s - limits.wait_s)
+                            wait_s - limits.wait_s + self._turn_to_ask_s())
+
+    def _turn_to_ask_s(self) -> float:
+        """Say after how many seconds nobody else will ask who was refused before, so that a crowd comes one by one."""
+        with self.lock:
+            now = time.monotonic()
+            self._next_try_s = min(max(now, self._next_try_s + _BETWEEN_TRIES_S), now + _MAX_RETRY_S)
+            return self._next_try_s - now
 
     def counts(self, counts: Counts) -> Counts:
         """Add what was counted here."""

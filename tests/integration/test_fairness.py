@@ -31,6 +31,7 @@ from djinn.plugins import Plugins
 from djinn.protocol.messages import Batch, Define, Run
 from djinn.runtime import connect
 
+WINDOW_S = 4.0
 pytestmark = [pytest.mark.alone,
               pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped and killed")]
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
@@ -45,7 +46,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     made = {name: tokens.create(name, weight=weight) for name, weight in WEIGHTS.items()}
     made |= {name: tokens.create(name, limits=limits) for name, limits in (
         ("crowd", Limits(queued=8)), ("small", Limits(queued=4)), ("hasty", Limits(wait_s=0.2)))}
-    with Serving(place / "log", "--tokens", str(tokens.path), "--device-turns", "1",
+    # What is run ahead would not have to wait.
+    with Serving(place / "log", "--tokens", str(tokens.path), "--device-turns", "1", "--no-look-ahead",
                  "--metrics-port", "0") as serving:
         yield House(serving, made)
 
@@ -210,7 +212,7 @@ def test_ten_times_too_many_are_refused_early_and_the_rest_goes_on_as_fast(house
 
     def rate(sessions: int) -> float:
         done, refused = [0] * sessions, [0] * sessions
-        stopping = time.monotonic() + 3
+        stopping = time.monotonic() + WINDOW_S
 
         def work(index: int) -> None:
             while time.monotonic() < stopping:
@@ -223,20 +225,20 @@ def test_ten_times_too_many_are_refused_early_and_the_rest_goes_on_as_fast(house
                 with worked:
                     for _ in range(40):
                         worked.ask()
-                        done[index] += 1
+                        done[index] += time.monotonic() < stopping
 
         threads = [threading.Thread(target=work, args=(index,)) for index in range(sessions)]
-        began = time.monotonic()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)
         assert (sum(refused) > 0) == (sessions > 8)
-        return sum(done) / (time.monotonic() - began)
+        return sum(done) / WINDOW_S
 
     peak = rate(3)
-    assert rate(30) >= 0.9 * peak
+    crowded = rate(30)
+    assert crowded >= 0.9 * peak, (crowded, peak)
     assert until(lambda: house.tenants()["crowd"].rejections.get("queued", 0)) > 0
 
 
@@ -256,10 +258,11 @@ def test_a_full_queue_refuses_sessions_and_floods_and_whoever_asks_politely_gets
     assert 0 < caught.value.retry_after_s <= 30
     plugins = Plugins.load(Config.resolve({}, {}).selection)
     connect(Config.resolve({"connect_timeout_s": 30, "token": token}, {}), plugins, address).close()
+    working.ask()  # all before is through, so that the next four are all there is
     working.ask(4, waits=False)
     time.sleep(0.05)
     with pytest.raises(RefusedError, match=r"It was asked \d times.*connect_timeout_s"):
-        connect(Config.resolve({"connect_timeout_s": 0.2, "token": token}, {}), plugins, address)
+        connect(Config.resolve({"connect_timeout_s": 0.15, "token": token}, {}), plugins, address)
 
 
 def test_no_session_begins_that_would_wait_too_long(house: House, stack: ExitStack) -> None:
