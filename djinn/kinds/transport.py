@@ -170,6 +170,19 @@ class MovableChannel(Channel, Protocol):
 
 
 @runtime_checkable
+class CountedChannel(Protocol):
+    """What a channel may have beside the methods of `Channel`."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far by this process."""
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far by this process."""
+
+
+@runtime_checkable
 class DigestingChannel(Channel, Protocol):
     """What a channel may have beside the methods of `Channel`: it tells a message that comes again from another."""
 

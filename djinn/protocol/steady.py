@@ -15,26 +15,13 @@ import attrs
 import torch
 
 from djinn.errors import DjinnError, TransportError
-from djinn.kinds.transport import BoundedChannel, Channel, DigestingChannel
+from djinn.kinds.transport import BoundedChannel, Channel, CountedChannel, DigestingChannel
 from djinn.protocol.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
 from djinn.protocol.resumption import ServerEnd, no_session
 
 __all__ = ("Resumable", "SteadyChannel")
 
 log = logging.getLogger("djinn.server")
-
-
-@runtime_checkable
-class _Counted(Channel, Protocol):
-    """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes sent so far by this process."""
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes received so far by this process."""
 
 
 @runtime_checkable
@@ -71,7 +58,7 @@ class _Line:
 
     channel: Channel
     digesting: DigestingChannel | None
-    counted: _Counted | None
+    counted: CountedChannel | None
     pollable: _Pollable | None
     watched: _Watched | None
     heard_bytes: int = 0
@@ -80,7 +67,7 @@ class _Line:
     def of(cls, channel: Channel) -> _Line:
         """Look what a connection can do."""
         return cls(channel, channel if isinstance(channel, DigestingChannel) else None,
-                   channel if isinstance(channel, _Counted) else None,
+                   channel if isinstance(channel, CountedChannel) else None,
                    channel if isinstance(channel, _Pollable) else None,
                    channel if isinstance(channel, _Watched) else None)
 

@@ -12,11 +12,12 @@ import msgspec
 
 from djinn.residency.tiers import CRITICAL, WARNING
 from djinn_server.counting import Report
+from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
 
-__all__ = ("Ask", "Control", "ControlMessage", "Failed", "GiveBack", "Grant", "Incoming", "Ready", "Recall", "Setup",
-           "Stop")
+__all__ = ("Ask", "Control", "ControlMessage", "Ended", "Failed", "GiveBack", "Grant", "Incoming", "Ready", "Recall",
+           "Setup", "Spawn", "Spawned", "Stop")
 
 SEND_TIMEOUT_S = 5
 """How long a worker may take to listen; it does nothing else in the thread that does."""
@@ -71,7 +72,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     namespaces: tuple[str, ...] = ()
     log_format: LogFormat = "text"
     takes_turns: bool = False
-    lease_s: float = 30.0
+    lease_s: float = LEASE_S
     memory_warning: float = WARNING
     memory_critical: float = CRITICAL
     public_digests: frozenset[bytes] = frozenset()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from functools import partial, reduce
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
+from djinn.kinds.transport import CountedChannel
 from djinn.residency.keeper import Keeper
 from djinn_server.limits import Limited
 
-__all__ = ("BUCKETS_S", "Amounts", "CountedChannel", "Counts", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",
-           "ProtocolFault", "Reason", "Report", "Reporter", "added", "fault_of", "told_of_memory")
+__all__ = ("BUCKETS_S", "Amounts", "Counts", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",
+           "ProtocolFault", "Reason", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
 
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of what durations of requests are counted by; what takes longer is counted beyond the last."""
@@ -123,16 +126,21 @@ def told_of_memory(counts: Counts, amounts: Amounts, keeper: Keeper, waiting_byt
 
 def added(all_counts: Iterable[Counts]) -> Counts:
     """Add counts up."""
-    total: dict[str, Any] = msgspec.structs.asdict(Counts())
-    for counts in all_counts:
-        for name, value in msgspec.structs.asdict(counts).items():
-            if isinstance(value, dict):
-                total[name] = {key: total[name].get(key, 0) + value.get(key, 0) for key in {**total[name], **value}}
-            elif isinstance(value, tuple):
-                total[name] = tuple(before + more for before, more in zip(total[name], value, strict=True))
-            else:
-                total[name] += value
-    return Counts(**total)
+    return reduce(partial(merged, operator.add), all_counts, Counts())
+
+
+def merged(merge: Callable[[int, int], int], one: Counts, other: Counts) -> Counts:
+    """Make one number of each two that count the same."""
+    made: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(one).items():
+        more = getattr(other, name)
+        if isinstance(value, dict):
+            made[name] = {key: merge(value.get(key, 0), more.get(key, 0)) for key in {**value, **more}}
+        elif isinstance(value, tuple):
+            made[name] = tuple(map(merge, value, more))
+        else:
+            made[name] = merge(value, more)
+    return Counts(**made)
 
 
 def fault_of(error: Exception) -> ProtocolFault | None:
@@ -142,19 +150,6 @@ def fault_of(error: Exception) -> ProtocolFault | None:
     if isinstance(error, ProtocolError):
         return "malformed"
     return "timeout" if isinstance(error, RemoteTimeoutError) else None
-
-
-@runtime_checkable
-class CountedChannel(Protocol):
-    """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes sent so far by this process."""
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes received so far by this process."""
 
 
 class Meter:

@@ -7,12 +7,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import attrs
-import msgspec
 
-from djinn_server.counting import Amounts, Counts, Meters, Report, added
+from djinn_server.counting import Amounts, Counts, Meters, Report, added, merged
 from djinn_server.placement import Load
 
 __all__ = ("MAX_TENANTS", "OTHERS", "Account", "Ledger", "TenantTotals")
@@ -72,7 +70,7 @@ class Account:
     def heed(self, report: Report) -> None:
         """Enter what the worker tells."""
         before, now = self.counts, time.monotonic()
-        self.counts, self.amounts = _no_less(before, report.counts), report.amounts
+        self.counts, self.amounts = merged(max, before, report.counts), report.amounts
         wanted_s = (self.counts.device_ns + self.counts.wait_ns - before.device_ns - before.wait_ns) / 1e9
         self._wanted = self.wanted(now) + wanted_s / RECENT_S
         self._heeded_s = now
@@ -162,17 +160,3 @@ def _sum(amounts: Iterable[Amounts]) -> Amounts:
             {kind: total.memory.get(kind, 0) + each.memory.get(kind, 0) for kind in {**total.memory, **each.memory}},
             max(total.pressure_tier, each.pressure_tier))
     return total
-
-
-def _no_less(before: Counts, now: Counts) -> Counts:
-    """Keep every count from falling."""
-    kept: dict[str, Any] = {}
-    for name, value in msgspec.structs.asdict(now).items():
-        known = getattr(before, name)
-        if isinstance(value, dict):
-            kept[name] = {key: max(known.get(key, 0), value.get(key, 0)) for key in {**known, **value}}
-        elif isinstance(value, tuple):
-            kept[name] = tuple(map(max, known, value))
-        else:
-            kept[name] = max(known, value)
-    return Counts(**kept)

@@ -180,9 +180,7 @@ class Line:
             kind.start = max(self._virtual, kind.finish)
         place.kind, place.start = kind, max(kind.virtual - CREDIT_S, place.finish)
         if self.running is None and not self._waiting and self._turn >= 0:
-            self.running = place
-            self._virtual = max(self._virtual, kind.start)
-            kind.virtual = max(kind.virtual, place.start)
+            self._begin(place)
             self._waits[0] += 1
             return True
         if not self._waiting:

@@ -8,10 +8,15 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, TextIO, TypeAlias
 
-__all__ = ("LogFormat", "write_to")
+__all__ = ("LogFormat", "printable", "write_to")
 
 LogFormat: TypeAlias = Literal["text", "json"]
 _HIDDEN = "***"
+
+
+def printable(text: object) -> str:
+    """Text of an error, or other text, which may repeat what a client sent: no control characters get into the log."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))
 
 
 def write_to(stream: TextIO, form: LogFormat, *, secrets: Sequence[str] = (), **fields: str) -> None:
@@ -41,10 +46,10 @@ class _TextFormatter(logging.Formatter):
         self._secrets = secrets
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = [f"{self.formatTime(record)} {record.levelname} {record.name}: {_printable(record.getMessage())}"]
+        lines = [f"{self.formatTime(record)} {record.levelname} {record.name}: {printable(record.getMessage())}"]
         # Not what `logging` keeps with the record: another handler may have made that.
         if record.exc_info and record.exc_info[0] is not None:
-            lines += [f"    {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
+            lines += [f"    {printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
         return _without(self._secrets, "\n".join(lines))
 
 
@@ -61,15 +66,11 @@ class _JsonFormatter(logging.Formatter):
         content = {
             "time": time.isoformat(timespec="milliseconds"), "level": record.levelname,
             "component": record.name.removeprefix("djinn."), "process": record.process, **self._fields,
-            "message": _without(self._secrets, _printable(record.getMessage()))}
+            "message": _without(self._secrets, printable(record.getMessage()))}
         if record.exc_info and record.exc_info[0] is not None:
             content["error"] = _without(self._secrets, self.formatException(record.exc_info))
         # Nothing but ASCII is written, so that no character has a meaning of its own.
         return json.dumps(content)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _without(secrets: Sequence[str], text: str) -> str:

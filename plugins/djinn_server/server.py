@@ -45,6 +45,7 @@ from djinn_server.greeting import (
 )
 from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_limit
 from djinn_server.line import Line, Place
+from djinn_server.log_lines import printable
 from djinn_server.memory import return_memory
 
 __all__ = ("Server", "refuse")
@@ -260,7 +261,7 @@ class Server:
             finally:
                 allowance.close()
             return True
-        _log.info("%s: a courier of session %s begins", channel.peer, _printable(greeting.session))
+        _log.info("%s: a courier of session %s begins", channel.peer, printable(greeting.session))
         deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
         return True
 
@@ -359,10 +360,10 @@ def _nothing() -> None:
 def refuse(channel: Channel, error: Exception) -> None:
     """Log why a connection ends, and tell the other side if it can still be told."""
     if isinstance(error, TransportError) and not isinstance(error, RefusedError):
-        _log.info("%s: %s", channel.peer, _printable(error))
+        _log.info("%s: %s", channel.peer, printable(error))
         return
     if isinstance(error, DjinnError):
-        _log.warning("%s: refused: %s", channel.peer, _printable(error))
+        _log.warning("%s: refused: %s", channel.peer, printable(error))
         refusal = Refusal(error.code, error.summary[:4000], error.hint[:4000],
                           error.retry_after_s if isinstance(error, LimitError) else 0.0)
     else:
@@ -400,8 +401,3 @@ def _answer_next(channel: Channel, service: SessionService, allowance: SessionAl
     finally:
         meter.answered(outcome, time.perf_counter_ns() - begin_ns)
     return True
-
-
-def _printable(text: object) -> str:
-    """Text of an error, or other text, which may repeat what a client sent: no control characters get into the log."""
-    return "".join(character if character.isprintable() else "?" for character in str(text))

@@ -459,9 +459,12 @@ class SocketConnection:
         if isinstance(received[1], Refusal):
             raise self._refused(received[1])
         if isinstance(received[1], Goodbye):
-            raise TransportError(f"The connection to {self.address} is gone: the server has ended the session.",
-                                 hint=_AGAIN)
+            raise self._goodbye()
         return received
+
+    def _goodbye(self) -> TransportError:
+        return TransportError(f"The connection to {self.address} is gone: the server has ended the session.",
+                              hint=_AGAIN)
 
     def _closed(self) -> TransportError:
         return TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
@@ -518,8 +521,7 @@ class SocketConnection:
             # Whatever this says is less to the point than the error that led here, which is reported instead.
             return None
         if received is not None and isinstance(received[1], Goodbye):
-            return TransportError(f"The connection to {self.address} is gone: the server has ended the session.",
-                                  hint=_AGAIN)
+            return self._goodbye()
         return self._refused(received[1]) if received is not None and isinstance(received[1], Refusal) else None
 
     def _refused(self, refusal: Refusal) -> Exception:

@@ -20,7 +20,7 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from serving import workers_of
+from serving import PROGRAM, workers_of
 
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.protocol import messages
@@ -29,14 +29,6 @@ from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0
-# On Linux the server is told to end with the process that started it, however that ends.
-PROGRAM = """
-import ctypes, signal, sys
-if sys.platform.startswith("linux"):
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-from djinn.cli import main
-main()
-"""
 
 
 @attrs.frozen

@@ -12,6 +12,7 @@ from typing import Self
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
+# On Linux the server is told to end with the process that started it, however that ends.
 PROGRAM = """
 import ctypes, signal, sys
 if sys.platform.startswith("linux"):
