@@ -174,14 +174,31 @@ class Machine(RuleBasedStateMachine):
         """Run a line on both sides and compare."""
         sizes = {name: value.size() for name, value in self.eager.tensors.items()} if "out=" in text else {}
         line = self.eager.run_first(text, group, self._new_name(form or text))
+        resized = [name for name, size in sizes.items() if self.eager.space[name].size() != size]
+        if line.outcome.error is None:
+            self._forget_views(resized)
         self.history.append(str(line))
         self._mirror(line)
         if line.outcome.error is not None:
-            for name, size in sizes.items():
-                if self.eager.space[name].size() != size:
-                    # It was resized before it was refused: nobody has written what it now holds.
-                    self._do(f"del {name}", "drop")
+            # They were resized before the line was refused: nobody has written what they now hold.
+            self._drop(resized)
         return line
+
+    def _drop(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._do(f"del {name}", "drop")
+
+    def _forget_views(self, names: Sequence[str]) -> None:
+        """Let go of views of tensors that eager has resized, before the other side does.
+
+        Autograd makes their gradient functions anew by looking at the tensor anew; see docs/compatibility.md.
+        """
+        bases = [self.eager.space[name] for name in names]
+        for name, value in self.eager.tensors.items():
+            if value.requires_grad and any(value._base is base for base in bases):
+                self.history.append(f"del {name}")
+                self.eager.run(self.history[-1])
+                self.remote.run(self.history[-1])
 
     def _mirror(self, line: Line) -> None:
         error = line.outcome.error

@@ -99,6 +99,13 @@ _STATISTICS = Recording(tuple(filled(size, torch.float32, 1) for size in ((2, 3)
 ))
 """A schema that does not say what is written."""
 
+_TAKEN_OVER = Recording(tuple(filled((2, 3), torch.float32, number) for number in (1, 2)), (
+    call("aten::detach", Ref(-1)),
+    call("aten::set_.source_Tensor", Ref(0), Ref(-2), results=0),
+    call("aten::zero_", Ref(0), results=0),
+))
+"""A tensor that takes over another one's memory, and is written then."""
+
 
 @law("executor.purity_true")
 @given(recording=recordings(grouped() + PLAIN + IN_PLACE + RANDOM, max_calls=3))
@@ -129,6 +136,7 @@ def test_purity_true(subject: Subject, executor: Executor, recording: Recording)
 @given(recording=recordings(grouped() + PLAIN + _ALIASING, max_calls=4))
 @example(recording=_ALIASES)
 @example(recording=_STATISTICS)
+@example(recording=_TAKEN_OVER)
 def test_effects_true(subject: Subject, executor: Executor, recording: Recording) -> None:
     """Run what says what it does, and look at everything that it does not name."""
     (part, compiled), = prepare(executor, _cut(recording, []))

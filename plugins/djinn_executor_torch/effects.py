@@ -67,6 +67,8 @@ class _Found:
         for operand, name in zip(step.operands, _names_of(template, facts), strict=True):
             if is_foreign or name in names:
                 self._write(operand, in_part=base.startswith(_PIECEWISE))
+        if torch.Tag.inplace_view in operator.tags and step.operands:
+            self._share_storage(step.operands)
         shared = self._shared(step, facts, base, is_foreign=is_foreign)
         for result in range(produced, produced + step.results):
             self._roots[result] = shared
@@ -83,6 +85,13 @@ class _Found:
         self._written |= roots
         if in_part or operand >= 0:
             self._patched |= roots
+
+    def _share_storage(self, operands: Sequence[int]) -> None:
+        """Learn that a value may have another one's storage from now on, and all that may be the same value."""
+        roots, reached = self._union(operands), self._union(operands[:1])
+        for value, before in self._roots.items():
+            if value == operands[0] or not reached.isdisjoint(before):
+                self._roots[value] = before | roots
 
     def _shared(self, step: Step, facts: SchemaFacts, base: str, *, is_foreign: bool) -> frozenset[int]:
         # A composite may return its argument, or a view of it, without saying so; so may others by their names.

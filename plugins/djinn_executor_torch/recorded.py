@@ -181,6 +181,9 @@ class RecordedProgram(TorchProgram):
         with random.lent_to_device() if isinstance(random, TorchRandomState) and self._is_random else nullcontext():
             results = self._shelf.recorder.rehearse(
                 lambda: interpret(self._program, calls, inputs, numbers, report))
+        if any(result is value for result in results for value in inputs):
+            # What turns one of them later on turns the other.
+            known.candidate.refuse()
         shown = {storage_of(value) for value in results if isinstance(value, torch.Tensor)}
         known.written = frozenset(written.intersection(storages))
         known.places = places_of(results)

@@ -15,15 +15,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
+from hostile_tenant import hostile_tenant
 from serving import Serving
-from tenants_at_work import Saturating, Worked, percentile, products_for
-
-from djinn.errors import DjinnError
-from djinn.protocol.messages import Batch, Upload
-from djinn.protocol.tensors import header_of
+from tenants_at_work import Worked, percentile, products_for
 
 REQUESTS = int(os.environ.get("DJINN_CHAOS_REQUESTS", "500"))
 LENGTH_S = 5e-3
@@ -74,30 +70,12 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def floods(scene: Scene, stack: ExitStack) -> None:
     """Many sessions with queues that never end, of short programs."""
-    count = max(1, scene.count // 10)
-    for _ in range(4):
-        stack.enter_context(Saturating(Worked(scene.serving.address, scene.bad, count), ahead=16))
+    stack.enter_context(hostile_tenant("floods", scene.serving.address, scene.bad, max(1, scene.count // 10)))
 
 
 def fills(scene: Scene, stack: ExitStack) -> None:
-    """Sends 8 MiB again and again, to be kept, which is against the limits most of the time."""
-    stopping = threading.Event()
-    tensor = torch.zeros(2**21)
-
-    def fill() -> None:
-        handle = 10
-        with Worked(scene.serving.address, scene.bad, 1) as worked:
-            while not stopping.wait(0.02):
-                handle += 1
-                try:
-                    worked.connection.request(Batch([Upload(handle, header_of(tensor))], synchronize=True), [tensor])
-                except DjinnError:
-                    return
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    stack.callback(thread.join, 60)
-    stack.callback(stopping.set)
+    """Sends much, to be kept, which is against the limits most of the time."""
+    stack.enter_context(hostile_tenant("fills", scene.serving.address, scene.bad))
 
 
 def dies(scene: Scene, stack: ExitStack) -> None:

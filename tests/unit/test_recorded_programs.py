@@ -197,6 +197,13 @@ def test_tensors_that_are_turned_in_place_are_noticed() -> None:
     assert torch.equal(used.run()[0], weights()[0].t() @ weights()[1])
 
 
+def test_a_result_that_is_an_input_stays_that_input() -> None:
+    executor = RecordingExecutor()
+    given = session(executor, weights(), call("aten::lift_fresh", Ref(-1)), call("aten::neg", Ref(-2)), every=2)
+    for _ in range(8):
+        assert given.run()[0] is given.values[-1]
+
+
 def test_a_program_with_a_step_that_raises_is_not_recorded() -> None:
     executor = RecordingExecutor()
     used = session(executor, weights(), call("aten::cholesky_inverse", Ref(-1)), call("aten::neg", Ref(-2)),
