@@ -25,7 +25,8 @@ THIRD_PARTY = {
 }
 IMPORT_ROOTS = (".", "plugins", "conformance")
 # The same examples every time, so that a red run is somebody's doing. HYPOTHESIS_PROFILE=nightly looks further.
-PROFILE = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci")}
+# Hundreds of processes start, and none should compile what another one has compiled.
+PROFILE = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _install(session: nox.Session, *packages: str) -> None:
@@ -51,7 +52,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    _install(session, "-e", ".", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")
+    _install(session, "-e", ".[metrics]", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")
     session.run("mypy")
 
 

@@ -44,6 +44,11 @@ class _GraphMode(TorchDispatchMode):
         # Results are kept, so that no other tensor gets the identity of one that is gone.
         self._alive: list[torch.Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave PyTorch's compiler alone, which takes seconds to import; nothing is compiled here."""
+        return False
+
     def _name(self, tensor: torch.Tensor) -> str:
         if id(tensor) not in self._names:
             self._alive.append(tensor)

@@ -232,6 +232,9 @@ class Tenants(RuleBasedStateMachine):
     @rule(key=names)
     def die(self, key: str) -> None:
         self.waiting.discard(key)
+        if key in self.turns:
+            # Dying pays no debts.
+            self.lengths[key].append((self.now, self.used[key] - self.turns[key][1]))
         for held in (self.turns, self.recalled):
             held.pop(key, None)
         self.unpair(key)
