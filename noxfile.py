@@ -135,13 +135,19 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def chaos(session: nox.Session) -> None:
-    """Break what can break, again and again. ``-- fuzz`` does only what tests/chaos/chaos_fuzz.py does."""
+    """Break what can break, again and again, and write docs/reliability.md: about an hour.
+
+    ``-- fuzz`` does only what tests/chaos/chaos_fuzz.py does.
+    """
     _install(session, "-e", ".[test]")
     files = {name: f"tests/chaos/chaos_{name}.py" for name in session.posargs}
     named = [file for file in files.values() if Path(file).exists()]
     others = [name for name in session.posargs if files[name] not in named]
+    found = Path(session.create_tmp()).absolute() / "found.jsonl"
+    found.unlink(missing_ok=True)
     session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
-                env=PROFILE)
+                env={**PROFILE, "DJINN_CHAOS_RESULTS": str(found)})
+    session.run("python", "tests/chaos/reliability.py", str(found))
 
 
 @nox.session

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ EVERY_S, FOR_S = 20.0, 5.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
-def test_every_effect_comes_about_once(tmp_path: Path) -> None:
+def test_every_effect_comes_about_once(tmp_path: Path, tell: Callable[[str, str], None]) -> None:
     with Serving(tmp_path / "log") as server, FaultProxy(server.port) as proxy:
         djinn.init(server=proxy.address, recovery="none", log_level="ERROR")
         counter = torch.zeros((), dtype=torch.int64, device=DEVICE)
@@ -60,6 +61,8 @@ def test_every_effect_comes_about_once(tmp_path: Path) -> None:
         assert counter.item() == steps
         assert torch.equal(total.cpu(), wanted)
         reconnections = djinn.stats()["reconnections"]
-        print(f"{steps} steps in {DURATION_S:g} s, {reconnections} reconnections, longest pause {longest_s:.1f} s")
         assert reconnections >= DURATION_S / EVERY_S / 2 - 1
+        tell(f"Blackouts of the network of {FOR_S:g} s every {EVERY_S:g} s for {DURATION_S:g} s, while a loop counts",
+             f"{steps:,} steps, every effect exactly once; {reconnections} reconnections, the longest pause "
+             f"{longest_s:.1f} s")
         djinn.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -37,7 +37,9 @@ def tokens(count: int, *, do_sample: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
-def test_200_tokens_and_five_kills(server: Supervised, do_sample: bool) -> None:
+def test_200_tokens_and_five_kills(
+    server: Supervised, do_sample: bool, tell: Callable[[str, str], None],
+) -> None:
     start(server)
     began = time.monotonic()
     wanted = tokens(200, do_sample=do_sample)
@@ -50,25 +52,35 @@ def test_200_tokens_and_five_kills(server: Supervised, do_sample: bool) -> None:
         assert len(kills) == 5
     assert torch.equal(got, wanted)
     counted = djinn.stats()
-    print(f"{took_s:.2f} s undisturbed, {disturbed_s:.2f} s with {counted['recoveries']} recoveries, "
-          f"{counted['nodes_replayed']} operations again")
     assert counted["recoveries"] == 5
     assert disturbed_s < 6 * took_s + 5 * 5
+    tell(f"`generate` of 200 tokens, {'sampled' if do_sample else 'greedy'}; the worker is killed with `kill -9` five "
+         "times", f"the same tokens, no exception, in {disturbed_s:.2f} s instead of {took_s:.2f} s; "
+         f"{counted['nodes_replayed']} operations ran again")
 
 
-def test_100_steps_and_five_kills(server: Supervised) -> None:
+def test_100_steps_and_five_kills(server: Supervised, tell: Callable[[str, str], None]) -> None:
     start(server)
+    began = time.monotonic()
     wanted = trained(100)
+    took_s = time.monotonic() - began
     start(server)
     dies = set(random.Random(3).sample(range(100), 5))
+    began = time.monotonic()
     got = trained(100, lambda step: server.kill() if step in dies else None)
+    disturbed_s = time.monotonic() - began
     assert djinn.stats()["recoveries"] == 5
     assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+    tell("100 training steps with AdamW; the worker is killed with `kill -9` five times",
+         f"the same parameters bit for bit, in {disturbed_s:.2f} s instead of {took_s:.2f} s")
 
 
-def test_many_kills_at_random_moments_of_random_programs(server: Supervised) -> None:
+def test_many_kills_at_random_moments_of_random_programs(
+    server: Supervised, tell: Callable[[str, str], None],
+) -> None:
     start(server)
-    seed = kills_before = recoveries = 0
+    seed = recoveries = 0
+    kills_before, began = server.starts, time.monotonic()
     choose = random.Random(11)
     while server.starts - kills_before < KILLS:
         seed += 1
@@ -79,5 +91,6 @@ def test_many_kills_at_random_moments_of_random_programs(server: Supervised) -> 
                 got = random_program(seed, DEVICE)
                 assert all(same(mine, theirs) for mine, theirs in zip(got, wanted, strict=True)), seed
         recoveries += djinn.stats()["recoveries"]
-    print(f"{server.starts - kills_before} kills, {recoveries} recoveries, {seed} programs")
     assert recoveries > KILLS // 4
+    tell(f"{server.starts - kills_before} workers killed with `kill -9` at random moments of {3 * seed} programs",
+         f"0 wrong results, 0 hangs, {recoveries} sessions recovered, in {time.monotonic() - began:.0f} s")
