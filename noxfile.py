@@ -71,10 +71,9 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
     # By file, since tests of one file share servers; in their order, in which what takes long comes first. One thread
-    # each, and one process more than there are processors, since many tests wait.
-    processes = min(4, 1 + (os.cpu_count() or 1))
-    session.run("pytest", "-n", f"{processes}", "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone",
-                env={**PROFILE, "OMP_NUM_THREADS": "1"})
+    # each: the processes have the processors already.
+    session.run("pytest", "-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "-m",
+                "not alone", env={**PROFILE, "OMP_NUM_THREADS": "1"})
     session.run("pytest", "-m", "alone", env=PROFILE)
 
 

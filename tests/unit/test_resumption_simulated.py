@@ -231,7 +231,8 @@ class Client:
                                 line.send("up", (number, amount, asks, size_bytes)))
             if asks:
                 assert await self.answer() == self.total, "every request gets its own answer"
-            await trio.sleep(self.choose.expovariate(0.5))
+            # Whoever does nothing for longer than a lease does not notice that his connection broke.
+            await trio.sleep(min(self.choose.expovariate(0.5), LEASE_S / 3))
         await self.steadily(lambda line: line.send("up", "goodbye"))
 
     async def steadily(self, act: Callable[[Line], object]) -> None:
