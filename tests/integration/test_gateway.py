@@ -94,8 +94,8 @@ def test_each_tenant_has_a_worker_and_whoever_kills_his_harms_nobody_else(
     for connection in (of_alice, again):
         with pytest.raises(TransportError, match=server.address):
             connection.request(Batch(synchronize=True), ())
-    assert time.monotonic() - began < 1
-    assert wait_until(lambda: "SIGKILL" in server.log.read_text(), 1) < 1
+    assert time.monotonic() - began < 3
+    assert wait_until(lambda: "SIGKILL" in server.log.read_text(), 3) < 3
     assert computes(of_bob)
     anew = session(server, alice)
     assert computes(anew)

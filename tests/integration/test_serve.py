@@ -70,7 +70,7 @@ def test_a_killed_server_is_told_to_a_client_that_waits(start_server: Any) -> No
     threading.Timer(0.5, kill).start()
     with pytest.raises(TransportError, match=server.address):
         connection.request(work, ())
-    assert time.monotonic() - killed[0] < 1
+    assert time.monotonic() - killed[0] < 3
     server.process.wait(10)
     with pytest.raises(TransportError, match=f"Nobody answers at {server.address}"):
         connect(server.address, ConnectOptions())

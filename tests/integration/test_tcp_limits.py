@@ -173,7 +173,7 @@ def test_a_frame_that_drips_is_no_better_than_one_that_stands_still(connect_raw:
     with pytest.raises(RemoteTimeoutError, match="less than 1024 bytes a second"):
         pair.channel.receive()
     ended.set()
-    assert 0.5 < time.monotonic() - began < 0.8
+    assert 0.5 < time.monotonic() - began < 3, "the whole of it takes more than ten seconds"
 
 
 def test_a_large_frame_may_take_longer_than_one_may_stand_still(connect_raw: Callable[..., Any]) -> None:

@@ -105,7 +105,7 @@ def test_a_small_sparse_tensor_that_declares_terabytes_is_an_error_at_once(
     took_s = time.monotonic() - began
     assert isinstance(item, Poisoned)
     assert kind
-    assert took_s < 0.5
+    assert took_s < 2
     assert resident_bytes(worker) - before < 16 * 2**20
     assert server.workers == [worker]
 

@@ -83,7 +83,7 @@ def test_what_does_not_go_at_once_is_sent_in_the_background_while_answers_come(
         assert isinstance(greeting[1], Hello)
         channel.send(greeting[0], Welcome(greeting[1].protocol, "", "", sys.byteorder, "cpu", "0" * 32))
         channel.greeted()
-        time.sleep(0.5)
+        time.sleep(1.5)
         while (message := channel.receive()) is not None:
             received.append(message[2][0])
         channel.close()
@@ -96,7 +96,7 @@ def test_what_does_not_go_at_once_is_sent_in_the_background_while_answers_come(
     while sent + tensor.nbytes < MAX_QUEUED_BYTES:
         connection.submit(Batch([Upload(1, header_of(tensor))]), [tensor])
         sent += tensor.nbytes
-    assert time.monotonic() - began < 0.4, "it waited for the other side"
+    assert time.monotonic() - began < 1.2, "it waited for the other side"
     assert connection._outbox.queued_bytes
     assert connection._outbox._queued_bytes <= MAX_QUEUED_BYTES
     until = time.monotonic() + 30

@@ -191,7 +191,9 @@ class Feeder:
 
 
 def resident_bytes(process: int | str = "self") -> int:
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+    """Memory of a process's own: what is mapped of libraries grows with what was executed of them."""
+    _, resident, shared, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
+    return (resident - shared) * resource.getpagesize()
 
 
 def limit_memory(process: int, more_bytes: int) -> None:

@@ -77,17 +77,17 @@ def test_without_faults_it_changes_nothing_and_keeps_what_passed(through: Open) 
 
 
 def test_latency_delays_one_direction_only_and_holds_nothing_up(through: Open) -> None:
-    client, server, _ = through(upstream=[Latency(0.2)])
+    client, server, _ = through(upstream=[Latency(1.0)])
     began = time.monotonic()
     send_and_end(client, DATA)
     assert server.recv(1) == DATA[:1]
-    assert 0.2 <= time.monotonic() - began < 0.5
+    assert 1.0 <= time.monotonic() - began < 1.7
     assert everything(server) == DATA[1:]
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 1.9
     began = time.monotonic()
     server.sendall(b"x")
     assert client.recv(1) == b"x"
-    assert time.monotonic() - began < 0.15
+    assert time.monotonic() - began < 0.8
 
 
 def test_bandwidth_takes_its_time(through: Open) -> None:
