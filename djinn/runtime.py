@@ -176,6 +176,7 @@ def _start(config: Config) -> Session:
     if _process is None:
         atexit.register(shutdown)
     _session, _process = session, os.getpid()
+    _baseline.clear()
     lazy.use_dispatcher(session.recorder.dispatch)
     _init_time_ms = (time.perf_counter() - begin) * 1000
     try:

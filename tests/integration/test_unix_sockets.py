@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +54,7 @@ def test_a_session_over_a_path(start_server: Any, path: Path) -> None:
         there = weight.to("remote_accelerator:0")
         assert torch.equal((there @ there.relu()).cpu(), weight @ weight.relu())
         assert djinn.get_runtime_state().address == server.address
-        # The thread that sends counts what it has sent, a moment after the answer may have come.
-        until = time.monotonic() + 10
-        while djinn.stats()["bytes_sent"] <= weight.nbytes:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        assert djinn.stats()["bytes_sent"] > weight.nbytes
     finally:
         djinn.shutdown()
 
