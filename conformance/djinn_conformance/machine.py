@@ -181,12 +181,9 @@ class Machine(RuleBasedStateMachine):
         self._mirror(line)
         if line.outcome.error is not None:
             # They were resized before the line was refused: nobody has written what they now hold.
-            self._drop(resized)
+            for name in resized:
+                self._do(f"del {name}", "drop")
         return line
-
-    def _drop(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._do(f"del {name}", "drop")
 
     def _forget_views(self, names: Sequence[str]) -> None:
         """Let go of views of tensors that eager has resized, before the other side does.

@@ -37,20 +37,26 @@ def plain(server_address: str) -> Iterator[SocketConnection]:
         yield connection
 
 
+def requests(connection: SocketConnection, batch: Batch, *tensors: torch.Tensor) -> Callable[[], None]:
+    def request() -> None:
+        assert not connection.request(batch, tensors)[0].failures
+
+    return request
+
+
 def ask(connection: SocketConnection) -> Callable[[], None]:
-    return lambda: connection.request(Batch(synchronize=True), ())[0].failures
+    return requests(connection, Batch(synchronize=True))
 
 
 def upload(connection: SocketConnection) -> Callable[[], None]:
     """Replace the same value, so that the server's memory does not grow."""
     tensor = torch.ones(LENGTH // 4)
-    batch = Batch([Upload(1, header_of(tensor))], synchronize=True)
-    return lambda: connection.request(batch, [tensor])[0].failures
+    return requests(connection, Batch([Upload(1, header_of(tensor))], synchronize=True), tensor)
 
 
 def download(connection: SocketConnection) -> Callable[[], None]:
     upload(connection)()
-    return lambda: connection.request(Batch(fetch=(1,)), ())[0].failures
+    return requests(connection, Batch(fetch=(1,)))
 
 
 def test_empty_request_tls(
