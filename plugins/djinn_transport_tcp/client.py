@@ -7,6 +7,7 @@ import logging
 import platform
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -43,9 +44,10 @@ from djinn_transport_tcp.address import parse_address, redirected
 from djinn_transport_tcp.copies import Copies
 from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix, reason_of
 from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.sockets import StalledError
+from djinn_transport_tcp.sockets import ByteStream, StalledError
 from djinn_transport_tcp.stream import FrameStream, views_of
 from djinn_transport_tcp.tls import TlsError, client_context
+from djinn_transport_tcp.watching import watch
 
 __all__ = ("SocketConnection", "Wish", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix", "reach")
 
@@ -148,7 +150,8 @@ class SocketConnection:
     `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent, and for tensors of
     more than `ALONE_BYTES` until they have arrived: what is smaller is copied, so that it can be sent again.
 
-    Where the server lets it, the session outlives a connection that breaks; see `djinn.protocol.resumption`.
+    Where the server lets it, the session outlives a connection that breaks; see `djinn.protocol.resumption`. One that
+    breaks while nobody uses it is seen to at once by a thread: the lease would end before the next operation comes.
 
     Attributes:
         address: Where it leads.
@@ -176,6 +179,8 @@ class SocketConnection:
         self._owed = False
         self._settled = Result()
         self._lost = ""
+        self._unsaid: BaseException | None = None
+        self._in_use = threading.RLock()
 
     @property
     def bytes_sent(self) -> int:
@@ -204,6 +209,25 @@ class SocketConnection:
         if options.resume and self.welcome.resume:
             self._again, self._options = again, options
             self._end = ClientEnd(self._sequence, options.resume_bytes, self._copies.release)
+            watch(self)
+
+    @property
+    def watched_stream(self) -> ByteStream | None:
+        """What breaks if the connection does; ``None`` after the end of the session."""
+        return None if self._lost or not self._frames.stream.is_ours else self._frames.stream
+
+    def go_on_if_gone(self) -> None:
+        """Go on over another connection if this one broke and nobody uses it. What fails is raised by the next use."""
+        if not self._frames.stream.is_gone():
+            return
+        with self._in_use:
+            try:
+                while not self._lost and self._frames.stream.is_gone():
+                    answered = self._heard()
+                    if answered is not None:
+                        self._settled = after(self._settled, answered[0])
+            except Exception as error:  # noqa: BLE001  # as in `greet`
+                self._unsaid = self._ended(error)
 
     def greet(
         self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = "",
@@ -262,39 +286,50 @@ class SocketConnection:
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch that wants no answer; see `djinn.kinds.transport.Connection.submit`."""
-        if self._lost:
-            raise self._closed()
-        try:
-            if self._owed:
-                self._settle()
-            self._post(batch, tensors, waits=False)
-            self._owed = batch.wants_reply
-        except BaseException as error:  # noqa: BLE001  # as in `greet`
-            raise self._ended(error) from None
+        with self._used():
+            if self._lost:
+                raise self._closed()
+            try:
+                if self._owed:
+                    self._settle()
+                self._post(batch, tensors, waits=False)
+                self._owed = batch.wants_reply
+            except BaseException as error:  # noqa: BLE001  # as in `greet`
+                raise self._ended(error) from None
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer; see `djinn.kinds.transport.Connection.request`."""
-        if self._lost:
-            raise self._closed()
         if not batch.wants_reply:
             batch = msgspec.structs.replace(batch, synchronize=True)
-        try:
-            if self._owed:
-                self._settle()
-            self._post(batch, tensors, waits=True)
-            self._owed = True
-            answered = self._awaited()
-        except BaseException as error:  # noqa: BLE001  # as in `greet`
-            raise self._ended(error) from None
-        settled, self._settled = self._settled, Result()
+        with self._used():
+            if self._lost:
+                raise self._closed()
+            try:
+                if self._owed:
+                    self._settle()
+                self._post(batch, tensors, waits=True)
+                self._owed = True
+                answered = self._awaited()
+            except BaseException as error:  # noqa: BLE001  # as in `greet`
+                raise self._ended(error) from None
+            settled, self._settled = self._settled, Result()
         return after(settled, answered[0]), answered[1]
 
     def close(self) -> None:
-        """End the session. Never raises, may be called twice."""
-        if not self._lost and self._again is not None:
-            self._say_goodbye(GOODBYE_S)
-        self._lost = self._lost or "it was closed on this side"
-        self._disconnect()
+        """End the session. Never raises, may be called twice, and from another thread."""
+        is_free = self._frames.stream.is_ours and self._in_use.acquire(timeout=GOODBYE_S)
+        try:
+            if not self._lost and self._again is not None:
+                self._say_goodbye(GOODBYE_S)
+            self._lost = self._lost or "it was closed on this side"
+            self._disconnect()
+        finally:
+            if is_free:
+                self._in_use.release()
+
+    def _used(self) -> contextlib.AbstractContextManager[object]:
+        """Keep `go_on_if_gone` out. A forked child, which may not use it, must not wait for a thread that it lacks."""
+        return self._in_use if self._frames.stream.is_ours else contextlib.nullcontext()
 
     def _settle(self) -> None:
         """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
@@ -466,8 +501,9 @@ class SocketConnection:
         return TransportError(f"The connection to {self.address} is gone: the server has ended the session.",
                               hint=_AGAIN)
 
-    def _closed(self) -> TransportError:
-        return TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
+    def _closed(self) -> BaseException:
+        unsaid, self._unsaid = self._unsaid, None
+        return unsaid or TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
 
     def _ended(self, error: BaseException) -> BaseException:
         """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody."""

@@ -238,6 +238,19 @@ class ByteStream:
             # What is wrong with the connection shows when it is read.
             return True
 
+    def wait_until_gone(self, timeout_s: float) -> None:
+        """Wait until `is_gone`, or about so long, without keeping anybody from using it."""
+        if self._closed:
+            return
+        if not hasattr(select, "POLLRDHUP"):
+            time.sleep(timeout_s)
+            return
+        # A socket that was closed meanwhile is gone, too.
+        with contextlib.suppress(OSError, ValueError):
+            poll = select.poll()
+            poll.register(self._socket, select.POLLRDHUP)
+            poll.poll(timeout_s * 1000)
+
     def ends_with(self, tail: bytes) -> bool:
         """Whether this is the last that came of what is still to be taken; ``False`` if that cannot be looked at."""
         if self._closed or isinstance(self._socket, TlsSocket):
