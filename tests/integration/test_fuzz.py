@@ -59,10 +59,10 @@ def test_tampering_is_repeatable_and_of_all_kinds(sessions: list[Frames]) -> Non
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_a_servers_code_takes_whatever_comes(corpus: Path, tmp_path: Path, device: str) -> None:
     fed = feed(corpus, 2000, 11, tmp_path, device)
-    assert fed.unhandled == []
+    assert not fed.unhandled
     assert fed.frames >= 2000
     for outcome in ("done", "failed", "ProtocolError", "EOFError", "ProtocolVersionError"):
-        assert fed.outcomes[outcome] > 0
+        assert outcome in fed.outcomes
 
 
 @linux

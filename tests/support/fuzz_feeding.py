@@ -3,9 +3,8 @@
 ``python fuzz_feeding.py CORPUS COUNT SEED JOURNAL DEVICE`` prints a report as JSON. The journal has the frames that
 were fed last when the process dies.
 
-On ``cpu`` operators run. PyTorch's kernels are not written for input from strangers: some read or write where they must
-not if shapes do not fit together, and then the process dies, as a worker would. On ``meta`` all is done but that, so
-whatever kills the process is a fault of djinn's.
+On ``cpu`` operators run, and a guard watches, as in a worker. On ``meta`` there is neither, so that more of what comes
+reaches what is behind the guard.
 """
 
 from __future__ import annotations
@@ -29,19 +28,23 @@ from typing import Any
 import torch
 from djinn_executor_torch.executor import TorchExecutor
 from djinn_executor_torch.random import TorchRandomState
+from djinn_guard_core.guard import CoreGuard
 from djinn_server.limits import Allowances, Limits
 from djinn_server.memory import return_memory
+from djinn_shapes_meta.shapes import MetaShapes
 from djinn_transport_tcp.stream import FrameStream, views_of
 from fuzz_frames import Frames, Mutated, Mutator, load
 
 from djinn.errors import DjinnError, ProtocolError
 from djinn.kinds.executor import RandomState
+from djinn.kinds.guard import Bounds
 from djinn.protocol.contents import Contents, ContentStore
 from djinn.protocol.messages import Batch, Poisoned
 from djinn.protocol.service import SessionService
 
 MEMORY_BYTES = 2**29
 """What operations may allocate beyond what the process has; more fails, as on a machine that is full."""
+BOUNDS = Bounds(program_bytes=MEMORY_BYTES)
 ROUND = 250
 """Tampered frames that one session is told before another begins."""
 HANG_S = 60
@@ -121,6 +124,9 @@ class Feeder:
         self._sessions = sessions
         self._journal = journal
         self._executor = ShapesOnly() if device == "meta" else TorchExecutor(torch.device(device))
+        self._guard = None if device == "meta" else CoreGuard()
+        if self._guard is not None:
+            self._guard.prepare()
         self._store = ContentStore(2**24)
         self._stream = Bytes()
         self._frames = FrameStream(self._stream)  # type: ignore[arg-type]  # all of it that reading takes
@@ -135,7 +141,9 @@ class Feeder:
         self.end()
         contents = Contents(self._store, f"owner {session % 2}") if session % 3 else None
         allowance = Allowances(Limits(handles=20_000)).open()
-        self._service = SessionService(self._executor, travels=True, contents=contents, allowance=allowance)
+        watch = None if self._guard is None else self._guard.watch(BOUNDS, MetaShapes())
+        self._service = SessionService(
+            self._executor, travels=True, contents=contents, allowance=allowance, watch=watch)
         for frame in self._sessions[session][1:]:
             # The wire's examples have frames that are refused even as they are.
             with contextlib.suppress(DjinnError, EOFError):

@@ -10,11 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
+import cattrs
 import fuzz_feeding
 import msgspec
 from fuzz_feeding import Journal
@@ -25,12 +25,10 @@ from djinn.errors import DjinnError
 
 TYPED = {getattr(errors, name).code for name in errors.__all__} - {DjinnError.code}
 """What a server says that has understood what is wrong. The code of the base class says that it has not."""
-_IN_OPERATOR = re.compile(r"Fatal Python error: .*\n\n(?:Current thread|Thread) .*\n"
-                          r"  File \"(?:<djinn[^\"]*|.*djinn_executor_torch/\w+\.py)\"")
 _LOUD = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|^Traceback", re.MULTILINE)
 
 
-@attrs.define
+@attrs.frozen
 class Fed:
     """What became of frames that were fed to a server's code.
 
@@ -39,54 +37,31 @@ class Fed:
         seconds: How long it took.
         outcomes: How often the code did what.
         unhandled: Exceptions that nobody had foreseen, with their frames.
-        resident: Bytes that were resident in the course of it, of each process that lived, whenever it held nothing.
+        resident: Bytes that were resident in the course of it, whenever it held nothing.
         slowest_s: Longest time that a frame took.
-        deaths: Of processes in an operator of PyTorch: what they were doing.
     """
 
-    frames: int = 0
-    seconds: float = 0.0
-    outcomes: collections.Counter[str] = attrs.Factory(collections.Counter)
-    unhandled: list[str] = attrs.Factory(list)
-    resident: list[list[int]] = attrs.Factory(list)
-    slowest_s: float = 0.0
-    deaths: list[str] = attrs.Factory(list)
+    frames: int
+    seconds: float
+    outcomes: Mapping[str, int]
+    unhandled: Sequence[str]
+    resident: Sequence[int]
+    slowest_s: float
 
 
 def feed(corpus: Path, count: int, seed: int, folder: Path, device: str) -> Fed:
-    """Feed frames to a server's code in processes of their own, one after the other if operators kill them.
+    """Feed frames to a server's code in a process of its own.
 
     Raises:
-        AssertionError: One died of something else.
+        AssertionError: It died; says of what, after which frames.
     """
-    fed = Fed()
-    began = time.monotonic()
-    while fed.frames < count:
-        journal = folder / f"journal-{device}-{seed}"
-        done = subprocess.run([sys.executable, fuzz_feeding.__file__, str(corpus), str(count - fed.frames), str(seed),
-                               str(journal), device], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            _add(fed, json.loads(done.stdout.splitlines()[-1]))
-        else:
-            last = Journal.read(journal)
-            told = f"ended with {done.returncode}\n{done.stderr[-4000:]}\nits last frames:\n" + "\n".join(
-                frame[:4000].hex() for _, frame in last)
-            assert device == "cpu", told
-            assert _IN_OPERATOR.search(done.stderr), told
-            fed.deaths.append(told)
-            fed.frames += last[-1][0]
-        journal.unlink()
-        seed += 1_000_000
-    fed.seconds = time.monotonic() - began
-    return fed
-
-
-def _add(fed: Fed, report: dict[str, Any]) -> None:
-    fed.frames += report["frames"]
-    fed.outcomes.update(report["outcomes"])
-    fed.unhandled += report["unhandled"]
-    fed.resident.append(report["resident"])
-    fed.slowest_s = max(fed.slowest_s, report["slowest_s"])
+    journal = folder / f"journal-{device}"
+    done = subprocess.run([sys.executable, fuzz_feeding.__file__, str(corpus), str(count), str(seed), str(journal),
+                           device], capture_output=True, text=True, check=False)
+    assert not done.returncode, "\n".join([
+        f"ended with {done.returncode}", done.stderr[-4000:], "its last frames:",
+        *(frame[:4000].hex() for _, frame in Journal.read(journal))])
+    return cattrs.structure(json.loads(done.stdout.splitlines()[-1]), Fed)
 
 
 def attack(port: int, sessions: Sequence[Frames], count: int, seed: int) -> collections.Counter[str]:
