@@ -21,7 +21,6 @@ from djinn.errors import (
     ProtocolError,
     ProtocolVersionError,
     RefusedError,
-    RemoteTimeoutError,
     TransportError,
 )
 from djinn.kinds.transport import ConnectOptions
@@ -44,6 +43,7 @@ from djinn_transport_tcp.address import parse_address, redirected
 from djinn_transport_tcp.copies import Copies
 from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix, reason_of
 from djinn_transport_tcp.outbox import Outbox
+from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused
 from djinn_transport_tcp.sockets import ByteStream, StalledError
 from djinn_transport_tcp.stream import FrameStream, views_of
 from djinn_transport_tcp.tls import TlsError, client_context
@@ -58,7 +58,6 @@ GOODBYE_S = 1.0
 """How long what is still to be sent may take when the session ends."""
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
-_AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
 
 
 def connect(address: str, options: ConnectOptions) -> SocketConnection:
@@ -472,7 +471,7 @@ class SocketConnection:
 
     def _gone(self, reason: str, why: str) -> TransportError:
         return TransportError(f"The connection to {self.address} broke ({reason}), and its session could not be taken "
-                              f"up again: {why}", hint=_AGAIN)
+                              f"up again: {why}", hint=AGAIN)
 
     def _say_goodbye(self, drain_s: float = 0.0) -> None:
         """Tell the server that nothing of the session need be kept; if that is not possible, it learns so by itself."""
@@ -492,18 +491,14 @@ class SocketConnection:
         if received is None:
             raise EOFError("the server closed it")
         if isinstance(received[1], Refusal):
-            raise self._refused(received[1])
+            raise refused(self.address, received[1])
         if isinstance(received[1], Goodbye):
-            raise self._goodbye()
+            raise goodbye(self.address)
         return received
-
-    def _goodbye(self) -> TransportError:
-        return TransportError(f"The connection to {self.address} is gone: the server has ended the session.",
-                              hint=_AGAIN)
 
     def _closed(self) -> BaseException:
         unsaid, self._unsaid = self._unsaid, None
-        return unsaid or TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=_AGAIN)
+        return unsaid or TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=AGAIN)
 
     def _ended(self, error: BaseException) -> BaseException:
         """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody."""
@@ -521,30 +516,13 @@ class SocketConnection:
     def _lose(self, error: Exception) -> Exception:
         """Close the connection and say why, in the server's words if it left any."""
         self._lost = "it broke"
-        failure = self._explain(error if self._outbox.error is None or isinstance(error, DjinnError)
-                                else self._outbox.error)
+        if self._outbox.error is not None and not isinstance(error, DjinnError):
+            error = self._outbox.error
+        is_broken = isinstance(error, OSError) and not isinstance(error, DjinnError | TimeoutError | TlsError)
+        failure = (self._last_words() if is_broken else None) or explained(self.address, error)
         self._lost = failure.summary.rstrip(".") if isinstance(failure, DjinnError) else repr(failure)
         self._disconnect()
         return failure
-
-    def _explain(self, error: Exception) -> Exception:
-        if isinstance(error, ProtocolVersionError):
-            return ProtocolVersionError(f"{self.address} cannot be used: {error.summary}", hint=error.hint)
-        if isinstance(error, TransportError):
-            return error
-        if isinstance(error, ProtocolError):
-            return TransportError(f"The exchange with {self.address} failed: {error.summary}",
-                                  hint=error.hint or _AGAIN)
-        if isinstance(error, TlsError):
-            return TransportError(f"{self.address} cannot be used: {error}.", hint=error.hint or _AGAIN)
-        if isinstance(error, TimeoutError):
-            return RemoteTimeoutError(f"The connection to {self.address} is dead: {reason_of(error)}.", hint=_AGAIN)
-        if isinstance(error, OSError):
-            return self._last_words() or TransportError(f"The connection to {self.address} broke: {reason_of(error)}.",
-                                                        hint=_AGAIN)
-        if isinstance(error, EOFError):
-            return TransportError(f"The connection to {self.address} is gone: {error}.", hint=_AGAIN)
-        return error
 
     def _last_words(self) -> Exception | None:
         """Read why the server closed a connection while this side was sending, if it said so."""
@@ -557,12 +535,5 @@ class SocketConnection:
             # Whatever this says is less to the point than the error that led here, which is reported instead.
             return None
         if received is not None and isinstance(received[1], Goodbye):
-            return self._goodbye()
-        return self._refused(received[1]) if received is not None and isinstance(received[1], Refusal) else None
-
-    def _refused(self, refusal: Refusal) -> Exception:
-        if refusal.code == ProtocolVersionError.code:
-            return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
-        code = "" if refusal.code == RefusedError.code else f" [{refusal.code}]"
-        return RefusedError(f"The server at {self.address} says:{code} {refusal.summary}", hint=refusal.hint,
-                            retry_after_s=refusal.retry_after_s)
+            return goodbye(self.address)
+        return refused(self.address, received[1]) if received is not None and isinstance(received[1], Refusal) else None

@@ -1,0 +1,45 @@
+"""Why a connection is of no use, as clients are told."""
+
+from __future__ import annotations
+
+from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError, RemoteTimeoutError, TransportError
+from djinn.protocol.messages import Refusal
+from djinn_transport_tcp.opening import reason_of
+from djinn_transport_tcp.tls import TlsError
+
+__all__ = ("AGAIN", "explained", "goodbye", "refused")
+
+AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
+
+
+def goodbye(address: str) -> TransportError:
+    """Say that the server has ended the session."""
+    return TransportError(f"The connection to {address} is gone: the server has ended the session.", hint=AGAIN)
+
+
+def refused(address: str, refusal: Refusal) -> Exception:
+    """Say what the server said when it refused."""
+    if refusal.code == ProtocolVersionError.code:
+        return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
+    code = "" if refusal.code == RefusedError.code else f" [{refusal.code}]"
+    return RefusedError(f"The server at {address} says:{code} {refusal.summary}", hint=refusal.hint,
+                        retry_after_s=refusal.retry_after_s)
+
+
+def explained(address: str, error: Exception) -> Exception:
+    """Make an error of a connection one that names the address and the remedy; any other stays as it is."""
+    if isinstance(error, ProtocolVersionError):
+        return ProtocolVersionError(f"{address} cannot be used: {error.summary}", hint=error.hint)
+    if isinstance(error, TransportError):
+        return error
+    if isinstance(error, ProtocolError):
+        return TransportError(f"The exchange with {address} failed: {error.summary}", hint=error.hint or AGAIN)
+    if isinstance(error, TlsError):
+        return TransportError(f"{address} cannot be used: {error}.", hint=error.hint or AGAIN)
+    if isinstance(error, TimeoutError):
+        return RemoteTimeoutError(f"The connection to {address} is dead: {reason_of(error)}.", hint=AGAIN)
+    if isinstance(error, OSError):
+        return TransportError(f"The connection to {address} broke: {reason_of(error)}.", hint=AGAIN)
+    if isinstance(error, EOFError):
+        return TransportError(f"The connection to {address} is gone: {error}.", hint=AGAIN)
+    return error
