@@ -308,6 +308,9 @@ class FaultProxy:
             except OSError:
                 client.close()
                 continue
+            for sock in (link.client, link.server):
+                with contextlib.suppress(OSError):  # it is over already
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.links.append(link)
             ways = ((link.client, link.server, self.upstream, link.sent),
                     (link.server, link.client, self.downstream, link.answered))
@@ -326,7 +329,6 @@ class FaultProxy:
 
     def _carry(self, link: Link, source: socket.socket, target: socket.socket, faults: Sequence[Fault],
                record: bytearray) -> None:
-        source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         chunks = self._arriving(source, record)
         for fault in faults:
             chunks = fault.apply(chunks)
