@@ -70,8 +70,8 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
-    # By file, since tests of one file share servers; in their order, in which what takes long comes first. One thread
-    # each: the processes have the processors already.
+    # By file, since tests of one file share servers; in the order of `testpaths`. One thread each: the processes have
+    # the processors already.
     session.run("pytest", "-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "-m",
                 "not alone", env={**PROFILE, "OMP_NUM_THREADS": "1"})
     session.run("pytest", "-m", "alone", env=PROFILE)

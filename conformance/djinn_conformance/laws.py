@@ -12,8 +12,8 @@ from hypothesis.errors import InvalidArgument
 
 from djinn_conformance.specs import KindSpec, law_named
 
-__all__ = ("PROFILES", "ProfileError", "active_profile", "is_cursory", "is_thorough", "law", "law_of", "laws_by_test",
-           "mismatches")
+__all__ = ("PROFILES", "ProfileError", "active_profile", "as_found", "is_cursory", "is_thorough", "law", "law_of",
+           "laws_by_test", "mismatches")
 
 Test = TypeVar("Test", bound=Callable[..., None])
 _ATTRIBUTE = "djinn_law"
@@ -66,6 +66,13 @@ def active_profile() -> settings:
     return PROFILES[name]
 
 
+def as_found(profile: settings) -> settings:
+    """Let a derandomized run show an example as it was found; to make it smaller takes longer than a test may."""
+    if not profile.derandomize:
+        return profile
+    return settings(profile, phases=[phase for phase in profile.phases if phase not in (Phase.shrink, Phase.explain)])
+
+
 def law(identity: str, *, effort: float = 1.0, shrinks: bool = True) -> Callable[[Test], Test]:
     """Bind a test to the law that it tests.
 
@@ -82,10 +89,8 @@ def law(identity: str, *, effort: float = 1.0, shrinks: bool = True) -> Callable
     def bind(test: Test) -> Test:
         if getattr(test, "is_hypothesis_test", False):
             try:
-                profile = active_profile()
-                phases = [phase for phase in profile.phases
-                          if shrinks or not profile.derandomize or phase not in (Phase.shrink, Phase.explain)]
-                test = settings(profile, max_examples=max(1, round(profile.max_examples * effort)), phases=phases)(test)
+                profile = active_profile() if shrinks else as_found(active_profile())
+                test = settings(profile, max_examples=max(1, round(profile.max_examples * effort)))(test)
             except InvalidArgument as error:
                 raise TypeError(f"{identity}: put @law above every decorator of Hypothesis") from error
         setattr(test, _ATTRIBUTE, identity)

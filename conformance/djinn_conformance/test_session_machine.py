@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from djinn.session import Session
 from djinn_conformance.assertions import expect
-from djinn_conformance.laws import active_profile, is_thorough, law
+from djinn_conformance.laws import active_profile, as_found, is_thorough, law
 from djinn_conformance.lines import table
 from djinn_conformance.machine import FLUSHES, Machine, Statistics
 from djinn_conformance.pressure import PressedMachine, pressed
@@ -80,7 +80,7 @@ def test_pressure_invisible(
 
 def _run(session: Session, machine: type[Machine], wanted: int) -> Statistics:
     """Run so many programs."""
-    profile = active_profile()
+    profile = as_found(active_profile())
     statistics = Statistics()
     for number in itertools.count():
         left = wanted - statistics.programs

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
 import attrs
 import pytest
+from warm import run_pytest
 
 BROKEN = Path(__file__).parent / "broken"
 _TIMEOUT_S = 280
@@ -58,13 +57,14 @@ class Kit:
         report = self.folder / "report.xml"
         report.unlink(missing_ok=True)
         paths = [str(package)] if package else []
-        paths += [str(self.folder / "site"), *(path for path in sys.path if path)]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "djinn_conformance",
-                   f"--junitxml={report}", *arguments]
-        done = subprocess.run(command, cwd=empty, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env={
-            **os.environ, "PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": profile, "DJINN_SERVER": "",
-            **environment})
-        return Outcome(done.returncode, done.stdout + done.stderr, _read(report) if report.exists() else {})
+        paths.append(str(self.folder / "site"))
+        output = self.folder / "output"
+        status = run_pytest(
+            ["-q", "-p", "no:cacheprovider", "--pyargs", "djinn_conformance", f"--junitxml={report}", *arguments],
+            folder=empty, output=output, timeout_s=_TIMEOUT_S, environment={
+                **os.environ, "PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": profile, "DJINN_SERVER": "",
+                **environment})
+        return Outcome(status, output.read_text(), _read(report) if report.exists() else {})
 
 
 def _read(report: Path) -> dict[str, dict[str, str]]:

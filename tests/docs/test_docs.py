@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import pytest
 import typer.main
+from warm import WarmPython, run_pytest
 
 import djinn
 from djinn import kinds
@@ -104,11 +105,9 @@ def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) ->
 @pytest.fixture
 def server_address(tmp_path: Path) -> Iterator[str]:
     code = "from djinn.cli import main; main()"
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", code, "serve", "--threads", "1"], env=clean_environment(),
-                                   stdout=subprocess.PIPE, stderr=log, text=True)
+    process = WarmPython(code, ["serve", "--threads", "1"], environment=clean_environment(),
+                         log=tmp_path / "server.log")
     try:
-        assert process.stdout is not None
         with process.stdout:
             yield process.stdout.readline().strip().removeprefix("djinn serving ")
     finally:
@@ -201,12 +200,12 @@ def test_the_example_of_a_kind_keeps_its_laws(kind: str, tmp_path: Path, site: P
     assert command == f"--pyargs djinn_conformance --djinn-plugin={name}"
     empty = tmp_path / "empty"
     empty.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *command.split()], cwd=empty, capture_output=True, text=True,
-        timeout=TIMEOUT_S, check=False, env=clean_environment(HYPOTHESIS_PROFILE="smoke", **paths(site)))
-    assert done.returncode == 0, done.stdout + done.stderr
+    output = tmp_path / "output"
+    status = run_pytest(command.split(), folder=empty, output=output, timeout_s=TIMEOUT_S,
+                        environment=clean_environment(HYPOTHESIS_PROFILE="smoke", **paths(site)))
+    assert status == 0, output.read_text()
     laws = len(tomllib.loads((ROOT / "specs" / "kinds" / f"{kind}.toml").read_text())["laws"])
-    assert re.search(rf"(?m)^{kind} +{name}:\S+ +{laws} laws kept +0 broken", done.stdout), done.stdout
+    assert re.search(rf"(?m)^{kind} +{name}:\S+ +{laws} laws kept +0 broken", output.read_text()), output.read_text()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,6 +21,7 @@ from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, 
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
 from serving import PROGRAM, workers_of
+from warm import WarmPython
 
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.protocol import messages
@@ -36,7 +37,7 @@ class ServerProcess:
     """A running ``djinn serve``."""
 
     address: str
-    process: subprocess.Popen[str]
+    process: WarmPython
     log: Path
 
     @property
@@ -66,8 +67,7 @@ class ServerProcess:
             self.process.wait()
             raise
         finally:
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            self.process.stdout.close()
 
 
 class StartServer(Protocol):
@@ -76,13 +76,9 @@ class StartServer(Protocol):
 
 def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> ServerProcess:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "serve", "--threads", "1", *arguments],
-            env=clean | environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+    process = WarmPython(PROGRAM, ["serve", "--threads", "1", *arguments], environment=clean | environment, log=log)
     patience = threading.Timer(START_TIMEOUT_S, process.kill)
     patience.start()
-    assert process.stdout is not None
     line = process.stdout.readline()
     patience.cancel()
     started, _, address = line.strip().partition("djinn serving ")

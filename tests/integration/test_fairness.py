@@ -227,13 +227,15 @@ def test_ten_times_too_many_are_refused_early_and_the_rest_goes_on_as_fast(house
             programs, refused, seconds = (last - first for first, last in zip(before, looked_at(), strict=True))
         return programs / seconds, int(refused)
 
-    ratios = []
-    for _ in range(3):
+    ratios: list[float] = []
+    enough: list[bool] = []
+    while max(enough.count(True), enough.count(False)) < 2:
         peak, few = rate(3)
         crowded, many = rate(10, 10, 10)
         assert (few, many > 0) == (0, True)
         ratios.append(crowded / peak)
-    assert sorted(ratios)[1] >= 0.9, ratios
+        enough.append(ratios[-1] >= 0.9)
+    assert enough.count(True) == 2, f"of three measurements two decide: {ratios}"
 
 
 def test_a_full_queue_refuses_sessions_and_floods_and_whoever_asks_politely_gets_in(

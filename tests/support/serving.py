@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Self
+
+from warm import WarmPython
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
@@ -52,12 +52,11 @@ class Serving:
     def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
         self.log = log
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        with log.open("w") as errors:
-            self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, "serve", "--threads", "1", *arguments],
-                                            env=clean | environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        log.unlink(missing_ok=True)
+        self.process = WarmPython(PROGRAM, ["serve", "--threads", "1", *arguments], environment=clean | environment,
+                                  log=log)
         patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
         patience.start()
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         patience.cancel()
         self.address = line.strip().removeprefix("djinn serving ")
@@ -78,6 +77,5 @@ class Serving:
             status = self.process.wait(STOP_TIMEOUT_S)
         finally:
             self.process.kill()
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+            self.process.stdout.close()
         assert kind is not None or status == 0, self.log.read_text()[-4000:]

@@ -1,0 +1,125 @@
+"""Interpreters that have PyTorch: forks of one that has imported it, for the many processes that tests start.
+
+The import takes seconds of a processor, a fork takes milliseconds. djinn and its plugins are imported after the fork,
+as in any other process; that an interpreter of its own does it too is what the tests of the command line see.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Self
+
+__all__ = ("WarmPython", "run_pytest")
+
+_PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch._dynamo"])
+
+
+class WarmPython:
+    """``python -c program arguments``; as much of `subprocess.Popen` as tests need.
+
+    Args:
+        program: What it does.
+        arguments: The rest of ``sys.argv``.
+        environment: Its whole environment; ``PYTHONPATH`` goes before what this process has.
+        log: Where it writes its errors.
+        folder: Where it works; here, if ``None``.
+        prints: Whether what it prints is read from ``stdout``; it goes to the log otherwise.
+
+    Attributes:
+        stdout: What it prints.
+    """
+
+    def __init__(self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path,
+                 folder: Path | None = None, prints: bool = True) -> None:
+        reader, writer = _FORKS.Pipe(duplex=False)
+        self._process = _FORKS.Process(target=_become, daemon=True, args=(
+            program, list(arguments), dict(environment), writer if prints else None, str(log.absolute()),
+            str(folder or Path.cwd())))
+        with reader, writer:
+            self._process.start()
+            self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.kill()
+        self._process.join()
+        self.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return its exit status, if it has ended."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it ends, and return its exit status.
+
+        Raises:
+            TimeoutExpired: It goes on.
+        """
+        self._process.join(timeout)
+        status = self._process.exitcode
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it goes on."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """End it by force."""
+        self._process.kill()
+
+
+def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: Path,
+               timeout_s: float) -> int:
+    """Run pytest in a folder; return its exit status, and leave what it says in a file.
+
+    Raises:
+        TimeoutExpired: It took too long; what it said so far is in the file.
+    """
+    output.write_text("")
+    with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False) as process:
+        return process.wait(timeout_s)
+
+
+def _become(program: str, arguments: list[str], environment: dict[str, str], stdout: Connection | None,
+            log: str, folder: str) -> None:
+    with Path(log).open("ab") as errors, stdout or contextlib.nullcontext():
+        os.dup2((stdout or errors).fileno(), 1)
+        os.dup2(errors.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.argv = ["-c", *arguments]
+    try:
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+    finally:
+        # An interpreter of its own ends so; one of multiprocessing's leaves the second out.
+        threading._shutdown()  # type: ignore[attr-defined]  # there is no public way
+        atexit._run_exitfuncs()
