@@ -39,11 +39,13 @@ ADDRESS = "tcp://127.0.0.1:7777"
 QUICK = ("analyzer", "classifier", "exporter", "observer", "source")
 """Kinds whose laws are tested here for the example of their page; the suites of the others take too long for that."""
 TIMEOUT_S = 120.0
+IN_ITS_OWN = ("README.md", "tutorial.md")
+"""Pages that run in an interpreter of their own, as they do for who reads them."""
 END = "<end of block>"
 RUNNER = f"""
 import json, sys
 namespace = {{"__name__": "__main__"}}
-for line, code in json.load(sys.stdin):
+for line, code in json.loads(sys.argv[2]):
     exec(compile("\\n" * line + code, sys.argv[1], "exec"), namespace)
     print({END!r}, flush=True)
 """
@@ -78,12 +80,21 @@ def execute(page: Path, folder: Path, address: str = ADDRESS, **environment: str
     """Run a page's program, block by block in one process; for each block's line, return what it prints."""
     program = [(block.line, block.text.replace(ADDRESS, address)) for block in blocks_of(page)
                if block.language == "python" and not block.file]
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER, str(page.relative_to(ROOT))], input=json.dumps(program), cwd=folder,
-        env=clean_environment(**environment), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, f"the program warns, and its reader would wonder:\n{done.stderr}"
-    *printed, rest = done.stdout.split(f"{END}\n")
+    arguments = [str(page.relative_to(ROOT)), json.dumps(program)]
+    log = folder / "errors.log"
+    if page.name in IN_ITS_OWN:
+        with log.open("w") as errors:
+            done = subprocess.run(
+                [sys.executable, "-c", RUNNER, *arguments], cwd=folder, env=clean_environment(**environment),
+                stdout=subprocess.PIPE, stderr=errors, text=True, timeout=TIMEOUT_S, check=False)
+        status, said = done.returncode, done.stdout
+    else:
+        with WarmPython(RUNNER, arguments, environment=clean_environment(**environment), log=log, folder=folder
+                        ) as process:
+            said, status = process.stdout.read(), process.wait(TIMEOUT_S)
+    assert status == 0, log.read_text()
+    assert not log.read_text(), f"the program warns, and its reader would wonder:\n{log.read_text()}"
+    *printed, rest = said.split(f"{END}\n")
     assert not rest
     return dict(zip([line for line, _ in program], printed, strict=True))
 

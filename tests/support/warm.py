@@ -115,7 +115,7 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], std
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = ["-c", *arguments]
     try:
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
