@@ -385,13 +385,14 @@ class Supervisor:
         self._note(post, None, is_ready=True)
         account = self.ledger.open(post.tenant.name, memory_limit(setup.memory_bytes, setup.limits), post.device)
         worker.watch(account.heed, self._desk, customer)
+        # Before it is said that none serves, so that nobody reads of one that does at the same time.
+        self.ledger.close(account)
         self._desk.leave(customer)
         self._note(post, None)
         # Whoever lets go of its standard input is not going to serve any more.
         if not post.is_ending:
             worker.kill()
         status = worker.reap()
-        self.ledger.close(account)
         if not post.is_ending:
             self.ledger.restarted(post.tenant.name, _told(status) if status < 0 else "exit")
         (_log.info if post.is_ending else _log.error)(  # no bug

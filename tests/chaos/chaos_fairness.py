@@ -32,8 +32,6 @@ LENGTH_S = 5e-3
 """Of the victim's requests; with the pause between them it uses a quarter of a device."""
 PAUSE_S = 15e-3
 ROUNDS = 8
-MOST_SLOWER = 1.3
-"""It is to be 1.2; of two measurements of the same thing on two cores, one has often been slower by more than that."""
 COMPUTES = """
 import os, sys, torch
 os.nice(int(sys.argv[1]))
@@ -157,4 +155,4 @@ def test_the_slowest_requests_of_another_tenant(
              for how, times in found.items()) + f": p99 {', '.join(f'{disturbed / other:.2f}' for other in usual)}"
          " times")
     handing_over_s = scene.handing_over_s if does is floods else 0.0
-    assert disturbed <= MOST_SLOWER * max(usual) + handing_over_s
+    assert disturbed <= 1.2 * max(usual) + handing_over_s

@@ -228,14 +228,13 @@ def test_ten_times_too_many_are_refused_early_and_the_rest_goes_on_as_fast(house
         return programs / seconds, int(refused)
 
     ratios: list[float] = []
-    enough: list[bool] = []
-    while max(enough.count(True), enough.count(False)) < 2:
+    # The median of three; the third is not needed if the first two agree.
+    while len(ratios) < 2 or (len(ratios) == 2 and min(ratios) < 0.9 <= max(ratios)):
         peak, few = rate(3)
         crowded, many = rate(10, 10, 10)
         assert (few, many > 0) == (0, True)
         ratios.append(crowded / peak)
-        enough.append(ratios[-1] >= 0.9)
-    assert enough.count(True) == 2, f"of three measurements two decide: {ratios}"
+    assert sorted(ratios)[-2] >= 0.9, ratios
 
 
 def test_a_full_queue_refuses_sessions_and_floods_and_whoever_asks_politely_gets_in(

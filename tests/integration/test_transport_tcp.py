@@ -88,12 +88,11 @@ def test_a_slow_reader_gets_everything_in_many_partial_sends(
     data = bytearray()
     expected = frame(message, *tensors)
     while len(data) < len(expected):
-        time.sleep(0.0002)
+        time.sleep(0.002)
         data += far.recv(20_000)
     writer.join(10)
     assert data == expected
-    print("CALLS", len(calls))
-    assert len(calls) > 8
+    assert len(calls) > 20
 
 
 def test_small_neighbours_travel_in_one_packet_where_the_system_cannot_gather() -> None:

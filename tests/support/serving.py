@@ -52,7 +52,6 @@ class Serving:
     def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
         self.log = log
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        log.unlink(missing_ok=True)
         self.process = WarmPython(PROGRAM, ["serve", "--threads", "1", *arguments], environment=clean | environment,
                                   log=log)
         patience = threading.Timer(START_TIMEOUT_S, self.process.kill)

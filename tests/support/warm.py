@@ -43,6 +43,7 @@ class WarmPython:
 
     def __init__(self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path,
                  folder: Path | None = None, prints: bool = True) -> None:
+        log.write_bytes(b"")
         reader, writer = _FORKS.Pipe(duplex=False)
         self._process = _FORKS.Process(target=_become, daemon=True, args=(
             program, list(arguments), dict(environment), writer if prints else None, str(log.absolute()),
@@ -102,7 +103,6 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
     Raises:
         TimeoutExpired: It took too long; what it said so far is in the file.
     """
-    output.write_text("")
     with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False) as process:
         return process.wait(timeout_s)
 
