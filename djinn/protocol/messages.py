@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import Program
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
 MARKS_HANDLE = 2**64 - 1
@@ -290,7 +290,8 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
         describe: Handles whose metadata to send back.
         synchronize: Answer even if nothing is fetched, so that failures become known.
         timed: From here on, tell with every answer when the commands were carried out.
-        phase: What the programs are part of, as far as the client knows.
+        phase: What the programs are part of from here on, as far as the client knows; ``None`` for the same as before,
+            which at first is `ExecutionPhase.UNKNOWN`.
     """
 
     commands: list[Command] = []
@@ -298,7 +299,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
     describe: tuple[Handle, ...] = ()
     synchronize: bool = False
     timed: bool = False
-    phase: ExecutionPhase = ExecutionPhase.UNKNOWN
+    phase: ExecutionPhase | None = None
 
     @property
     def wants_reply(self) -> bool:

@@ -268,6 +268,8 @@ class Place:
 
     def received(self, batch: Batch) -> None:
         """A message was received, and is going to be carried out."""
+        if batch.phase is not None:
+            self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
         runs = 0
         for command in batch.commands:
             if type(command) is Run or type(command) is Rerun:
@@ -275,7 +277,6 @@ class Place:
         if not runs:
             return
         line = self._line
-        self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
         with line.lock:
             if not self._is_busy:
                 self._is_busy = True

@@ -112,6 +112,16 @@ def test_writing_goes_ahead_of_reading_but_for_a_tenth() -> None:
     assert 9 <= said.count("read") <= 11, "one that reads gets a turn where many write, but not many"
 
 
+def test_what_a_session_does_it_does_until_it_says_otherwise() -> None:
+    place, writes = Line().open(), list[bool]()
+    for batch in (Batch([RUN]), Batch([Free((1,))], phase=DECODE), Batch([RUN]), Batch([RUN], phase=UNKNOWN),
+                  Batch([RUN])):
+        place.received(batch)
+        writes.append(place.is_decoding)
+        place.carried_out()
+    assert writes == [False, True, True, False, False]
+
+
 def test_a_worker_asks_once_keeps_its_turn_and_gives_it_back_when_it_is_wanted() -> None:
     gateway = Gateway()
     line = Line(gateway)
