@@ -15,6 +15,7 @@ import performance
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
+from serving import workers_of
 
 import djinn
 
@@ -117,8 +118,7 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
         started.append(process)
         assert process.stdout is not None
         address = process.stdout.readline().split()[-1]
-        workers = [int(child) for tasks in Path("/proc").glob(f"{process.pid}/task/*/children")
-                   for child in tasks.read_text().split()]
+        workers = workers_of(process.pid) if Path(f"/proc/{process.pid}").exists() else []
         return ServerProcess(address, workers[0] if workers else process.pid)
 
     yield start
