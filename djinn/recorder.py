@@ -22,7 +22,7 @@ from djinn.tensor import LazyTensor, user_line, wrap
 if TYPE_CHECKING:
     from djinn.session import Session
 
-MAX_PLANS = 4096
+MAX_PLANS = 2048
 """Entries of each of the metadata cache's two generations: what has not been used for that many others is forgotten."""
 
 _device_type = torch.device

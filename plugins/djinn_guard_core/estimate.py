@@ -22,8 +22,8 @@ __all__ = ("UNKNOWN", "Answer", "Answers", "Called")
 
 UNKNOWN = -1
 """Number of the spec of a value whose metadata is not known, or that is no tensor."""
-MAX_SPECS = 2**16
-MAX_ANSWERS = 2**13
+MAX_SPECS = 2**12
+MAX_ANSWERS = 2**11
 """Entries of each of two generations: what has not been used for that many others is forgotten."""
 _marks = itertools.count()
 """Numbers of attributes of values."""

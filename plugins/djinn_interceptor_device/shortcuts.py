@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from djinn.session import Session
     from djinn.tape import Signature
 
-MAX_SHORTCUTS = 4096
+MAX_SHORTCUTS = 2048
 """Entries of each of two generations: what has not been used for that many others is forgotten."""
 
 _is_grad_enabled = torch.is_grad_enabled
