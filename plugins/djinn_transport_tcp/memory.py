@@ -18,8 +18,8 @@ from djinn.protocol.tensors import dtype_named, empty_from, size_bytes
 
 __all__ = ("KEPT_S", "LARGE_BYTES", "MAX_KEPT_BYTES", "Reserve")
 
-LARGE_BYTES = 2**25
-"""From this size on the C library asks the system for new pages each time; to touch them takes as long as to copy."""
+LARGE_BYTES = 2**22
+"""From this size on the C library often asks the system for new pages; to touch them takes as long as to copy."""
 MAX_KEPT_BYTES = 2**29
 """How much is looked after, in use or not."""
 KEPT_S = 5.0
