@@ -10,7 +10,6 @@ import torch
 
 from djinn.errors import DjinnError, ScheduleError, SessionClosedError, TransportError
 from djinn.kinds import Connection
-from djinn.model.metadata import ExecutionPhase
 from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.model.value import Slot
 from djinn.pacing import Pace
@@ -72,7 +71,6 @@ class Link:
         self._heard = set[tuple[str, int]]() if heard is None else heard
         self._results = results
         self._is_answered = True
-        self._phase_told = ExecutionPhase.UNKNOWN
         self._dead: set[int] = set()
         self._commands: list[Command] = []
         self._tensors: list[torch.Tensor] = []
@@ -264,12 +262,11 @@ class Link:
             return
         self.flushes += 1
         self._is_answered = False
-        batch = Batch(commands, phase=self._new_phase())
-        self._guarded(lambda: self.connection.submit(batch, tensors))
+        self._guarded(lambda: self.connection.submit(Batch(commands, phase=self._programs.new_phase()), tensors))
 
     def _request(self, asked: Batch) -> tuple[Sequence[Any], list[torch.Tensor]]:
         commands, tensors = self._outgoing()
-        batch = Batch(commands, asked.fetch, asked.describe, asked.synchronize, phase=self._new_phase())
+        batch = Batch(commands, asked.fetch, asked.describe, asked.synchronize, phase=self._programs.new_phase())
         self.flushes += bool(commands)
         self.round_trips += 1
         self._pace.waited()
@@ -285,11 +282,6 @@ class Link:
         commands, tensors = self._commands, self._tensors
         self._commands, self._tensors, self._held_bytes = [], [], 0
         return commands, tensors
-
-    def _new_phase(self) -> ExecutionPhase | None:
-        """Return what the programs have become part of, if the other side does not know."""
-        before, self._phase_told = self._phase_told, self._programs.phase
-        return None if self._phase_told is before else self._phase_told
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         if self._broken is not None:

@@ -104,10 +104,6 @@ class ProgramTable:
 
     Args:
         arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
-
-    Attributes:
-        phase: What the latest programs are part of, as far as they gave it away. Pieces of a step that give nothing
-            away are thought to be part of what was before them.
     """
 
     def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None]) -> None:
@@ -115,7 +111,7 @@ class ProgramTable:
         self._known: OrderedDict[tuple[int, ...], KnownProgram] = OrderedDict()
         self._forecast = Forecast()
         self._last = 0
-        self.phase = ExecutionPhase.UNKNOWN
+        self._phase = self._phase_told = ExecutionPhase.UNKNOWN
         self._silent = 0
 
     def __len__(self) -> int:
@@ -125,6 +121,14 @@ class ProgramTable:
     def defined(self) -> int:
         """How many programs were ever sent."""
         return self._last
+
+    def new_phase(self) -> ExecutionPhase | None:
+        """Return what the latest programs are part of, as far as they gave it away; ``None`` if it was returned before.
+
+        Pieces of a step that give nothing away are thought to be part of what was before them.
+        """
+        before, self._phase_told = self._phase_told, self._phase
+        return None if self._phase is before else self._phase
 
     def commands(
         self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None, freed: Sequence[int] = ()
@@ -160,10 +164,10 @@ class ProgramTable:
         self._known.move_to_end(key)
         self._silent = 0 if known.telling else self._silent + 1
         if self._silent > MAX_SILENT:
-            self.phase = ExecutionPhase.UNKNOWN
+            self._phase = ExecutionPhase.UNKNOWN
         for index in known.telling:
-            self.phase = nodes[index].signature.phase or ExecutionPhase.UNKNOWN
-            if self.phase is not ExecutionPhase.UNKNOWN:
+            self._phase = nodes[index].signature.phase or ExecutionPhase.UNKNOWN
+            if self._phase is not ExecutionPhase.UNKNOWN:
                 break
         run = Run(known.number, layout.inputs, layout.numbers, layout.outputs, tuple(freed))
         return [*commands, self._forecast.shorten(run)], nodes, layout
