@@ -123,6 +123,8 @@ def _lie(inputs: list[torch.Tensor], name: str, *args: Any, **kwargs: Any) -> Li
 _FOUR = filled((4,), torch.float32, 1)
 _IMAGE = filled((1, 3, 4, 4), torch.float32, 2)
 _ONE = filled((1,), torch.float32, 3)
+_QUERY, _KEY, _TWO_KEYS, _KEYS = (filled((1, heads, 4, 8), torch.float32, heads) for heads in (4, 3, 2, 8))
+_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _FAR = torch.full((1, 3, 2, 2), 2**40)
 _LIES = [
     _lie([_FOUR], "aten::as_strided", Ref(-1), [4096], [0], 2**63 - 1),
@@ -137,6 +139,9 @@ _LIES = [
          Ref(-2), [2, 2], [2, 2], [0, 0], [1, 1], False, Ref(-3)),
     _lie([torch.tensor([2**62] * 4)], "aten::repeat_interleave.Tensor", Ref(-1)),
     _lie([filled((3, 4), torch.complex64, 1)], "aten::_fft_c2c", Ref(-1), [2**62], 0, True),
+    _lie([_QUERY, _KEY], _ATTENTION, Ref(-1), Ref(-2), Ref(-2), results=2),
+    _lie([_QUERY, _KEYS], _ATTENTION, Ref(-1), Ref(-2), Ref(-2), results=2),
+    _lie([_QUERY, _TWO_KEYS], _ATTENTION, Ref(-1), Ref(-1), Ref(-2), results=2),
 ]
 
 
@@ -188,6 +193,10 @@ _BATCH_NORM = Recording((_IMAGE, *(filled((3,), torch.float32, seed) for seed in
     call("aten::max_pool2d_with_indices", Ref(0), [2, 2], [2, 2], [0, 0], [1, 1], False, results=2),
     call("aten::max_pool2d_with_indices_backward", Ref(3), Ref(0), [2, 2], [2, 2], [0, 0], [1, 1], False, Ref(4)),
 ))
+_GROUPED = Recording((_QUERY, _TWO_KEYS), (
+    call(_ATTENTION, Ref(-1), Ref(-2), Ref(-2), results=2),
+    call(f"{_ATTENTION}_backward", Ref(0), Ref(-1), Ref(-2), Ref(-2), Ref(0), Ref(1), 0.0, False, results=3),
+))
 _RESIZED = Recording((_FOUR,), (
     call("aten::clone", Ref(-1)),
     call("aten::resize_", Ref(0), [3, 3], results=0),
@@ -199,6 +208,7 @@ _RESIZED = Recording((_FOUR,), (
 @law("guard.accepts_eager")
 @given(recording=recordings(grouped() + PLAIN + RANDOM))
 @example(recording=_BATCH_NORM)
+@example(recording=_GROUPED)
 @example(recording=_RESIZED)
 def test_accepts_eager(subject: Subject, plugin: Guard, recording: Recording) -> None:
     """Check programs that eager runs, their runs, twice, and every call."""

@@ -17,10 +17,15 @@ Rule: TypeAlias = Callable[[Named], None]
 
 
 def attention(named: Named) -> None:
-    """Expect queries, keys, values and a mask that fit."""
+    """Expect queries, keys, values and a mask that fit; several heads of the query may share one of key and value."""
     query, key, value = named["query"], named["key"], named["value"]
     expect(query.dim() == key.dim() == value.dim() == 4, "query, key and value have not 4 dimensions")
-    expect(query.shape[:2] == key.shape[:2] == value.shape[:2], "query, key and value of other batches or heads")
+    expect(key.shape[:2] == value.shape[:2], "key and value of other batches or heads")
+    expect(query.shape[0] == key.shape[0], "query, key and value of other batches")
+    # The kernel divides the one count by the other, and reads beyond the keys if a rest remains.
+    heads, groups = query.shape[1], key.shape[1]
+    expect(heads == groups or (0 < groups < heads and heads % groups == 0),
+           f"{heads} heads of query for {groups} of key and value")
     expect(query.shape[3] == key.shape[3] == value.shape[3] and key.shape[2] == value.shape[2],
            "query, key and value of other lengths")
     expect(query.dtype == key.dtype == value.dtype, "query, key and value of other dtypes")
