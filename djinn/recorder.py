@@ -227,8 +227,9 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
                 key.append(list)
                 ours = scan(item, key, slots, numbers, erase) and ours
         elif isinstance(item, LazyTensor):
+            # A subclass may have a way of its own.
             value = item._value
-            key.append(value.spec)
+            key.append((kind, value.spec))
             slots.append(value.slot)
         elif isinstance(item, (torch.Tensor, torch.Generator)):
             ours = False

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from djinn import runtime
+from djinn.binding import placeholder
 from djinn.kinds.interceptor import Handler
 from djinn.protocol.tensors import is_dense
 from djinn.tensor import LazyTensor
+from djinn_interceptor_device import histograms, zeros
 from djinn_interceptor_device.adoption import become
 from djinn_interceptor_device.saving import set_storage
 from djinn_interceptor_device.sequences import pack_padded
@@ -36,6 +38,8 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     if isinstance(tensor, LazyTensor):
         if not here:
             return session.record_across(operator, args, kwargs)
+        if device is not None and device.type == "meta":
+            return operator(placeholder(tensor._value.spec), **kwargs)
         return keep_uninitialized_at_home(_as_copied(session.materialize([tensor])[0], operator, kwargs), tensor)
     if here:
         return operator(tensor, **kwargs)
@@ -160,10 +164,12 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._conj.default: conjugate,
     aten._neg_view.default: negate,
     aten.view_as_real.default: view_as_real,
+    aten.histc.default: histograms.histc,
     aten._pack_padded_sequence.default: pack_padded,
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,
     **{getattr(aten, name).default: record for name in WHOLE},
+    **zeros.HANDLERS,
     aten.set_.source_Storage: set_storage,
     aten.set_.source_Storage_storage_offset: set_storage,
     aten.set_.source_Tensor: set_source,

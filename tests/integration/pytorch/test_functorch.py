@@ -5,11 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from eager_support import Program, assert_same, outcome, programs
 from torch import func, nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+
+import djinn
 
 
 def _on(device: str, *sizes: tuple[int, ...]) -> list[torch.Tensor]:
@@ -190,9 +193,93 @@ def traces(device: str) -> Any:
     return graph(x), [node.name for node in graph.graph.nodes]
 
 
-@programs(
+def second_derivatives(device: str) -> Any:
+    x, v, w = _on(device, (3,), (3,), (4, 3))
+    zero = torch.zeros(3, dtype=torch.float64).to(device)
+    functional = torch.autograd.functional
+
+    def scalar(a: torch.Tensor) -> torch.Tensor:
+        return (w @ a).tanh().pow(2).sum() + (a * a.flip(0)).sum()
+
+    def steep(a: torch.Tensor) -> torch.Tensor:
+        return torch.where(a > 0, a.sqrt() * 2.0, a * a).sum()
+
+    return (
+        func.hessian(scalar)(x), func.hessian(steep)(zero), func.hessian(steep)(x.abs()), func.jacfwd(steep)(zero),
+        func.vmap(func.hessian(scalar))(x.expand(2, 3)), func.jvp(func.grad(scalar), (x,), (v,)),
+        functional.hessian(scalar, x, vectorize=True),
+        functional.hessian(scalar, x, vectorize=True, outer_jacobian_strategy="forward-mode"),
+        functional.jacobian(lambda a: w @ a, x, vectorize=True, strategy="forward-mode"),
+        functional.jvp(lambda a: w @ a, x, v), functional.hvp(scalar, x, v), functional.vhp(scalar, x, v),
+        func.jvp(lambda a: torch.nn.functional.layer_norm(a, (3,)), (x,), (v,)),
+    )
+
+
+def tangents_that_are_zero(device: str) -> Any:
+    options = {"dtype": torch.float64, "device": device}
+    zero = torch._efficientzerotensor(3, **options)
+    steep = torch.full((3,), float("inf"), dtype=torch.float64).to(device)
+    wide = torch.arange(6.0, dtype=torch.float64).to(device).view(3, 2).t()
+    views = zero.view(3, 1), zero[1:], zero.expand(2, 3), zero.unsqueeze(0).t(), zero.as_strided((2,), (1,))
+    made = [
+        zero * steep, steep * zero, zero / steep, zero / zero, steep / zero, zero + wide, wide - zero, zero - wide,
+        torch.sub(zero, wide, alpha=3), torch.sub(wide, zero, alpha=3), zero + zero, torch.dot(zero, steep),
+        torch.linalg.cross(zero, steep), zero.sin(), torch.cat([zero, steep]), torch.where(wide > 1, zero, wide),
+        zero * 2, zero + 2, zero.double(), zero.clone(), torch.zeros_like(zero), torch.ones_like(zero), -zero,
+        zero * torch.ones(3, dtype=torch.int32).to(device), zero.sum(), steep.clone().copy_(zero), *views,
+        *[view * float("inf") for view in views], *[part * steep[:1] for part in zero.unbind()],
+        *torch.split(zero, 2),
+    ]
+    refused = outcome(lambda: zero.add_(1)), outcome(zero.zero_)
+    metadata = [(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype) for tensor in made]
+    return metadata, [tensor.clone() for tensor in made], refused
+
+
+def copies_with_layout(device: str) -> Any:
+    x, y = _on(device, (4, 5), (3,))
+    like = x.t()[1:3, ::2]
+    laid_out = torch.ops.aten._new_zeros_with_same_feature_meta
+    return (
+        [torch._lazy_clone(tensor) for tensor in (x, x.t(), x[1:, ::2], y.expand(2, 3), x[:0])],
+        [laid_out(y, tensor) for tensor in (x, x.t(), y.expand(2, 3), x[:0])],
+        laid_out(x, like).stride(), laid_out(x.view(2, 2, 5), x.t(), self_num_batch_dims=2),
+        [tensor.to("meta").stride() for tensor in (x, x.t(), like)], x.to("meta", torch.float16).dtype,
+    )
+
+
+PROGRAMS = (
     vmaps, vmaps_that_write, random_vmaps, gradients, products, jacobians, functional_calls, ensembles,
-    normalisation_without_state, functionalized, duals, forward_over_reverse, traces,
+    normalisation_without_state, functionalized, duals, forward_over_reverse, traces, second_derivatives,
+    tangents_that_are_zero, copies_with_layout,
 )
+
+
+@programs(*PROGRAMS)
 def test_transforms_equal_eager(program: Program) -> None:
     assert_same(program)
+
+
+@programs(*PROGRAMS)
+def test_transforms_equal_eager_on_a_server(program: Program, server: Any) -> None:
+    djinn.init(server.address)
+    try:
+        assert_same(program)
+    finally:
+        djinn.shutdown()
+
+
+def test_metadata_of_a_tensor_is_not_fetched_with_its_data() -> None:
+    x = torch.ones(3, device="remote_accelerator:0")
+    before = djinn.stats()["materializations"]
+    assert x.to("meta").shape == (3,)
+    assert djinn.stats()["materializations"] == before
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_shortcut_is_not_taken_with_zeros_that_are_known_to_be_zero(mode: Any) -> None:
+    steep = torch.full((3,), float("inf")).to("remote_accelerator:0")
+    with mode():
+        zero = torch._efficientzerotensor(3, device=steep.device)
+        for _ in range(3):
+            assert (torch.zeros_like(steep) * steep).isnan().all()
+            assert (zero * steep).tolist() == [0.0, 0.0, 0.0]
