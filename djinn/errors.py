@@ -10,30 +10,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = (
-    "AmbiguousPluginError",
-    "ConfigurationError",
-    "DeviceNameTakenError",
-    "DjinnError",
-    "DocumentError",
-    "InputsError",
-    "LimitError",
-    "OutOfMemoryError",
-    "PeerError",
-    "PluginError",
-    "PluginLoadError",
-    "PluginValidationError",
-    "ProgramTooLargeError",
-    "ProtocolError",
-    "ProtocolVersionError",
-    "RefusedError",
-    "RemoteTimeoutError",
-    "ScheduleError",
-    "SchemaMismatchError",
-    "SessionClosedError",
-    "StateLostError",
-    "TransportError",
-    "UnknownHandleError",
-    "UnknownOperatorError",
+    "AmbiguousPluginError", "ConfigurationError", "DeviceNameTakenError", "DjinnError", "DocumentError", "InputsError",
+    "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError", "PluginError", "PluginLoadError",
+    "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError",
+    "RefusedError", "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError", "SessionClosedError",
+    "SessionTerminatedError", "StateLostError", "TransportError", "UnknownHandleError", "UnknownOperatorError",
     "UnsupportedTensorError",
 )
 
@@ -45,14 +26,16 @@ class DjinnError(Exception):
         code: Stable identifier, for example ``DJ301``.
         summary: What happened.
         hint: What to do about it; may be empty.
+        retry_after_s: When it may make sense to try again, in the server's opinion; 0 if it has none.
     """
 
     code: ClassVar[str] = "DJ000"
 
-    def __init__(self, summary: str, *, hint: str = "") -> None:
+    def __init__(self, summary: str, *, hint: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(summary, hint)
         self.summary = summary
         self.hint = hint
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         remedy = f" {self.hint}" if self.hint else ""
@@ -157,17 +140,9 @@ class ProtocolVersionError(ProtocolError):
 
 
 class RefusedError(TransportError):
-    """The server refused the connection, for example because of the token.
-
-    Attributes:
-        retry_after_s: When it may make sense to try again, in the server's opinion; 0 if it has none.
-    """
+    """The server refused the connection, for example because of the token."""
 
     code = "DJ305"
-
-    def __init__(self, summary: str, *, hint: str = "", retry_after_s: float = 0.0) -> None:
-        super().__init__(summary, hint=hint)
-        self.retry_after_s = retry_after_s
 
 
 class UnknownHandleError(DjinnError, LookupError):
@@ -207,20 +182,30 @@ class StateLostError(DjinnError, RuntimeError):
 
 
 class LimitError(DjinnError, RuntimeError):
-    """A session asked for more than the server grants it.
-
-    Attributes:
-        retry_after_s: When it may be granted, in the server's opinion; 0 if it has none.
-    """
+    """A session asked for more than the server grants it."""
 
     code = "DJ312"
-
-    def __init__(self, summary: str, *, hint: str = "", retry_after_s: float = 0.0) -> None:
-        super().__init__(summary, hint=hint)
-        self.retry_after_s = retry_after_s
 
 
 class ProgramTooLargeError(DjinnError, RuntimeError):
     """A step would take more memory than the server lets a program have; the step was not made."""
 
     code = "DJ313"
+
+
+class ProgramTimeoutError(DjinnError, RuntimeError):
+    """A program ran for longer than the server lets one run; the server has ended the session."""
+
+    code = "DJ314"
+
+
+class SessionTerminatedError(DjinnError, RuntimeError):
+    """The server's operator has ended the session."""
+
+    code = "DJ315"
+
+
+class OperationCancelledError(DjinnError, RuntimeError):
+    """The operation was queued and has not run: its session was interrupted, or has ended."""
+
+    code = "DJ316"

@@ -15,7 +15,7 @@ from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperato
 from djinn.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
 from djinn.kinds.executor import CandidProgram, Report, VacatingExecutor
 from djinn.model.program import Program
-from djinn.protocol.abilities import EarlyProgram
+from djinn.protocol.abilities import EarlyProgram, StoppableProgram
 from djinn.protocol.messages import Poisoned
 from djinn.protocol.tensors import DTYPES, is_dense
 from djinn_conformance.assertions import (
@@ -159,6 +159,55 @@ def test_effects_true(subject: Subject, executor: Executor, recording: Recording
             expect_equal((storage._cdata, storage.nbytes()), storages[position], f"storage of input {position}", where)
     if effects.repeats:
         expect_equal(repr(run()), repr(first), "results of the second run", where)
+
+
+_FAILS_HALFWAY = Recording((filled((3,), torch.float32, 1), _TOO_MANY_DIMENSIONS), (
+    call("aten::neg", Ref(-1)),
+    call("aten::add_.Tensor", Ref(-1), Ref(-2), results=0),
+    call("aten::mul_.Scalar", Ref(-1), 2.0, results=0),
+    call("aten::exp", Ref(-1)),
+))
+"""A result, a step that raises, a write, and a result."""
+
+
+@law("executor.stops_between_steps")
+@given(recording=recordings(grouped() + PLAIN + IN_PLACE, max_calls=4))
+@example(recording=_FAILS_HALFWAY)
+def test_stops_between_steps(subject: Subject, executor: Executor, recording: Recording) -> None:
+    """Run with a reason to stop from the start, and with one that comes when the first step has failed."""
+    (part, compiled), = prepare(executor, _cut(recording, []))
+    if not isinstance(compiled, StoppableProgram):
+        return
+    where, random, reason = f"{subject}: {recording}", executor.random_state(0), RuntimeError("not wanted any more")
+
+    def run(*stop: BaseException, stops_at_failure: bool = False) -> tuple[list[Any], list[Any], list[BaseException]]:
+        inputs = [executor.put(recording.inputs[-1 - index]) for index in part.inputs]
+        reasons, reported = list(stop), list[BaseException]()
+
+        def report(step: int, error: BaseException) -> Poisoned:
+            reported.append(error)
+            if stops_at_failure and not reasons:
+                reasons.append(reason)
+            return Poisoned(len(reported))
+
+        return inputs, compiled.run_until(reasons, list(inputs), list(part.numbers), random, report), reported
+
+    for _ in range(2):
+        inputs, outputs, reported = run(reason)
+        expect_equal(reported, [reason] if recording.calls else [], "failures of a run that is not wanted", where)
+        expect_equal(outputs, [Poisoned(1)] * len(outputs), "results of a run that is not wanted", where)
+        for index, value in zip(part.inputs, inputs, strict=True):
+            expect_same_tensor(executor.get(value), recording.inputs[-1 - index], f"input i{index}", where)
+        if recording is not _FAILS_HALFWAY:
+            run()
+            continue
+        inputs, outputs, reported = run(stops_at_failure=True)
+        expect_equal(reported[1:], [reason], "failures after the first", where)
+        expect_same_tensor(executor.get(outputs[0]), -recording.inputs[0], "what came before", where)
+        expect_equal(outputs[1:], [Poisoned(2)], "what would have come after", where)
+        expect_same_tensor(executor.get(inputs[part.inputs.index(-1)]), recording.inputs[0], "what was to be written",
+                           where)
+        run()
 
 
 class _Interrupted:

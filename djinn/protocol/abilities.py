@@ -108,7 +108,7 @@ class PartialProgram(CompiledProgram, Protocol):
 
     def run_without(
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
-        refused: Mapping[int, Exception],
+        refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
         """Run once as `CompiledProgram.run` does, as if some steps had raised.
 
@@ -118,4 +118,30 @@ class PartialProgram(CompiledProgram, Protocol):
             random: The session's random numbers.
             report: Called for a step that raises.
             refused: By position: the steps that are not made, and what they raise instead.
+            stop: See `StoppableProgram`.
+        """
+
+
+@runtime_checkable
+class StoppableProgram(CompiledProgram, Protocol):
+    """What a compiled program may have beside the methods of `CompiledProgram`: it may end between two steps."""
+
+    def run_until(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
+        """Run once as `CompiledProgram.run` does, but for the steps that have not begun when there is a reason to stop.
+
+        These are not made: their results carry the poison of one failure, and what they would have written stays as it
+        was, unless they would have changed its metadata. Then it is poisoned.
+
+        Args:
+            stop: Empty at first, or for ever. Any thread may add the reason while the program runs.
+            inputs: As for `CompiledProgram.run`, like the rest.
+            numbers: The lifted numbers.
+            random: The session's random numbers.
+            report: Called for a step that raises.
+
+        Laws:
+            executor.stops_between_steps
         """

@@ -53,6 +53,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """`Welcome.resume` of a session to take up again; empty for a new one."""
     answered: Size = 0
     """Number of the last answer that the client has of that session."""
+    cancelled: Size = 0
+    """Programs of its batches up to this number are not wanted any more."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
 import msgspec
 import torch
 
-from djinn.errors import LimitError, PeerError, ProtocolError, UnknownHandleError, UnknownOperatorError
-from djinn.kinds.executor import CompiledProgram, Executor
-from djinn.kinds.guard import CheckedProgram, Watch
+from djinn.errors import DjinnError, LimitError, PeerError, ProtocolError, UnknownHandleError
+from djinn.kinds.executor import Executor
+from djinn.kinds.guard import Watch
 from djinn.protocol import messages, parcels
-from djinn.protocol.abilities import Allowance, CheckingExecutor, EarlyProgram, PartialProgram, SharingExecutor, Turns
+from djinn.protocol.abilities import Allowance, EarlyProgram, PartialProgram, SharingExecutor, Turns
 from djinn.protocol.contents import Contents
 from djinn.protocol.forecast import Forecast
 from djinn.protocol.holdings import Holdings
+from djinn.protocol.known import KnownProgram, made_ready
 from djinn.protocol.lookahead import Lookahead
 from djinn.protocol.messages import (
     DIGESTS_HANDLE,
@@ -51,16 +51,6 @@ from djinn.protocol.tensors import copy_of, describe, header_of, placed_in
 
 MAX_TOLD = 16
 """Failures that travel with a parcel."""
-
-
-@attrs.frozen
-class _Known:
-    """A program that was defined: made ready to run, and what was found when it was checked; or why it cannot run."""
-
-    definition: Define
-    program: CompiledProgram | None = None
-    checked: CheckedProgram | None = None
-    failed: Poisoned | None = None
 
 
 class SessionService:
@@ -101,12 +91,14 @@ class SessionService:
         self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
         self._values = Holdings()
-        self._programs: dict[int, _Known] = {}
+        self._programs: dict[int, KnownProgram] = {}
         self._forecast = Forecast()
         self._lookahead = Lookahead(self._forecast)
         self._failures = Failures()
         self._fail = self._failures.add
         self._timings: Timings | None = None
+        self._stop: Sequence[DjinnError] = ()
+        self._stopped: Poisoned | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -131,17 +123,24 @@ class SessionService:
         """Runs that had been run ahead when they were asked for, and such that nobody asked for."""
         return self._lookahead.hits, self._lookahead.misses
 
-    def handle(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+    def handle(
+        self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError] = ()
+    ) -> tuple[Result, list[torch.Tensor]]:
         """Carry out a batch.
 
         Args:
             batch: A decoded batch.
             tensors: One CPU tensor per upload.
+            stop: Empty as long as what the batch computes is wanted. Any thread may add the reason why it is not any
+                more: no program runs from then on, nor another step of the one that runs. Results carry that reason, as
+                one failure; what would have been written in place stays as it was, unless its metadata would have
+                changed. All other commands are carried out.
 
         Returns:
             The answer (to be sent only if the batch wants one) and its tensors.
         """
         uploads = iter(tensors)
+        self._stop, self._stopped = stop, None
         if batch.timed and self._timings is None:
             self._timings = Timings()
         if self._timings is None:
@@ -217,21 +216,14 @@ class SessionService:
 
     def _define(self, command: Define) -> None:
         made = self._attempt(lambda: self._prepare(command))
-        self._programs[command.program] = _Known(command, failed=made) if isinstance(made, Poisoned) else made
+        self._programs[command.program] = KnownProgram(command, failed=made) if isinstance(made, Poisoned) else made
 
-    def _prepare(self, command: Define) -> _Known:
-        body, executor = command.body, self._executor
+    def _prepare(self, command: Define) -> KnownProgram:
         if self._allowance is not None:
-            self._allowance.admit_program(body)
-        body.check()
-        checked = None if self._watch is None else self._watch.check(body)
-        if checked is None or not checked.calls:
-            return _Known(command, executor.compile(body), checked)
-        if not isinstance(executor, CheckingExecutor):
-            names = sorted({body.templates[template].operator for template in checked.calls})
-            raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
-                                       hint="Serve with an executor that has `compile_checked`.")
-        return _Known(command, executor.compile_checked(body, checked.calls), checked)
+            self._allowance.admit_program(command.body)
+        command.body.check()
+        checked = None if self._watch is None else self._watch.check(command.body)
+        return made_ready(command, checked, self._executor)
 
     def _upload(self, command: Upload, tensor: torch.Tensor) -> None:
         if command.handle == GENERATOR_HANDLE:
@@ -351,10 +343,11 @@ class SessionService:
         if isinstance(run, Poisoned):
             return
         try:
-            outputs = self._outputs_of(run) if ahead is None else ahead
+            outputs = self._skipped(run) if self._stop else self._outputs_of(run) if ahead is None else ahead
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             # As above: the session goes on, the outputs are poisoned.
-            outputs = [self._fail(error, run=run.program)] * len(run.outputs)
+            is_wanted = error not in self._stop
+            outputs = [self._fail(error, run=run.program)] * len(run.outputs) if is_wanted else self._skipped(run)
         self._take_in(run, outputs)
         if run.released:
             self._free(run.released)
@@ -399,7 +392,7 @@ class SessionService:
             return Poisoned(0)
 
         try:
-            outputs = self._in_turn(lambda: program.run(inputs, numbers, self._random, report))
+            outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
         except Exception as error:  # noqa: BLE001  # nobody asked: it is reported when it is asked for and fails again
             failures.append(error)
         return None if failures else outputs
@@ -418,6 +411,8 @@ class SessionService:
             raise ProtocolError("Handle 0 is reserved.")
 
         def report(step: int, error: BaseException) -> Poisoned:
+            if error in self._stop:
+                return self._reason()
             operator = body.templates[body.steps[step].template].operator
             return self._fail(error, operator=operator, run=run.program, step=step)
 
@@ -426,15 +421,35 @@ class SessionService:
         numbers = messages.from_wire(run.numbers)
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
         if not refused:
-            outputs = self._in_turn(lambda: program.run(inputs, numbers, self._random, report))
+            outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
         elif isinstance(program, PartialProgram):
-            outputs = self._in_turn(lambda: program.run_without(inputs, numbers, self._random, report, refused))
+            outputs = self._in_turn(
+                lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop))
         else:
             raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 self._poison_storage(given, left)
         return outputs
+
+    def _skipped(self, run: Run) -> list[Any]:
+        """Say what comes of a run that is not wanted any more."""
+        self._lookahead.drop()
+        poison = self._reason()
+        known = self._programs.get(run.program)
+        if known is not None and known.changes_metadata:
+            for value in map(self._values.get, run.inputs):
+                if isinstance(value, torch.Tensor):
+                    self._poison_storage(value, poison)
+        return [poison] * len(run.outputs)
+
+    def _reason(self) -> Poisoned:
+        """Return the poison of all that a batch does not compute because nobody wants it any more."""
+        if self._stopped is None:
+            self._stopped = self._fail(self._stop[0])
+            # What it was raised in refers to tensors.
+            self._stop[0].__traceback__ = None
+        return self._stopped
 
     def _in_turn(self, run: Callable[[], list[Any]]) -> list[Any]:
         if self._turns is None:

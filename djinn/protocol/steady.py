@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import attrs
 import torch
 
-from djinn.errors import DjinnError, TransportError
+from djinn.errors import DjinnError, OperationCancelledError, TransportError
 from djinn.kinds.transport import BoundedChannel, Channel, CountedChannel, DigestingChannel
 from djinn.protocol.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
 from djinn.protocol.resumption import ServerEnd, no_session
@@ -94,6 +94,9 @@ class SteadyChannel:
     Attributes:
         peer: Who is at the other end now.
         settle: Called when what came over a connection is of no use any more: it broke, or the batch came before.
+        stop: Empty as long as what the last batch computes is wanted, else why not; see
+            `djinn.protocol.service.SessionService.handle`.
+        stopped: Called when ``stop`` has been filled, by the thread that did.
 
     Concurrency:
         One thread receives and sends. Any calls `take_up`, `is_gone` and `close`.
@@ -106,6 +109,9 @@ class SteadyChannel:
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.peer = channel.peer
         self.settle: Callable[[], None] = _nothing
+        self.stop: list[DjinnError] = []
+        self.stopped: Callable[[], None] = _nothing
+        self._cancelled = 0
         self._end: ServerEnd[tuple[Message, Sequence[torch.Tensor]]] = ServerEnd(first, lease_s)
         self._clock = clock
         self._changed = threading.Condition()
@@ -176,6 +182,7 @@ class SteadyChannel:
             if self._end.is_to_tell:
                 self._tell(line)
             if is_new:
+                self._is_wanted(number)
                 return received
             del received, message, tensors
             self.settle()
@@ -221,13 +228,14 @@ class SteadyChannel:
                 self._end.lost(self._clock())
             return self._is_over or self._end.left_s(self._clock()) <= 0
 
-    def take_up(self, channel: Channel, answered: int, welcome: Callable[[int], None]) -> None:
+    def take_up(self, channel: Channel, answered: int, welcome: Callable[[int], None], cancelled: int = 0) -> None:
         """Go on with another connection, and let go of the one before.
 
         Args:
             channel: The new one, whose client may come in.
             answered: Number of the last answer that the client has.
             welcome: Answers the greeting; is given the number of the last batch that has come.
+            cancelled: What batches up to this number compute is not wanted any more.
 
         Raises:
             RefusedError: The session is over.
@@ -238,10 +246,13 @@ class SteadyChannel:
             if self._is_over or not self._end.lease_s:
                 raise no_session()
             self._end.check(answered)
+            self._cancel(cancelled)
             self._turns += 1
             turn, before = self._turns, self._line
             self._let_go()
             self._end.lost(self._clock())
+        if cancelled:
+            self.stopped()
         if before is not None:
             before.channel.close()
         welcome(self._end.taken)
@@ -260,8 +271,10 @@ class SteadyChannel:
         """End the session, and tell the client if nothing else is being sent. Never raises, may be called twice."""
         with self._changed:
             is_first, self._is_over = not self._is_over, True
+            self.stop.append(OperationCancelledError("The operation was dropped: its session has ended."))
             line = self._line
             self._changed.notify_all()
+        self.stopped()
         if line is None:
             return
         if is_first and self._end.lease_s and self._sending.acquire(blocking=False):
@@ -269,6 +282,20 @@ class SteadyChannel:
                 line.channel.send(0, Goodbye())
             self._sending.release()
         line.channel.close()
+
+    def _cancel(self, number: int) -> None:
+        """Learn which batches are not wanted any more; the caller holds the lock."""
+        if number > self._cancelled:
+            self._cancelled = number
+            if self._end.taken <= number:
+                self.stop.append(_interrupted())
+
+    def _is_wanted(self, number: int) -> None:
+        """See whether what a batch computes that has just come is wanted."""
+        with self._changed:
+            if self._is_over:
+                return
+            self.stop[:] = [_interrupted()] if number <= self._cancelled else []
 
     def _connected(self) -> _Line:
         """Wait until there is a connection."""
@@ -357,6 +384,11 @@ class Resumable:
         if found is None:
             raise no_session()
         return found
+
+
+def _interrupted() -> OperationCancelledError:
+    return OperationCancelledError("The operation was cancelled by an interrupt before it ran.",
+                                   hint="Compute it again.")
 
 
 def _digest(key: bytes) -> bytes:

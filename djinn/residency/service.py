@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from djinn.errors import OutOfMemoryError
+from djinn.errors import DjinnError, OutOfMemoryError
 from djinn.kinds.executor import CandidProgram, CompiledProgram, Effects
 from djinn.kinds.guard import SizingProgram
 from djinn.protocol import messages
@@ -84,9 +84,11 @@ class BudgetedService(SessionService):
             self._count_ahead()
             self._keeper.leave(self)
 
-    def handle(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+    def handle(
+        self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError] = ()
+    ) -> tuple[Result, list[torch.Tensor]]:
         """Carry out a batch; see `SessionService.handle`."""
-        answer = super().handle(batch, tensors)
+        answer = super().handle(batch, tensors, stop)
         with self._keeper.lock:
             self._keeper.breathe()
         return answer

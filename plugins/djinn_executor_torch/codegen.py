@@ -33,12 +33,14 @@ class Compiled:
         self._relieve = relieve
         self.function = _compile(program, calls)
 
-    def run(self, inputs: list[Any], numbers: Sequence[Any], report: Report) -> list[Any]:
-        """Run once; from the first step that raises on, interpret."""
+    def run(
+        self, inputs: list[Any], numbers: Sequence[Any], report: Report, stop: Sequence[BaseException] = ()
+    ) -> list[Any]:
+        """Run once; from the first step that raises, or is not to be made any more, on, interpret."""
         if any(type(value) is Poisoned for value in inputs):
-            return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve)
+            return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve, stop=stop)
         try:
-            return self.function(inputs, numbers)
+            return self.function(inputs, numbers, stop)
         except Exception as error:
             # The interpreter goes on after the failed step; it needs that step's position and the results so far.
             step, variables = _locate(error.__traceback__)
@@ -47,22 +49,34 @@ class Compiled:
             produced = sum(s.results for s in self._program.steps[:step])
             known = {int(name[1:]): value for name, value in variables.items()
                      if name[0] == "r" and name[1:].isdigit() and int(name[1:]) < produced}
-            return self._go_on(step, error, known, inputs, numbers, report)
+            if isinstance(error, _StoppedError):
+                return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
+                                 stop=stop)
+            return self._go_on(step, error, known, inputs, numbers, report, stop)
 
     def _go_on(
         self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],
-        report: Report,
+        report: Report, stop: Sequence[BaseException],
     ) -> list[Any]:
         if self._calls[self._program.steps[step].template].is_pure and is_out_of_memory(error) and self._relieve():
             # It has done nothing but fail.
-            return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known)
+            return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
+                             stop=stop)
         poison = report(step, error)
         failed = self._program.steps[step]
         produced = sum(s.results for s in self._program.steps[:step])
         for index in range(produced, produced + failed.results):
             known[index] = poison
         return interpret(self._program, self._calls, inputs, numbers, report, start=step + 1, results=known,
-                         relieve=self._relieve)
+                         relieve=self._relieve, stop=stop)
+
+
+class _StoppedError(Exception):
+    """What the rest of a program would compute is not wanted any more."""
+
+
+def _stop() -> None:
+    raise _StoppedError
 
 
 def _locate(traceback: TracebackType | None) -> tuple[int | None, dict[str, Any]]:
@@ -73,8 +87,8 @@ def _locate(traceback: TracebackType | None) -> tuple[int | None, dict[str, Any]
     return None, {}
 
 
-def _compile(program: Program, calls: Sequence[Call]) -> Callable[[Sequence[Any], Sequence[Any]], list[Any]]:
-    constants: dict[str, Any] = {}
+def _compile(program: Program, calls: Sequence[Call]) -> Callable[..., list[Any]]:
+    constants: dict[str, Any] = {"halt": _stop}
 
     def constant(value: Any, prefix: str) -> str:
         for name, known in constants.items():
@@ -86,7 +100,7 @@ def _compile(program: Program, calls: Sequence[Call]) -> Callable[[Sequence[Any]
 
     functions = [constant(call.function, "f") for call in calls]
     names = [f"i{index}" for index in range(program.inputs)]
-    lines = ["def run(inputs, n):", f" [{', '.join(names)}] = inputs"]
+    lines = ["def run(inputs, n, stop=()):", f" [{', '.join(names)}] = inputs"]
     dead = last_uses(program)
     produced = taken = 0
     for position, step in enumerate(program.steps):
@@ -98,14 +112,15 @@ def _compile(program: Program, calls: Sequence[Call]) -> Callable[[Sequence[Any]
         arguments += [f"{name}={_text(argument, operands, numbers, constant)}" for name, argument in call.keywords]
         results = [f"r{index}" for index in range(produced, produced + step.results)]
         produced += step.results
-        line = f" {_targets(call, results)}{functions[step.template]}({', '.join(arguments)})"
+        # The list is empty nearly always, and to look is all that this costs then.
+        line = f" stop and halt(); {_targets(call, results)}{functions[step.template]}({', '.join(arguments)})"
         if position in dead:
             line += "".join(f"; r{index} = None" for index in sorted(dead[position]))
         lines.append(line)
     lines.append(f" return [{', '.join(f'r{index}' for index in program.keep)}]")
     namespace: dict[str, Any] = dict(constants)
     exec(compile("\n".join(lines), _FILE, "exec"), namespace)  # noqa: S102  # own words only, see the module docstring
-    made: Callable[[Sequence[Any], Sequence[Any]], list[Any]] = namespace["run"]
+    made: Callable[..., list[Any]] = namespace["run"]
     return made
 
 

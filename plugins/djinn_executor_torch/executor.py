@@ -138,11 +138,18 @@ class TorchProgram:
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once; see `djinn.kinds.executor.CompiledProgram`."""
-        return self.run_without(inputs, numbers, random, report, {})
+        return self.run_until((), inputs, numbers, random, report)
+
+    def run_until(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
+        """Run once, or a part of it; see `djinn.protocol.abilities.StoppableProgram`."""
+        return self.run_without(inputs, numbers, random, report, {}, stop)
 
     def run_without(
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
-        refused: Mapping[int, Exception],
+        refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
         """Run once but for some steps; see `djinn.protocol.abilities.PartialProgram`."""
         if len(numbers) != self._numbers:
@@ -151,11 +158,11 @@ class TorchProgram:
         torch.get_num_threads()
         with self._lock, torch.inference_mode():
             if not self._is_random:
-                return self._run(inputs, numbers, report, refused)
+                return self._run(inputs, numbers, report, refused, stop)
             if not isinstance(random, TorchRandomState):
                 raise TypeError(f"a TorchRandomState is needed, not {type(random).__name__}")
             with random.lent_to_device():
-                return self._run(inputs, numbers, report, refused)
+                return self._run(inputs, numbers, report, refused, stop)
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
         """Whether all that comes of a run are its results; see `djinn.kinds.executor.CompiledProgram`."""
@@ -163,17 +170,16 @@ class TorchProgram:
             numbers[index] == 0 for index in self._probabilities)
 
     def _run(
-        self, inputs: list[Any], numbers: Sequence[Any], report: Report, refused: Mapping[int, Exception]
+        self, inputs: list[Any], numbers: Sequence[Any], report: Report, refused: Mapping[int, Exception],
+        stop: Sequence[BaseException],
     ) -> list[Any]:
-        if refused:
+        self._runs += not refused
+        if refused or self._runs == 1:
             return interpret(self._program, self._calls, inputs, numbers, report, refused=refused,
-                             relieve=self._relieve)
-        self._runs += 1
-        if self._runs == 1:
-            return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve)
+                             relieve=self._relieve, stop=stop)
         if self._compiled is None:
             self._compiled = Compiled(self._program, self._calls, self._relieve)
-        return self._compiled.run(inputs, numbers, report)
+        return self._compiled.run(inputs, numbers, report, stop)
 
 
 def _probabilities(program: Program, calls: Sequence[Call]) -> list[int]:

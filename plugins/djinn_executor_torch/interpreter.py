@@ -10,6 +10,7 @@ import torch
 from djinn.errors import ProtocolError
 from djinn.kinds.executor import Report
 from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.model.schema import facts_of, operator_named
 from djinn.protocol.failures import is_out_of_memory
 from djinn.protocol.messages import Poisoned
 from djinn_executor_torch.calls import Call, Resolved, results_of
@@ -26,6 +27,7 @@ def interpret(
     results: dict[int, Any] | None = None,
     refused: Mapping[int, Exception] | None = None,
     relieve: Callable[[], bool] = lambda: False,
+    stop: Sequence[BaseException] = (),
 ) -> list[Any]:
     """Run the steps from ``start``.
 
@@ -39,19 +41,28 @@ def interpret(
         results: Results of the steps before ``start`` that are still needed.
         refused: By position: steps that are not made, and what they raise instead.
         relieve: Asked for memory where there is none; if there is some then, the step is made once more.
+        stop: See `djinn.protocol.abilities.StoppableProgram`.
     """
     known = {} if results is None else results
     last_use = last_uses(program)
     taken = sum(calls[step.template].numbers for step in program.steps[:start])
     produced = sum(step.results for step in program.steps[:start])
+    stopped: Poisoned | None = None
     for position in range(start, len(program.steps)):
         step = program.steps[position]
         call = calls[step.template]
         operands = [known[operand] if operand >= 0 else inputs[-1 - operand] for operand in step.operands]
         mine = numbers[taken : taken + call.numbers]
         taken += call.numbers
+        if stop and stopped is None:
+            stopped = report(position, stop[0])
         poison = next((operand for operand in operands if isinstance(operand, Poisoned)), None)
-        if poison is not None:
+        if stopped is not None:
+            if facts_of(operator_named(program.templates[step.template].operator)).changes_metadata:
+                for written in call.written_operands:
+                    poison_storage(operands[written], stopped, known, inputs)
+            outcome = [stopped] * step.results
+        elif poison is not None:
             for written in call.written_operands:
                 poison_storage(operands[written], poison, known, inputs)
             outcome = [poison] * step.results

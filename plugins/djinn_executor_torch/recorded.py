@@ -76,12 +76,15 @@ class RecordedProgram(TorchProgram):
         self._changes_metadata = changes_metadata(program)
         self._idle_runs = 0
 
-    def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
-        """Run once; see `djinn.kinds.executor.CompiledProgram`."""
+    def run_until(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
+        """Run once, or a part of it; see `djinn.protocol.abilities.StoppableProgram`. A recording is played whole."""
         if not self._is_watched or not self._shelf.recorder.is_usable:
             if self._changes_metadata:
                 self._shelf.metadata_changes += 1
-            return super().run(inputs, numbers, random, report)
+            return super().run_until(stop, inputs, numbers, random, report)
         with self._lock, torch.inference_mode():
             terms = digest_of_numbers(numbers), self._shelf.recorder.settings()
             recording = self._found(terms, inputs)
@@ -93,17 +96,17 @@ class RecordedProgram(TorchProgram):
                 self._forget()
             forms = forms_of(inputs, self._device)
             if forms is None or not self._is_watched:
-                return super().run(inputs, numbers, random, report)
-            return self._run_watched(self._look_up(terms, forms), inputs, numbers, random, report)
+                return super().run_until(stop, inputs, numbers, random, report)
+            return self._run_watched(self._look_up(terms, forms), inputs, numbers, random, report, stop)
 
     def run_without(
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
-        refused: Mapping[int, Exception],
+        refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
         """Run once but for some steps, recording nothing; see `djinn.protocol.abilities.PartialProgram`."""
         if refused and self._changes_metadata:
             self._shelf.metadata_changes += 1
-        return super().run_without(inputs, numbers, random, report, refused)
+        return super().run_without(inputs, numbers, random, report, refused, stop)
 
     def _found(self, terms: _Terms, inputs: Sequence[Any]) -> Recording | None:
         """Find a recording that fits; looks at every form only if it is not the one of the last time."""
@@ -143,7 +146,8 @@ class RecordedProgram(TorchProgram):
         self._known.clear()
 
     def _run_watched(
-        self, known: _Known, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report
+        self, known: _Known, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
+        stop: Sequence[BaseException],
     ) -> list[Any]:
         candidate = known.candidate
         stage = candidate.observe(inputs)
@@ -161,7 +165,7 @@ class RecordedProgram(TorchProgram):
         if stage is Stage.REHEARSE:
             results = self._rehearse(known, inputs, numbers, random, note)
         else:
-            results = super().run(inputs, numbers, random, note)
+            results = super().run_until(stop, inputs, numbers, random, note)
         if failed:
             candidate.refuse()
         if state is not None and not torch.equal(state, random.get()):

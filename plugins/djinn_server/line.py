@@ -6,13 +6,13 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import attrs
 import msgspec
 
-from djinn.errors import LimitError, TransportError
+from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.model.metadata import ExecutionPhase
 from djinn.protocol.messages import Batch, Rerun, Run
 from djinn_server.counting import BUCKETS_S, Counts
@@ -172,7 +172,10 @@ class Line:
 
         Raises:
             TransportError: The server is ending.
+            DjinnError: Why the program is not wanted any more.
         """
+        if place.stop:
+            raise place.stop[0]
         if self._is_closed:
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
         kind = self._decode if place.is_decoding else self._usual
@@ -208,6 +211,13 @@ class Line:
             self._give_back(wants_more=bool(self._waiting or place.left))
         elif self._waiting:
             self._let_next(now)
+
+    def leave(self, place: Place) -> None:
+        """Take a session out that lines up, if it does; the caller holds the lock."""
+        if place in place.kind.waiting:
+            place.kind.waiting.remove(place)
+            self._waiting -= 1
+            place.wake()
 
     def rest(self) -> None:
         """No session has anything to run for now; the caller holds the lock."""
@@ -247,9 +257,14 @@ class Line:
 class Place:
     """One session's place in the line; see `djinn.protocol.abilities.Turns`.
 
+    Attributes:
+        stop: Not empty any more once what the session runs is not wanted: then why.
+
     Concurrency:
-        The session's thread.
+        The session's thread; `give_up` is called by any.
     """
+
+    stop: Sequence[DjinnError] = ()
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -319,6 +334,8 @@ class Place:
         self._gate.acquire()
         self.began_s = time.monotonic()
         if line.running is not self:
+            if self.stop:
+                raise self.stop[0]
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
 
     def end(self) -> None:
@@ -331,6 +348,11 @@ class Place:
                 self.left -= 1
                 line.queued -= 1
             line.end(self, time.monotonic())
+
+    def give_up(self) -> None:
+        """Let `begin` raise, if it waits: ``stop`` says why."""
+        with self._line.lock:
+            self._line.leave(self)
 
     def wake(self) -> None:
         """Let `begin` return."""

@@ -273,7 +273,7 @@ class Server:
             answer_again(channel, sequence, hello, self._executor.device, steady, taken)
             meter.follow(None)
 
-        steady.take_up(channel, hello.answered, welcome)
+        steady.take_up(channel, hello.answered, welcome, hello.cancelled)
 
     def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance,
                       meter: Meter) -> None:
@@ -296,6 +296,7 @@ class Server:
 
             post = MailPost(session, mailbox, carry, steady.is_gone)
             place = self._line.open()
+            place.stop, steady.stopped = steady.stop, place.give_up
             begin = SessionService if self._keeper is None else partial(BudgetedService, self._keeper)
             service = begin(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
                             watch=self._watch(), turns=place)
@@ -365,7 +366,7 @@ def refuse(channel: Channel, error: Exception) -> None:
     if isinstance(error, DjinnError):
         _log.warning("%s: refused: %s", channel.peer, printable(error))
         refusal = Refusal(error.code, error.summary[:4000], error.hint[:4000],
-                          error.retry_after_s if isinstance(error, LimitError) else 0.0)
+                          error.retry_after_s)
     else:
         refusal = Refusal(DjinnError.code, "The session failed inside the server.",
                           "See the server's log; report it if it happens again.")
@@ -375,7 +376,7 @@ def refuse(channel: Channel, error: Exception) -> None:
         _log.info("%s: left before it could be told: %s", channel.peer, left)
 
 
-def _answer_next(channel: Channel, service: SessionService, allowance: SessionAllowance, meter: Meter,
+def _answer_next(channel: SteadyChannel, service: SessionService, allowance: SessionAllowance, meter: Meter,
                  place: Place) -> bool:
     """Carry out one batch. Its tensors live in this call only, not while the next one is awaited."""
     try:
@@ -392,7 +393,7 @@ def _answer_next(channel: Channel, service: SessionService, allowance: SessionAl
     outcome: Outcome = "error"
     place.received(message)
     try:
-        result, data = service.handle(message, tensors)
+        result, data = service.handle(message, tensors, channel.stop)
         allowance.settle(service.live_handles)
         outcome = "lost"
         if message.wants_reply:

@@ -33,6 +33,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "shared-generator": ("executor.randomness_private", set()),
     "forgetful-generator": ("executor.randomness_private", set()),
     "claims-purity": ("executor.purity_true", set()),
+    "never-stops": ("executor.stops_between_steps", set()),
     "writes-in-secret": ("executor.effects_true", set()),
     "furnishes-nothing": ("executor.vacates_exactly", set()),
     "put-reorders": ("executor.put_copies", _VALUES | {"executor.get_copies"}),
@@ -95,13 +96,22 @@ class _Program:
         return self._flaw == "claims-purity"
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
+        return self.run_until((), inputs, numbers, random, report)
+
+    def run_until(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
         assert isinstance(random, _Random)
         if self._flaw == "folded-numbers":
             numbers = self._numbers = self._numbers or list(numbers)
         with _LOCK, torch.inference_mode(), random.lent(self._flaw):
-            return self._run(inputs, iter(numbers), report)
+            return self._run(inputs, iter(numbers), report, () if self._flaw == "never-stops" else stop)
 
-    def _run(self, inputs: list[Any], numbers: Iterator[Any], report: Report) -> list[Any]:
+    def _run(
+        self, inputs: list[Any], numbers: Iterator[Any], report: Report, stop: Sequence[BaseException]
+    ) -> list[Any]:
+        stopped: Poisoned | None = None
         known: dict[int, Any] = {-1 - index: value for index, value in enumerate(inputs)}
         produced, failed = 0, False
         for position, step in enumerate(self._program.steps):
@@ -114,7 +124,11 @@ class _Program:
             poison = next((operand for operand in operands if isinstance(operand, Poisoned)), None)
             if failed and self._flaw == "everything-fails":
                 poison = Poisoned(1)
-            if poison is not None:
+            if stop and stopped is None:
+                stopped = report(position, stop[0])
+            if stopped is not None:
+                results = [stopped] * step.results
+            elif poison is not None:
                 if self._flaw == "poison-reported":
                     report(position, RuntimeError("an operand is poison"))
                 results = [poison] * step.results

@@ -1,0 +1,74 @@
+"""A program that a session knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from djinn.errors import UnknownOperatorError
+from djinn.kinds.executor import CompiledProgram, Executor, RandomState, Report
+from djinn.kinds.guard import CheckedProgram
+from djinn.model.schema import facts_of, operator_named
+from djinn.protocol.abilities import CheckingExecutor, StoppableProgram
+from djinn.protocol.messages import Define, Poisoned
+
+
+@attrs.frozen
+class KnownProgram:
+    """A program that was defined: made ready to run, and what was found when it was checked; or why it cannot run.
+
+    Attributes:
+        definition: What the client said.
+        program: Made ready to run.
+        checked: What was found.
+        failed: Why it cannot run.
+        stoppable: The program, if it can end between two steps.
+    """
+
+    definition: Define
+    program: CompiledProgram | None = None
+    checked: CheckedProgram | None = None
+    failed: Poisoned | None = None
+    stoppable: StoppableProgram | None = None
+
+    @property
+    def changes_metadata(self) -> bool:
+        """Whether it may change sizes, strides or the storage of what it is given."""
+        return self.program is not None and any(
+            facts_of(operator_named(template.operator)).changes_metadata
+            for template in self.definition.body.templates)
+
+    def run(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
+        """Run it whole, or until there is a reason to stop if it can end then; see `StoppableProgram.run_until`."""
+        if self.stoppable is not None:
+            return self.stoppable.run_until(stop, inputs, numbers, random, report)
+        assert self.program is not None, "only what was made ready is run"
+        return self.program.run(inputs, numbers, random, report)
+
+
+def made_ready(command: Define, checked: CheckedProgram | None, executor: Executor) -> KnownProgram:
+    """Make a program ready to run.
+
+    Args:
+        command: Defines it.
+        checked: What was found when it was checked, if it was.
+        executor: Runs it.
+
+    Raises:
+        UnknownOperatorError: The executor cannot run it, or cannot check the calls that are to be checked.
+    """
+    body = command.body
+    if checked is None or not checked.calls:
+        program = executor.compile(body)
+    elif isinstance(executor, CheckingExecutor):
+        program = executor.compile_checked(body, checked.calls)
+    else:
+        names = sorted({body.templates[template].operator for template in checked.calls})
+        raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
+                                   hint="Serve with an executor that has `compile_checked`.")
+    return KnownProgram(command, program, checked, stoppable=program if isinstance(program, StoppableProgram) else None)
