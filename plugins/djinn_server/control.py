@@ -155,14 +155,26 @@ class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
-    """To a nursery: fork a worker, whose standard input comes along."""
+    """To a nursery: fork a worker, whose standard input comes along.
 
+    Attributes:
+        number: Of this request.
+        environment: Environment variables of the worker.
+    """
+
+    number: int
     environment: dict[str, str]
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
-    """From a nursery: there is a worker more."""
+    """From a nursery: a worker was forked. A descriptor that stands for its process (pidfd) comes along.
 
+    Attributes:
+        number: Of the request.
+        pid: Its process.
+    """
+
+    number: int
     pid: int
 
 
@@ -170,10 +182,11 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """From a nursery: a worker has ended.
 
     Attributes:
+        number: Of the request that it was forked for.
         status: As `subprocess.Popen.returncode`.
     """
 
-    pid: int
+    number: int
     status: int
 
 

@@ -10,7 +10,6 @@ import ctypes
 import gc
 import logging
 import os
-import queue
 import select
 import signal
 import socket
@@ -25,6 +24,9 @@ from djinn_server.control import Control, Ended, Spawn, Spawned
 __all__ = ("Child", "Nursery", "start_nursery")
 
 SPAWN_TIMEOUT_S = 30.0
+"""How long a nursery may take to fork a worker, before the gateway starts one without it."""
+STATUS_TIMEOUT_S = 1.0
+"""How long a nursery may take to tell the status of a worker that has ended."""
 _NAME_PROCESS = 15
 """``PR_SET_NAME`` of prctl(2)."""
 _log = logging.getLogger("djinn.server")
@@ -33,15 +35,19 @@ _log = logging.getLogger("djinn.server")
 class Child:
     """A process that a nursery has forked; as much of `subprocess.Popen` as is needed.
 
+    Args:
+        pid: Its number, which may come to mean another process.
+        process: A descriptor (pidfd) that always means this one; the child's own from now on.
+        status_of: Waits until the nursery has told the status; ``None`` if it does not.
+
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, pid: int, nursery: Nursery) -> None:
+    def __init__(self, pid: int, process: int, status_of: Callable[[], int | None]) -> None:
         self.pid = pid
-        self._nursery = nursery
-        # A number may come to mean another process; this does not.
-        self._process = os.pidfd_open(pid)
+        self._process = process
+        self._status_of = status_of
 
     def kill(self) -> None:
         """End it at once, if it has not ended."""
@@ -50,9 +56,8 @@ class Child:
 
     def wait(self) -> int:
         """Wait for its end, and return its status as `subprocess` gives it; if nobody knows it, that of a kill."""
-        status = self._nursery.wait_for(self.pid)
-        if status is None:
-            select.select([self._process], [], [])
+        select.select([self._process], [], [])
+        status = self._status_of()
         return -signal.SIGKILL if status is None else status
 
     def __del__(self) -> None:
@@ -62,6 +67,8 @@ class Child:
 class Nursery:
     """The gateway's end of the channel to a nursery.
 
+    Every request has a number. So what is told late is not taken for the answer to another request.
+
     Concurrency:
         Any thread.
     """
@@ -70,8 +77,14 @@ class Nursery:
         self._control = control
         self._pid = pid
         self._spawning = threading.Lock()
-        self._spawned: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._changed = threading.Condition()
+        self._asked = 0
+        self._unanswered: set[int] = set()
+        """Requests that nobody waits for any more, and that the nursery has not come to."""
+        self._children: dict[int, Child] = {}
+        """Workers that were forked and that nobody has taken yet."""
+        self._wanted: set[int] = set()
+        """Requests whose workers' statuses are to be kept."""
         self._statuses: dict[int, int] = {}
         self._is_gone = False
         self._reader: threading.Thread | None = None
@@ -80,7 +93,8 @@ class Nursery:
         """Fork a worker.
 
         Args:
-            standard_input: Descriptor that becomes its standard input; stays the caller's here.
+            standard_input: Descriptor that becomes its standard input; stays the caller's here. After an error a worker
+                may still be forked with it, which is ended at once. So no other process may be given it.
             environment: Its environment variables.
 
         Raises:
@@ -90,36 +104,54 @@ class Nursery:
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, name="djinn-nursery", daemon=True)
                 self._reader.start()
-            self._control.send(Spawn(dict(environment)), standard_input)
-            try:
-                pid = self._spawned.get(timeout=SPAWN_TIMEOUT_S)
-            except queue.Empty:
-                raise OSError("the nursery does not answer") from None
-            if not pid:
+            if self._unanswered:
+                raise OSError("the nursery has not answered an earlier request")
+            self._asked += 1
+            number = self._asked
+            self._control.send(Spawn(number, dict(environment)), standard_input)
+            with self._changed:
+                self._changed.wait_for(lambda: number in self._children or self._is_gone, SPAWN_TIMEOUT_S)
+                child = self._children.pop(number, None)
+                if child is None and not self._is_gone:
+                    self._unanswered.add(number)
+            if child is not None:
+                return child
+            if self._is_gone:
                 raise OSError("the nursery is gone, or could not fork")
-            return Child(pid, self)
+            raise OSError("the nursery does not answer")
 
-    def wait_for(self, pid: int) -> int | None:
-        """Wait until a process has ended, and return its status; ``None`` if the nursery is gone before."""
+    def _status_of(self, number: int) -> int | None:
         with self._changed:
-            self._changed.wait_for(lambda: pid in self._statuses or self._is_gone)
-            return self._statuses.pop(pid, None)
+            self._changed.wait_for(lambda: number in self._statuses or self._is_gone, STATUS_TIMEOUT_S)
+            self._wanted.discard(number)
+            return self._statuses.pop(number, None)
 
     def _read(self) -> None:
         while (received := self._control.receive()) is not None:
-            message = received[0]
-            if isinstance(message, Spawned):
-                self._spawned.put(message.pid)
-            elif isinstance(message, Ended):
-                with self._changed:
-                    self._statuses[message.pid] = message.status
-                    self._changed.notify_all()
+            message, process = received
+            with self._changed:
+                if isinstance(message, Spawned) and process is not None:
+                    self._take(message, process)
+                elif isinstance(message, Ended) and message.number in self._wanted:
+                    self._statuses[message.number] = message.status
+                self._changed.notify_all()
         with self._changed:
             self._is_gone = True
             self._changed.notify_all()
-        self._spawned.put(0)
         with suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+
+    def _take(self, message: Spawned, process: int) -> None:
+        """Take a worker in; end one that nobody waits for any more. The caller holds the lock."""
+        number = message.number
+        child = Child(message.pid, process, lambda: self._status_of(number))
+        if number not in self._unanswered:
+            self._children[number] = child
+            self._wanted.add(number)
+            return
+        self._unanswered.discard(number)
+        child.kill()
+        _log.info("worker %d was forked too late: ended", message.pid)
 
 
 def start_nursery(secrets: tuple[str, ...], prepare: Callable[[], None]) -> Nursery | None:
@@ -142,7 +174,7 @@ def start_nursery(secrets: tuple[str, ...], prepare: Callable[[], None]) -> Nurs
     if pid := os.fork():
         gc.unfreeze()
         theirs.close()
-        return Nursery(Control(ours), pid)
+        return Nursery(Control(ours, takes_descriptors=True), pid)
     status = 1
     try:
         ours.close()
@@ -166,7 +198,8 @@ class _Forker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._control = Control(sock, takes_descriptors=True)
-        self._children: set[int] = set()
+        self._children: dict[int, int] = {}
+        """Processes, by the number of the request."""
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
@@ -193,16 +226,18 @@ class _Forker:
         if isinstance(message, Spawn) and descriptor is not None:
             pid = self._fork(message, descriptor)
             os.close(descriptor)
-            self._children.add(pid)
-            self._control.send(Spawned(pid))
+            self._children[message.number] = pid
+            process = os.pidfd_open(pid)
+            self._control.send(Spawned(message.number, pid), process)
+            os.close(process)
         return True
 
     def _reap(self) -> None:
-        for child in list(self._children):
+        for number, child in list(self._children.items()):
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
-                self._children.remove(pid)
-                self._control.send(Ended(pid, os.waitstatus_to_exitcode(status)))
+                del self._children[number]
+                self._control.send(Ended(number, os.waitstatus_to_exitcode(status)))
 
     def _fork(self, message: Spawn, descriptor: int) -> int:
         pid = os.fork()

@@ -67,9 +67,7 @@ class Worker:
     def __init__(self, setup: Setup, environment: dict[str, str], nursery: Nursery | None = None) -> None:
         self._key = setup.ticket_key
         self.mailbox_prefix = setup.mailbox_prefix
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = _process(theirs.fileno(), environment, nursery)
+        self._process, ours = _begin(environment, nursery)
         self._control = Control(ours)
         self._port = ""
         self._control.send(setup)
@@ -423,18 +421,37 @@ class Supervisor:
             self._changed.notify_all()
 
 
-def _process(
-    standard_input: int, environment: dict[str, str], nursery: Nursery | None
-) -> Child | subprocess.Popen[bytes]:
-    """Begin a worker's process: forked if that can be, since otherwise it takes seconds to import PyTorch."""
+def _begin(
+    environment: dict[str, str], nursery: Nursery | None
+) -> tuple[Child | subprocess.Popen[bytes], socket.socket]:
+    """Begin a worker's process: forked if that can be, since otherwise it takes seconds to import PyTorch.
+
+    Returns:
+        The process, and the gateway's end of the channel to it, whose other end no second process ever gets.
+
+    Raises:
+        OSError: It could not be started.
+    """
     if nursery is not None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                return nursery.spawn(theirs.fileno(), environment), ours
+            except OSError as error:
+                _log.warning("workers begin more slowly from now on: %s", error)
+                # A fork that comes late all the same reads the end of this, and ends.
+                ours.shutdown(socket.SHUT_RDWR)
+                ours.close()
+    ours, theirs = socket.socketpair()
+    with theirs:
         try:
-            return nursery.spawn(standard_input, environment)
-        except OSError as error:
-            _log.warning("workers begin more slowly from now on: %s", error)
-    # Its standard output is not this process's, of which callers expect one line.
-    return subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=standard_input, stdout=2,
-                            env=environment)
+            # Its standard output is not this process's, of which callers expect one line.
+            process = subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(),
+                                       stdout=2, env=environment)
+        except OSError:
+            ours.close()
+            raise
+    return process, ours
 
 
 def _for(tenant: Tenant) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_server.waiting import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect
-from serving import children_of
+from serving import Serving, children_of
 
 from djinn.errors import RefusedError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -176,6 +178,64 @@ def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: 
     connection.close()
     assert server.stop() == 0
     assert "workers begin more slowly from now on" in server.log.read_text()
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Serving]:
+    """A server that waits a second for its nursery."""
+    with Serving(tmp_path / "log", prelude="import djinn_server.nursery; djinn_server.nursery.SPAWN_TIMEOUT_S = 1.0\n"
+                 ) as running:
+        yield running
+
+
+def name_of(process: int) -> str:
+    return Path(f"/proc/{process}/comm").read_text().strip()
+
+
+def serving_now(server: Serving) -> int:
+    """The worker that the log speaks of last."""
+    return int(re.findall(r"worker (\d+) serves", server.log.read_text())[-1])
+
+
+def test_a_nursery_that_answers_too_late_shares_no_worker_and_no_client_is_lost(impatient: Serving) -> None:
+    server, gateway = impatient, impatient.process.pid
+    wait_until(lambda: name_of(children_of(gateway)[0]) == "djinn-nursery")
+    (nursery,) = children_of(gateway)
+    (first,) = server.workers
+    os.kill(nursery, signal.SIGSTOP)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: "another worker starts" in server.log.read_text())
+    sessions: list[SocketConnection] = []
+    threads = [threading.Thread(target=lambda: sessions.append(session(server))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    # The nursery answers between the start of the worker that is not its own, and the clients that this one gets.
+    wait_until(lambda: len(children_of(gateway)) == 2, 60)
+    os.kill(nursery, signal.SIGCONT)
+    for thread in threads:
+        thread.join(120)
+    assert len(sessions) == 8
+    assert all(map(computes, sessions))
+    (started,) = set(children_of(gateway)) - {nursery}
+    wait_until(lambda: not children_of(nursery))
+    assert serving_now(server) == started
+
+    # The next ones are forked again, and each process is the one that it is taken for.
+    for _ in range(2):
+        gone = serving_now(server)
+        os.kill(gone, signal.SIGKILL)
+        wait_until(lambda: serving_now(server) != gone, 60)  # noqa: B023  # called at once
+        assert children_of(gateway) == [nursery]
+        assert children_of(nursery) == [serving_now(server)]
+    last = session(server)
+    assert computes(last)
+    processes = [nursery, serving_now(server)]
+    server.process.terminate()
+    assert server.process.wait(20) == 0
+    wait_until(lambda: not any(map(is_alive, processes)))
+    log = server.log.read_text()
+    assert "does not end" not in log
+    assert "vanished" not in log
 
 
 def test_a_stopped_worker_is_ended_all_the_same(start_server: Any) -> None:

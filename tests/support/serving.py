@@ -45,15 +45,21 @@ def _name_of(process: int) -> str:
 class Serving:
     """A server, within a ``with`` statement; options are environment variables.
 
+    Args:
+        log: Where it writes its log.
+        arguments: Of ``djinn serve``.
+        prelude: What the process does first.
+        environment: Its environment variables.
+
     Raises:
         AssertionError: It did not begin, or did not end as it should.
     """
 
-    def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, log: Path, *arguments: str, prelude: str = "", **environment: str) -> None:
         self.log = log
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        self.process = WarmPython(PROGRAM, ["serve", "--threads", "1", *arguments], environment=clean | environment,
-                                  log=log)
+        self.process = WarmPython(prelude + PROGRAM, ["serve", "--threads", "1", *arguments],
+                                  environment=clean | environment, log=log)
         patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
         patience.start()
         line = self.process.stdout.readline()
