@@ -301,3 +301,33 @@ class CarryingTransport(Transport, Protocol):
         Laws:
             transport.parcels
         """
+
+
+@runtime_checkable
+class MovableCarrier(Carrier, Protocol):
+    """What a carrier may have beside the methods of `Carrier`: another process can send on it instead."""
+
+    def detach(self) -> tuple[int, bytes]:
+        """Give the connection away, on which nothing was sent yet but the greeting. The carrier is of no more use.
+
+        Returns:
+            The connection's file descriptor, now the caller's; and bytes that were read from it already.
+
+        Raises:
+            TransportError: It was closed.
+        """
+
+
+@runtime_checkable
+class RelayingTransport(Protocol):
+    """What a transport may have beside the methods of `CarryingTransport`, if its carriers are `MovableCarrier`."""
+
+    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
+        """Send on a connection that `MovableCarrier.detach` gave, in whichever process.
+
+        Args:
+            descriptor: Its file descriptor; the carrier's from now on.
+            received: Bytes that were read from it already.
+            address: Where it leads.
+            options: As for `CarryingTransport.carry`.
+        """

@@ -23,7 +23,8 @@ from djinn.errors import ConfigurationError
 from djinn.protocol.contents import read_digests
 from djinn.residency.tiers import CRITICAL, WARNING, Tiers
 from djinn_server.control import Setup
-from djinn_server.couriers import PeerRules
+from djinn_server.couriers import UNIX, PeerRules
+from djinn_server.dialing import Exchange
 from djinn_server.gateway import Gateway
 from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits
@@ -31,6 +32,7 @@ from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
 from djinn_server.nursery import start_nursery
 from djinn_server.placement import default_places
+from djinn_server.sandbox.fence import SandboxMode, plan
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant, Tenant
 from djinn_server.tokens import TokenFile
@@ -144,6 +146,9 @@ def serve(
     lease_s: Annotated[float, typer.Option(
         min=0.0, help="Seconds that a session stays whose connection broke, so that its client can go on with it; "
                       "0: not at all.")] = LEASE_S,
+    sandbox: Annotated[SandboxMode, typer.Option(
+        help="Have the processes that run operations give up what they do not need of the system. auto: as far as the "
+             "system can do that, the rest is logged; require: or else do not start.")] = SandboxMode.auto,
     log_format: Annotated[LogChoice, typer.Option(help="What a line of the log looks like.")] = LogChoice.text,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
@@ -164,7 +169,7 @@ def serve(
         memory_bytes=memory_mib * 2**20, memory_warning=memory_warning, memory_critical=memory_critical,
         public_contents=public_contents, device_turns=device_turns, peers=peers,
         program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()),
-        log_format=log_format.value, lease_s=lease_s)
+        log_format=log_format.value, lease_s=lease_s, sandbox=sandbox)
     # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     try:
@@ -209,6 +214,7 @@ class Offer:
     namespaces: tuple[str, ...]
     log_format: LogFormat
     lease_s: float
+    sandbox: SandboxMode
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -247,6 +253,7 @@ def _open(offer: Offer) -> Gateway:
     write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     is_private = _check(offer, bool(config.token))
+    plan(offer.sandbox, offer.devices, (offer.tokens, offer.tls_key or offer.tls_cert))
     plugins = Plugins.load(config.selection)
     for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
         plugins.choose(kind, usual)
@@ -261,7 +268,7 @@ def _open(offer: Offer) -> Gateway:
     def setup_for(tenant: Tenant) -> Setup:
         return Setup(tenant.name, offer.devices[0], scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
                      offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
-                     offer.tls_client_ca, offer.memory_bytes, offer.peers, is_private,
+                     offer.tls_client_ca, offer.memory_bytes, sandbox=offer.sandbox,
                      program_bytes=offer.program_bytes, namespaces=offer.namespaces, log_format=offer.log_format,
                      memory_warning=offer.memory_warning, memory_critical=offer.memory_critical,
                      public_digests=public_digests, takes_turns=bool(offer.tokens), lease_s=offer.lease_s)
@@ -270,11 +277,13 @@ def _open(offer: Offer) -> Gateway:
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     # Forked workers begin sooner. Each of several tenants has one that began from nothing, which knows of no other.
     nursery = start_nursery(_SECRETS, partial(_prepare, plugins)) if isinstance(tenants, OneTenant) else None
+    exchange = Exchange(PeerRules.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
+                        plugins.transport_for)
     listener = transport.listen(offer.address, ListenOptions(
         tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
-    return Gateway(listener, tenants, Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level},
-                                                 devices=offer.devices, turns=offer.turns, nursery=nursery),
-                   first=tenants.tenant if isinstance(tenants, OneTenant) else None)
+    supervisor = Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}, devices=offer.devices,
+                            turns=offer.turns, nursery=nursery, exchange=exchange)
+    return Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None)
 
 
 def _prepare(plugins: Plugins) -> None:

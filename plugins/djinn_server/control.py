@@ -10,14 +10,16 @@ from typing import TypeAlias
 
 import msgspec
 
+from djinn.protocol.messages import Courier
 from djinn.residency.tiers import CRITICAL, WARNING
 from djinn_server.counting import Report
 from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
+from djinn_server.sandbox.fence import SandboxMode
 
-__all__ = ("Ask", "Control", "ControlMessage", "Ended", "Failed", "GiveBack", "Grant", "Incoming", "Ready", "Recall",
-           "Setup", "Spawn", "Spawned", "Stop")
+__all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "Ended", "Failed", "GiveBack", "Grant", "Incoming",
+           "Ready", "Recall", "Setup", "Spawn", "Spawned", "Stop")
 
 SEND_TIMEOUT_S = 5
 """How long a worker may take to listen; it does nothing else in the thread that does."""
@@ -40,8 +42,6 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         ticket_key: What tickets are made with.
         tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
         memory_bytes: What all sessions together should hold at most; 0 if nobody says.
-        peers: See `djinn_server.couriers.PeerRules.parse`.
-        is_private: Whether only this machine can reach the server.
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
@@ -50,6 +50,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         log_format: See `djinn_server.log_lines.write_to`.
         takes_turns: Whether other workers use the device too.
         lease_s: How long a session stays whose connection broke; 0: not at all.
+        sandbox: What is to become of the rights that serving does not need; see `djinn_server.sandbox`.
     """
 
     tenant: str
@@ -65,8 +66,6 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     tls_key: str = ""
     tls_client_ca: str = ""
     memory_bytes: int = 0
-    peers: str = ""
-    is_private: bool = True
     mailbox_prefix: bytes = b""
     program_bytes: int | None = None
     namespaces: tuple[str, ...] = ()
@@ -76,6 +75,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     memory_warning: float = WARNING
     memory_critical: float = CRITICAL
     public_digests: frozenset[bytes] = frozenset()
+    sandbox: SandboxMode = SandboxMode.auto
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -154,6 +154,36 @@ class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
     wants_more: bool
 
 
+class Dial(msgspec.Struct, frozen=True, tag="dial"):
+    """From a worker: it wants a connection to another server.
+
+    Attributes:
+        number: Tells the answer from others.
+        address: Where to.
+        courier: What to greet it with.
+    """
+
+    number: int
+    address: str
+    courier: Courier
+
+
+class Dialed(msgspec.Struct, frozen=True, tag="dialed"):
+    """To a worker: the connection, whose descriptor comes along, or why there is none.
+
+    Attributes:
+        number: Of the `Dial`.
+        code, summary, hint: Of the error.
+        received: What was read from the connection already.
+    """
+
+    number: int
+    code: str = ""
+    summary: str = ""
+    hint: str = ""
+    received: bytes = b""
+
+
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
     """To a nursery: fork a worker, whose standard input comes along.
 
@@ -192,7 +222,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Limits | Stop | Report | Ask | Grant | Recall | GiveBack
-    | Spawn | Spawned | Ended)
+    | Dial | Dialed | Spawn | Spawned | Ended)
 
 
 class Control:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from djinn.errors import ConfigurationError, PeerError
-from djinn.kinds.transport import Carrier, CarryingTransport, ConnectOptions, Transport
+from djinn.kinds.transport import Carrier, CarryingTransport, ConnectOptions, RelayingTransport, Transport
 from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import Courier
 from djinn.protocol.post import MailCarrier
@@ -105,13 +105,16 @@ class Couriers:
         room: The mailboxes here.
         rules: Which servers may be connected to.
         transport_for: Gives the transport of a scheme.
+        dial: Has another process connect, which keeps the rules; without, this one does it.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, room: MailRoom, rules: PeerRules, transport_for: Callable[[str], Transport]) -> None:
+    def __init__(self, room: MailRoom, rules: PeerRules, transport_for: Callable[[str], Transport],
+                 dial: Callable[[str, Courier], tuple[int, bytes]] | None = None) -> None:
         self._room = room
+        self._dial = dial
         self._rules = rules
         self._transport_for = transport_for
 
@@ -131,11 +134,13 @@ class Couriers:
         if here is not None:
             return MailCarrier(here, courier.session, is_gone)
         transport = self._transport_for(address.partition("://")[0])
+        options = ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S, is_gone=is_gone)
+        if self._dial is not None and isinstance(transport, RelayingTransport):
+            return transport.carry_on(*self._dial(address, courier), address, options)
         if not isinstance(transport, CarryingTransport):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, which carries no values between "
                             "servers.", hint="Bring the value home and upload it there.")
-        return transport.carry(self._rules.permit(address), courier,
-                               ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S, is_gone=is_gone))
+        return transport.carry(self._rules.permit(address), courier, options)
 
 
 def _refused(address: str, host: str) -> PeerError:

@@ -81,6 +81,7 @@ class Server:
         public_digests: Contents that every owner may use.
         peers: Which servers may be sent values.
         transport_for: Gives the transport of a scheme, for values that are sent to other servers.
+        dial: Has another process connect to these; see `djinn_server.couriers.Couriers`.
         mailbox_prefix: How the keys of the sessions' mailboxes begin.
         watch: Takes up a guard's watch at a new session.
         meters: Count what happens; without, the server's own.
@@ -98,6 +99,7 @@ class Server:
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
         meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S, tiers: Tiers | None = None,
         public_digests: frozenset[bytes] = frozenset(),
+        dial: Callable[[str, Courier], tuple[int, bytes]] | None = None,
     ) -> None:
         self._listener = listener
         self._line = line or Line()
@@ -111,7 +113,7 @@ class Server:
         self._tiers = tiers
         self._keeper: Keeper | None = None
         self._room = MailRoom(mailbox_prefix)
-        self._couriers = Couriers(self._room, peers or PeerRules(), transport_for)
+        self._couriers = Couriers(self._room, peers or PeerRules(), transport_for, dial)
         self._lease_s = lease_s
         self._resumable = Resumable()
         self._sessions: dict[str, tuple[SessionService, MailPost]] = {}

@@ -23,9 +23,10 @@ from djinn.kinds.transport import Channel, MovableChannel
 from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn.protocol.post import no_mailbox
 from djinn.protocol.resumption import no_session
-from djinn_server.control import Ask, Control, Failed, GiveBack, Incoming, Ready, Setup, Stop
+from djinn_server.control import Ask, Control, Dial, Failed, GiveBack, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Report
 from djinn_server.desk import Customer, Desk
+from djinn_server.dialing import Exchange
 from djinn_server.ledger import Ledger
 from djinn_server.limits import memory_limit
 from djinn_server.nursery import Child, Nursery
@@ -95,7 +96,8 @@ class Worker:
             raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
         self._port = message.address.rpartition(":")[2]
 
-    def watch(self, heed: Callable[[Report], None], desk: Desk, customer: Customer) -> None:
+    def watch(self, heed: Callable[[Report], None], desk: Desk, customer: Customer,
+              exchange: Exchange | None = None) -> None:
         """Wait until it ends, and hear what it tells meanwhile."""
         while (received := self._control.receive()) is not None:
             message = received[0]
@@ -103,6 +105,8 @@ class Worker:
                 desk.ask(customer)
             elif isinstance(message, GiveBack):
                 desk.give_back(customer, message.turn, wants_more=message.wants_more)
+            elif isinstance(message, Dial) and exchange is not None:
+                exchange.connect(message, self._control)
             elif isinstance(message, Report):
                 heed(message)
 
@@ -180,6 +184,7 @@ class Supervisor:
         devices: On which workers compute; without, on that of their setup.
         turns: How they take turns on each of these.
         nursery: Forks workers; without, each is a process that begins from nothing.
+        exchange: Connects them to other servers; without, they reach none.
 
     Concurrency:
         Any thread.
@@ -187,13 +192,15 @@ class Supervisor:
 
     def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str],
                  ledger: Ledger | None = None, *, devices: Sequence[str] = (),
-                 turns: Sequence[Settings] = (), nursery: Nursery | None = None) -> None:
+                 turns: Sequence[Settings] = (), nursery: Nursery | None = None,
+                 exchange: Exchange | None = None) -> None:
         self.ledger = ledger or Ledger()
         self._devices = tuple(devices)
         self._desk = Desk(turns or [Settings()] * max(1, len(self._devices)))
         self._make_setup = make_setup
         self._environment = environment
         self._nursery = nursery
+        self._exchange = exchange
         self._changed = threading.Condition()
         self._posts: dict[str, _Post] = {}
         self._stopping = False
@@ -382,7 +389,7 @@ class Supervisor:
             post.customer = customer
         self._note(post, None, is_ready=True)
         account = self.ledger.open(post.tenant.name, memory_limit(setup.memory_bytes, setup.limits), post.device)
-        worker.watch(account.heed, self._desk, customer)
+        worker.watch(account.heed, self._desk, customer, self._exchange)
         # Before it is said that none serves, so that nobody reads of one that does at the same time.
         self.ledger.close(account)
         self._desk.leave(customer)

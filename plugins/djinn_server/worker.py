@@ -23,13 +23,14 @@ from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOp
 from djinn.protocol.abilities import SettlingExecutor
 from djinn.protocol.messages import Hello
 from djinn.residency.tiers import Tiers
-from djinn_server.control import Ask, Control, Failed, GiveBack, Grant, Incoming, Ready, Recall, Setup, Stop
+from djinn_server.control import Ask, Control, Dialed, Failed, GiveBack, Grant, Incoming, Ready, Recall, Setup, Stop
 from djinn_server.counting import Meters, Reporter
-from djinn_server.couriers import UNIX, PeerRules
+from djinn_server.dialing import Dialer
 from djinn_server.limits import Allowances, Limits
 from djinn_server.line import Line
 from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes
+from djinn_server.sandbox.fence import Fence
 from djinn_server.server import Server
 from djinn_server.tickets import TicketCheck
 from djinn_server.waiting import WaitingRoom
@@ -121,8 +122,11 @@ def main() -> None:
         sys.exit(1)
     setup = received[0]
     write_to(sys.stderr, setup.log_format, role="worker", **({"tenant": setup.tenant} if setup.tenant else {}))
+    fence = Fence(setup.sandbox, setup.device)
+    dialer = Dialer(control.send)
     try:
-        server, inlet, allowances, line = _open(setup, control)
+        server, inlet, allowances, line = _open(setup, control, fence, dialer)
+        fence.seal()
     except DjinnError as error:
         control.send(Failed(error.code, error.summary, error.hint))
         sys.exit(1)
@@ -130,7 +134,7 @@ def main() -> None:
     control.send(Ready(server.device, inlet.address))
     reporter = Reporter(server.report, control.send)
     reporter.start()
-    stopped = server.stop(_obey(control, inlet.hand, allowances, line, server.limit_memory))
+    stopped = server.stop(_obey(control, inlet.hand, allowances, line, server.limit_memory, dialer))
     reporter.stop()
     logging.shutdown()
     # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
@@ -161,7 +165,7 @@ class GatewayTurns:
 
 def _obey(
     control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line,
-    limit_memory: Callable[[Limits], None],
+    limit_memory: Callable[[Limits], None], dialer: Dialer,
 ) -> float:
     """Do what the gateway says, until it says to stop; return how long programs may go on."""
     while (received := control.receive()) is not None:
@@ -175,6 +179,8 @@ def _obey(
             line.granted(message.turn)
         elif isinstance(message, Recall):
             line.recalled(message.turn, message.left_s)
+        elif isinstance(message, Dialed):
+            dialer.answered(message, descriptor)
         elif isinstance(message, Limits):
             allowances.limits = message
             limit_memory(message)
@@ -184,22 +190,24 @@ def _obey(
     return STOP_TIMEOUT_S
 
 
-def _open(setup: Setup, control: Control) -> tuple[Server, Inlet, Allowances, Line]:
+def _open(setup: Setup, control: Control, fence: Fence, dialer: Dialer) -> tuple[Server, Inlet, Allowances, Line]:
     from djinn.config import Config
     from djinn.logs import configure
     from djinn.plugins import Plugins
 
     config = Config.resolve({}, os.environ)
     configure(config)
+    plugins = Plugins.load(config.selection)
+    transport = plugins.transport_for(setup.transport)
+    options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
+    listener = transport.listen(setup.address, options) if setup.address else None
+    # Before a driver starts threads of its own, and after the last file that only the server's user may read.
+    fence.enter()
     if setup.threads:
         import torch
 
         torch.set_num_threads(setup.threads)
-    plugins = Plugins.load(config.selection)
-    transport = plugins.transport_for(setup.transport)
-    options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
     executor: Executor = plugins.choose("executor", "torch").open(setup.device)
-    listener = transport.listen(setup.address, options) if setup.address else None
     if listener is None and not isinstance(transport, AdoptingTransport):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
     meters = Meters()
@@ -215,10 +223,8 @@ def _open(setup: Setup, control: Control) -> tuple[Server, Inlet, Allowances, Li
                     keep_bytes=setup.keep_bytes,
                     looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
                     tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
-                    peers=PeerRules.parse(setup.peers, is_private=setup.is_private,
-                                          listens_on_path=setup.transport == UNIX),
-                    transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix, meters=meters,
-                    line=line, lease_s=setup.lease_s)
+                    dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
+                    meters=meters, line=line, lease_s=setup.lease_s)
     return server, inlet, allowances, line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,9 +11,10 @@ import torch
 from djinn.kinds.transport import ConnectOptions
 from djinn.protocol.messages import Courier, Parcel
 from djinn_transport_tcp.client import SocketConnection
+from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream, views_of
 
-__all__ = ("SocketCarrier", "carry")
+__all__ = ("SocketCarrier", "carry", "carry_on")
 
 
 def carry(
@@ -26,6 +28,13 @@ def carry(
     return carrier
 
 
+def carry_on(descriptor: int, received: bytes, address: str, options: ConnectOptions) -> SocketCarrier:
+    """Send on another process's connection; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
+    carrier = SocketCarrier(address, FrameStream(ByteStream(socket.socket(fileno=descriptor), received=received)))
+    carrier.wait_while_wanted(options.is_gone)
+    return carrier
+
+
 class SocketCarrier(SocketConnection):
     """Carries parcels; see `djinn.kinds.transport.Carrier`.
 
@@ -35,6 +44,15 @@ class SocketCarrier(SocketConnection):
     def wait_while_wanted(self, is_gone: Callable[[], bool] | None) -> None:
         """Have transfers that stand still end when nobody wants them any more."""
         self._frames.stream.is_unwanted = is_gone
+
+    def detach(self) -> tuple[int, bytes]:
+        """Give the connection away; see `djinn.kinds.transport.MovableCarrier.detach`."""
+        try:
+            return self._frames.stream.detach()
+        except OSError as error:
+            raise self._ended(error) from None
+        finally:
+            self._lost = self._lost or "it was given away"
 
     def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
         """Send a parcel with its tensor; see `djinn.kinds.transport.Carrier.send`."""

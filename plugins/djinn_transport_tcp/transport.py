@@ -37,6 +37,12 @@ class TcpTransport:
 
         return carry(address, courier, options, open_tcp)
 
+    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
+        """Send on a connection; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
+        from djinn_transport_tcp.courier import carry_on
+
+        return carry_on(descriptor, received, address, options)
+
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
         from djinn_transport_tcp.listener import listen
@@ -100,6 +106,12 @@ class UnixTransport:
         from djinn_transport_tcp.courier import carry
 
         return carry(address, courier, options, open_unix)
+
+    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
+        """Send on a connection; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
+        from djinn_transport_tcp.courier import carry_on
+
+        return carry_on(descriptor, received, address, options)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on a path; see `djinn.kinds.transport.Transport.listen`."""

@@ -1,0 +1,131 @@
+"""Connections to other servers: the gateway makes them for its workers, which may make none themselves."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from djinn import errors
+from djinn.errors import DjinnError, PeerError
+from djinn.kinds.transport import CarryingTransport, ConnectOptions, MovableCarrier, RelayingTransport, Transport
+from djinn.protocol.messages import Courier
+from djinn_server.control import Control, Dial, Dialed
+from djinn_server.couriers import CONNECT_TIMEOUT_S, PeerRules
+
+__all__ = ("Dialer", "Exchange")
+
+MAX_DIALS = 64
+"""Connections that are being made for all workers together; for more, they wait."""
+MARGIN_S = 2 * CONNECT_TIMEOUT_S
+"""How much longer than its connecting a worker waits for the gateway, which may look a name up first."""
+_CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
+_log = logging.getLogger("djinn.server")
+
+
+class Dialer:
+    """A worker's end: asks the gateway for a connection.
+
+    Args:
+        send: Sends the gateway a message.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, send: Callable[[Dial], None]) -> None:
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, queue.SimpleQueue[tuple[Dialed, int | None]]] = {}
+
+    def dial(self, address: str, courier: Courier) -> tuple[int, bytes]:
+        """Have the gateway connect to another server and greet it.
+
+        Returns:
+            The connection's descriptor, and what was read from it already.
+
+        Raises:
+            PeerError: The server may not be connected to.
+            DjinnError: It cannot be.
+        """
+        answers: queue.SimpleQueue[tuple[Dialed, int | None]] = queue.SimpleQueue()
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = answers
+        try:
+            self._send(Dial(number, address, courier))
+            answer, descriptor = answers.get(timeout=CONNECT_TIMEOUT_S + MARGIN_S)
+        except (OSError, queue.Empty):
+            raise PeerError(f"{address} cannot be reached from here: the gateway does not answer.") from None
+        finally:
+            with self._lock:
+                del self._waiting[number]
+        if descriptor is None:
+            raise _CODES.get(answer.code, PeerError)(answer.summary, hint=answer.hint)
+        return descriptor, answer.received
+
+    def answered(self, answer: Dialed, descriptor: int | None) -> None:
+        """Take the gateway's answer."""
+        with self._lock:
+            answers = self._waiting.get(answer.number)
+            if answers is not None:
+                answers.put((answer, descriptor))
+                return
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class Exchange:
+    """The gateway's end: makes connections to the servers that it may connect to.
+
+    It greets them itself. So what a worker gets leads to a mailbox of a djinn server and to nothing else, whatever the
+    worker asks for.
+
+    Args:
+        rules: Which servers those are.
+        transport_for: Gives the transport of a scheme.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, rules: PeerRules, transport_for: Callable[[str], Transport]) -> None:
+        self._rules = rules
+        self._transport_for = transport_for
+        self._room = threading.BoundedSemaphore(MAX_DIALS)
+
+    def connect(self, wish: Dial, control: Control) -> None:
+        """Make a connection and hand it over; returns at once."""
+        threading.Thread(target=self._connect, args=(wish, control), name="djinn-dial", daemon=True).start()
+
+    def _connect(self, wish: Dial, control: Control) -> None:
+        descriptor = None
+        try:
+            with self._room:
+                descriptor, received = self._open(wish.address, wish.courier)
+            answer = Dialed(wish.number, received=received)
+        except DjinnError as error:
+            answer = Dialed(wish.number, error.code, error.summary, error.hint)
+        try:
+            control.send(answer, descriptor)
+        except OSError as error:
+            _log.info("nobody takes the connection to %s: %s", wish.address, error)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _open(self, address: str, courier: Courier) -> tuple[int, bytes]:
+        transport = self._transport_for(address.partition("://")[0])
+        if not isinstance(transport, RelayingTransport) or not isinstance(transport, CarryingTransport):
+            raise PeerError(f"{address} is reached by transport {transport.name!r}, whose connections cannot be handed "
+                            "over.", hint="Bring the value home and upload it there.")
+        carrier = transport.carry(self._rules.permit(address), courier,
+                                  ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S))
+        if isinstance(carrier, MovableCarrier):
+            return carrier.detach()
+        carrier.close()
+        raise PeerError(f"The connection to {address} cannot be handed over.")

@@ -1,0 +1,189 @@
+"""The fence around a worker: what of it can be had here, and putting it up."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from djinn.errors import ConfigurationError
+from djinn_server.sandbox import landlock, privileges, seccomp
+from djinn_server.sandbox.paths import beneath, files_for, unreadable_for_others
+
+__all__ = ("Fence", "Part", "SandboxMode", "examine", "plan")
+
+_log = logging.getLogger("djinn.server")
+_HINT = "`djinn doctor` says what this system has; --sandbox auto does without the rest."
+
+
+class SandboxMode(enum.Enum):
+    """What ``--sandbox`` may say."""
+
+    require = "require"
+    auto = "auto"
+    off = "off"
+
+
+@attrs.frozen
+class Part:
+    """One of the means that keep a worker in.
+
+    Attributes:
+        name: What it is about.
+        missing: Why it cannot be had here; empty if it can.
+        consequence: What a worker that is taken over can do without it.
+        is_needed: Whether ``--sandbox require`` asks for it here.
+    """
+
+    name: str
+    missing: str
+    consequence: str
+    is_needed: bool = True
+
+
+def has_driver(device: str) -> bool:
+    """Whether a device has a driver that works in the worker's process."""
+    return device.partition(":")[0] not in ("cpu", "meta")
+
+
+def examine(secrets: Sequence[str] = ()) -> list[Part]:
+    """Look at what this system has, without using it.
+
+    Args:
+        secrets: Files that no worker may read.
+    """
+    files_missing = landlock.why_not() or _exposed(secrets)
+    return [
+        Part("system calls", seccomp.why_not(),
+             "start programs, connect to whatever the server can reach, and look into processes of its user"),
+        Part("files", files_missing, "read what its user can read" if landlock.why_not() else f"read {files_missing}"),
+        Part("users", privileges.why_no_user(),
+             "act as the server's user, as far as the other parts let it", is_needed=os.name == "posix"
+             and os.geteuid() == 0),
+    ]
+
+
+def plan(mode: SandboxMode, devices: Sequence[str], secrets: Sequence[str]) -> None:
+    """Say in the log what of the fence the workers of a server will have.
+
+    Args:
+        mode: What the operator wants.
+        devices: What workers compute on.
+        secrets: Files that no worker may read.
+
+    Raises:
+        ConfigurationError: The mode is ``require``, and a part is missing.
+    """
+    if mode is SandboxMode.off:
+        _log.warning("no sandbox (--sandbox off): a worker that is taken over can do what the server's user can")
+        return
+    parts = [part for part in examine(secrets) if part.missing]
+    if any(map(has_driver, devices)) and mode is SandboxMode.auto:
+        parts.append(Part("files", "the drivers of devices open files as they please; --sandbox require tries",
+                          "read what its user can read"))
+    needed = [part for part in parts if part.is_needed]
+    if needed and mode is SandboxMode.require:
+        raise ConfigurationError(
+            "--sandbox require: " + "; ".join(f"{part.name}: {part.missing}" for part in needed) + ".", hint=_HINT)
+    for part in parts:
+        (_log.warning if part.is_needed else _log.info)(  # no bug
+            "sandbox without %s: %s. A worker that is taken over can %s", part.name, part.missing, part.consequence)
+
+
+class Fence:
+    """Puts the fence up around this process, in two steps: what needs a privilege has to come before it is given up.
+
+    Args:
+        mode: What the operator wants.
+        device: What the process computes on.
+
+    Concurrency:
+        By the only thread of the process: what others may do would stay as it is.
+    """
+
+    def __init__(self, mode: SandboxMode, device: str) -> None:
+        self._mode = mode
+        self._has_driver = has_driver(device)
+        self._keeps_files = mode is SandboxMode.require or not self._has_driver
+
+    def enter(self) -> None:
+        """Give up what nothing needs from here on: other users' rights, files, signals, and ports.
+
+        Raises:
+            ConfigurationError: It cannot be given up, and has to be.
+        """
+        if self._mode is SandboxMode.off:
+            return
+        tasks = Path("/proc/self/task")
+        threads = len(list(tasks.iterdir())) if tasks.exists() else 1
+        files = files_for(has_driver=self._has_driver)
+        ruleset = None
+        with self._part("files"):
+            if threads != 1:
+                raise OSError(f"{threads} threads run already, and it would bind one of them")
+            ruleset = landlock.Ruleset(files) if self._keeps_files else None
+        with self._part("limits"):
+            privileges.limit(has_driver=self._has_driver)
+        with self._part("users"):
+            self._become(files.readable, is_fenced=ruleset is not None)
+        with self._part("privileges"):
+            privileges.hide()
+            privileges.forbid_gaining()
+        if ruleset is not None:
+            with self._part("files"):
+                ruleset.restrict()
+
+    def seal(self) -> None:
+        """Let the process make no other system calls than those that serving takes.
+
+        Raises:
+            ConfigurationError: As for `enter`.
+        """
+        if self._mode is not SandboxMode.off:
+            with self._part("system calls"):
+                seccomp.install(has_driver=self._has_driver)
+
+    def _become(self, readable: Sequence[str], *, is_fenced: bool) -> None:
+        if privileges.why_no_user():
+            privileges.become_nobody_else(None)
+            return
+        closed = _closed(readable)
+        unusable = privileges.closed_device() if self._has_driver else ""
+        if unusable or (closed and not is_fenced):
+            privileges.become_nobody_else(None)
+            # With the right to read everything, and no Landlock, it would read more than before.
+            raise OSError(f"other users than this one cannot use {unusable or closed}, which PyTorch needs")
+        privileges.become_nobody_else(privileges.user_for(os.getpid()), reads_anywhere=bool(closed))
+
+    @contextlib.contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._mode is SandboxMode.require:
+                raise ConfigurationError(f"--sandbox require: {name}: {error}.", hint=_HINT) from None
+            _log.warning("sandbox without %s: %s", name, error)
+
+
+def _closed(readable: Sequence[str]) -> str:
+    """Name what PyTorch reads and other users cannot; empty if they can read all of it."""
+    modules = [module.__file__ for name in ("os", "torch", "djinn", "djinn_server")
+               if (module := sys.modules.get(name)) is not None and module.__file__]
+    return unreadable_for_others((*readable, *modules))
+
+
+def _exposed(secrets: Sequence[str]) -> str:
+    """Name a secret file that lies where workers read modules; empty if none does, or they could not read it anyway."""
+    readable = files_for(has_driver=False)
+    if not privileges.why_no_user() and not _closed(readable.readable):
+        secrets = [path for path in secrets if path and not unreadable_for_others([path])]
+    for path in filter(None, secrets):
+        if folder := beneath(path, readable):
+            return f"{path}, which lies in {folder}, where modules are read from"
+    return ""

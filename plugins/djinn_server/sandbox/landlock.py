@@ -1,0 +1,117 @@
+"""Landlock: what files a process may reach, beneath which folders; see landlock(7)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterable
+
+import attrs
+
+from djinn_server.sandbox.calls import architecture
+
+__all__ = ("Files", "Ruleset", "version", "why_not")
+
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+"""Numbers of the calls, the same on all architectures."""
+_ASK_VERSION = 1
+_BENEATH = 1
+_EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
+_CONTROL = 1 << 15
+"""``LANDLOCK_ACCESS_FS_IOCTL_DEV``."""
+_OF_FILES = _EXECUTE | _WRITE | _READ | _CONTROL
+"""What can be said of something that is no folder."""
+_KNOWN_FILES = ((1, 0x1FFF), (2, 1 << 13), (3, 1 << 14), (5, _CONTROL))
+"""Kinds of access, by the version of Landlock that has them first."""
+_NET_VERSION, _NET = 4, 3
+"""Binding and connecting TCP sockets."""
+_SCOPE_VERSION, _SCOPE = 6, 3
+"""Abstract Unix-domain sockets of others, and signals to them."""
+_RULE = struct.Struct("=Qi")
+
+
+@attrs.frozen
+class Files:
+    """What a process may reach.
+
+    Attributes:
+        readable: Files and folders to read, with all that is beneath them.
+        usable: Files and folders to read, write and control; nothing is made or removed there.
+    """
+
+    readable: tuple[str, ...]
+    usable: tuple[str, ...] = ()
+
+
+def version() -> int:
+    """Return the version of Landlock that the kernel has; 0 if it has none, or it is not switched on."""
+    if sys.platform != "linux" or architecture() is None:
+        return 0
+    return max(0, int(_call(_CREATE, None, 0, _ASK_VERSION)))
+
+
+def why_not() -> str:
+    """Say why files cannot be kept from a process here; empty if they can."""
+    if version():
+        return ""
+    return "the kernel has no Landlock (5.13 and later have it, if CONFIG_SECURITY_LANDLOCK and lsm= say so)"
+
+
+class Ruleset:
+    """What a process may reach, made while it may still reach everything, and laid upon it later.
+
+    Args:
+        files: What it may reach. What does not exist is left out.
+
+    Raises:
+        OSError: The kernel does not take it.
+    """
+
+    def __init__(self, files: Files) -> None:
+        number = version()
+        self._handled = sum(mask for since, mask in _KNOWN_FILES if number >= since)
+        attributes = struct.pack("=QQQ", self._handled, _NET if number >= _NET_VERSION else 0,
+                                 _SCOPE if number >= _SCOPE_VERSION else 0)
+        # An earlier kernel knows fewer fields, and takes more of them if they are zero.
+        self._descriptor = _checked(_call(_CREATE, attributes, len(attributes), 0))
+        self._add(files.readable, _READ | _LIST)
+        self._add(files.usable, _READ | _LIST | _WRITE | _CONTROL)
+
+    def restrict(self) -> None:
+        """Lay it upon this thread, and on those that it starts from now on.
+
+        Raises:
+            OSError: The kernel refuses: the process may still gain privileges.
+        """
+        try:
+            _checked(_call(_RESTRICT, self._descriptor, 0))
+        finally:
+            os.close(self._descriptor)
+
+    def _add(self, paths: Iterable[str], access: int) -> None:
+        for path in dict.fromkeys(paths):
+            with contextlib.suppress(OSError):  # not every system has all of them
+                opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                try:
+                    is_folder = stat.S_ISDIR(os.fstat(opened).st_mode)
+                    allowed = access & self._handled & (-1 if is_folder else _OF_FILES)
+                    rule = _RULE.pack(allowed, opened)
+                    _checked(_call(_ADD, self._descriptor, _BENEATH, rule, 0))
+                finally:
+                    os.close(opened)
+
+
+def _call(number: int, *arguments: object) -> int:
+    return int(ctypes.CDLL(None, use_errno=True).syscall(number, *arguments))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno() or errno.EINVAL
+        raise OSError(number, f"Landlock: {os.strerror(number)}")
+    return result

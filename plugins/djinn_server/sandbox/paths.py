@@ -1,0 +1,82 @@
+"""The files that a worker has to reach: what Python, PyTorch and the C library read when they first need it."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from djinn_server.sandbox.landlock import Files
+
+__all__ = ("beneath", "files_for", "unreadable_for_others")
+
+_SYSTEM = (
+    # Libraries, and how they are found.
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d", "/nix/store", "/gnu/store",
+    # Names of places and of characters.
+    "/usr/share/locale", "/usr/share/zoneinfo", "/etc/localtime", "/usr/share/i18n",
+    # What the machine is: OpenMP, oneDNN and the C library ask when they are first used.
+    "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/sys/vm",
+    "/proc/sys/kernel/osrelease", "/proc/sys/kernel/version", "/sys/devices/system", "/sys/kernel/mm",
+    "/sys/fs/cgroup", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
+)
+_DRIVER_READS = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/share/nvidia", "/usr/local/cuda",
+                 "/opt/rocm", "/etc/nvidia", "/etc/OpenCL")
+_DRIVER_USES = ("/dev", "/proc/self")
+
+
+def files_for(*, has_driver: bool) -> Files:
+    """Say what a worker has to reach, in the process that is to be one.
+
+    Args:
+        has_driver: Whether the driver of a device works in it.
+    """
+    found = [*_SYSTEM, "/proc/self", *_of_python()]
+    return Files(tuple(found + list(_DRIVER_READS) if has_driver else found),
+                 tuple(_DRIVER_USES) if has_driver else ("/dev/null",))
+
+
+def _of_python() -> Iterator[str]:
+    """Yield where modules come from, and the libraries that this process has mapped or may look for."""
+    yield from (path for path in sys.path if path and Path(path).exists())
+    yield from (path for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib")))
+    yield from site.getsitepackages()
+    for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix}:
+        yield from (str(Path(prefix) / "lib"), str(Path(prefix) / "lib64"), str(Path(prefix) / "pyvenv.cfg"))
+    yield from filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    yield from sorted({str(Path(path).parent) for path in _mapped() if ".so" in Path(path).name})
+
+
+def _mapped() -> Iterator[str]:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line[line.find("/"):] if "/" in line else ""
+        if path and "(deleted)" not in path:
+            yield path
+
+
+def unreadable_for_others(paths: Iterable[str]) -> str:
+    """Return a path that users without any right of their own cannot read; empty if they can read all that exist."""
+    for path in map(Path, paths):
+        try:
+            real = path.resolve()
+            needed = 0o5 if real.is_dir() else 0o4
+            if (real.stat().st_mode & needed) != needed:
+                return str(real)
+            shut = next((folder for folder in real.parents if not folder.stat().st_mode & 0o1), None)
+        except OSError:
+            # It does not exist, or nobody may look: then there is nothing to be read either.
+            continue
+        if shut is not None:
+            return str(shut)
+    return ""
+
+
+def beneath(path: str, files: Files) -> str:
+    """Return the folder of those that may be read beneath which a path lies; empty if it lies beneath none."""
+    real = Path(path).resolve()
+    return next((folder for folder in files.readable
+                 if real == Path(folder).resolve() or Path(folder).resolve() in real.parents), "")
