@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import Program
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
 MARKS_HANDLE = 2**64 - 1
@@ -393,8 +393,16 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
     """The server has all batches up to the number of this frame; an answer says the same of those before it."""
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """This side ends the session; nothing of it is kept."""
+class Goodbye(msgspec.Struct, frozen=True, omit_defaults=True, tag="goodbye"):
+    """This side ends the session; nothing of it is kept.
+
+    Attributes:
+        code, summary, hint: Of the error that says why, if there is one.
+    """
+
+    code: Text = ""
+    summary: Text = ""
+    hint: Text = ""
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):

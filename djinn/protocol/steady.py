@@ -22,6 +22,7 @@ from djinn.protocol.resumption import ServerEnd, no_session
 __all__ = ("Resumable", "SteadyChannel")
 
 log = logging.getLogger("djinn.server")
+_GOODBYE = Goodbye()
 
 
 @runtime_checkable
@@ -267,8 +268,12 @@ class SteadyChannel:
                 channel.admit_body = self._admit_body
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """End the session, and tell the client if nothing else is being sent. Never raises, may be called twice."""
+    def close(self, goodbye: Goodbye = _GOODBYE) -> None:
+        """End the session, and tell the client if nothing else is being sent. Never raises, may be called twice.
+
+        Args:
+            goodbye: What the client hears.
+        """
         with self._changed:
             is_first, self._is_over = not self._is_over, True
             self.stop.append(OperationCancelledError("The operation was dropped: its session has ended."))
@@ -277,9 +282,10 @@ class SteadyChannel:
         self.stopped()
         if line is None:
             return
-        if is_first and self._end.lease_s and self._sending.acquire(blocking=False):
+        # A client that does not take up sessions expects none, but for a reason.
+        if is_first and (self._end.lease_s or goodbye.code) and self._sending.acquire(blocking=False):
             with contextlib.suppress(DjinnError):  # it learns by itself that there is no session any more
-                line.channel.send(0, Goodbye())
+                line.channel.send(0, goodbye)
             self._sending.release()
         line.channel.close()
 

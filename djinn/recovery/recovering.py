@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from djinn.errors import DjinnError, SessionClosedError, TransportError
+from djinn.errors import DjinnError, ProgramTimeoutError, SessionClosedError, SessionTerminatedError, TransportError
 from djinn.fleet.fleet import Fleet
 from djinn.kinds import Connection
 from djinn.link import Link
@@ -293,6 +293,7 @@ class Recovering:
         self._busy_since_checkpoint_s += took_s
 
     def _died(self, error: DjinnError) -> None:
+        self._look_whether_final(error)
         self._last_words = error.summary
         self._is_alive = False
         if self.nodes_taken > self._taken_before:
@@ -302,6 +303,11 @@ class Recovering:
                 self._past[name] += count
         self._hands.link.close()
         log.warning("%s died: %s", self.address, error.summary)
+
+    def _look_whether_final(self, error: DjinnError) -> None:
+        if isinstance(error, ProgramTimeoutError | SessionTerminatedError):
+            # To do the same again would end the same.
+            self._ended = error
 
     def _recover(self) -> None:
         """Begin anew on a server, and make everything again.
@@ -341,6 +347,7 @@ class Recovering:
         except DjinnError as error:
             self._last_words = error.summary
             log.warning("died again: %s", error.summary)
+            self._look_whether_final(error)
             _close(connections)
             return
         except BaseException:

@@ -493,7 +493,7 @@ class SocketConnection:
         if isinstance(received[1], Refusal):
             raise refused(self.address, received[1])
         if isinstance(received[1], Goodbye):
-            raise goodbye(self.address)
+            raise goodbye(self.address, received[1])
         return received
 
     def _closed(self) -> BaseException:
@@ -535,5 +535,5 @@ class SocketConnection:
             # Whatever this says is less to the point than the error that led here, which is reported instead.
             return None
         if received is not None and isinstance(received[1], Goodbye):
-            return goodbye(self.address)
+            return goodbye(self.address, received[1])
         return refused(self.address, received[1]) if received is not None and isinstance(received[1], Refusal) else None

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError, RemoteTimeoutError, TransportError
-from djinn.protocol.messages import Refusal
+from djinn.errors import (
+    ProgramTimeoutError,
+    ProtocolError,
+    ProtocolVersionError,
+    RefusedError,
+    RemoteTimeoutError,
+    SessionTerminatedError,
+    TransportError,
+)
+from djinn.protocol.messages import Goodbye, Refusal
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.tls import TlsError
 
 __all__ = ("AGAIN", "explained", "goodbye", "refused")
 
+_FINAL = {kind.code: kind for kind in (ProgramTimeoutError, SessionTerminatedError)}
+"""What the server has ended for good: to go on elsewhere, or to do it again, would be wrong."""
 AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
 
 
-def goodbye(address: str) -> TransportError:
-    """Say that the server has ended the session."""
+def goodbye(address: str, said: Goodbye) -> Exception:
+    """Say that the server has ended the session, and why if it said so."""
+    if said.code:
+        return refused(address, Refusal(said.code, said.summary, said.hint))
     return TransportError(f"The connection to {address} is gone: the server has ended the session.", hint=AGAIN)
 
 
@@ -21,6 +33,8 @@ def refused(address: str, refusal: Refusal) -> Exception:
     """Say what the server said when it refused."""
     if refusal.code == ProtocolVersionError.code:
         return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
+    if refusal.code in _FINAL:
+        return _FINAL[refusal.code](f"{address} has ended the session: {refusal.summary}", hint=refusal.hint)
     code = "" if refusal.code == RefusedError.code else f" [{refusal.code}]"
     return RefusedError(f"The server at {address} says:{code} {refusal.summary}", hint=refusal.hint,
                         retry_after_s=refusal.retry_after_s)
