@@ -97,6 +97,8 @@ class Config:
     """What happens when a server dies: its values are lost; or they are made again, and the program goes on."""
     recovery_bytes: int = 2**30
     """How many bytes of tensors may be kept here for that."""
+    recovery_budget_s: float = 5.0
+    """How many seconds of work a recovery may have to do again."""
     recovery_timeout_s: float = 30.0
     """How long servers may take to come back."""
     local_fallback: bool = False
@@ -226,20 +228,16 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
     "tls_key": _Rule(_path, "the path of a file"),
     "device": _Rule(_text, "a device of PyTorch's such as cpu or cuda:0"),
     "flush_every": _Rule(_count, "a whole number from 1, or None, or 'auto'"),
-    "strict": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
-    "debug": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
-    "result_cache_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
     "log_level": _Rule(_level, f"one of {', '.join(LOG_LEVELS)}"),
     "log_component": _Rule(_text, "names of components separated by commas"),
-    "connect_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
     "request_timeout_s": _Rule(_optional_seconds, "a number of seconds above 0, or None"),
-    "resume": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
-    "resume_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
-    "resume_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
     "recovery": _Rule(_one_of(RECOVERIES), f"one of {', '.join(RECOVERIES)}"),
-    "recovery_bytes": _Rule(_bytes, "a whole number of bytes from 0"),
-    "recovery_timeout_s": _Rule(_seconds, "a number of seconds above 0"),
-    "local_fallback": _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}"),
+    **dict.fromkeys(("strict", "debug", "resume", "local_fallback"),
+                    _Rule(_flag, f"one of True, False, {', '.join(_TRUE + _FALSE)}")),
+    **dict.fromkeys(("connect_timeout_s", "resume_timeout_s", "recovery_budget_s", "recovery_timeout_s"),
+                    _Rule(_seconds, "a number of seconds above 0")),
+    **dict.fromkeys(("result_cache_bytes", "resume_bytes", "recovery_bytes"),
+                    _Rule(_bytes, "a whole number of bytes from 0")),
 })
 
 

@@ -13,9 +13,9 @@ __all__ = (
     "AmbiguousPluginError", "ConfigurationError", "DeviceNameTakenError", "DjinnError", "DocumentError", "InputsError",
     "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError", "PluginError", "PluginLoadError",
     "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError",
-    "RefusedError", "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError", "SessionClosedError",
-    "SessionTerminatedError", "StateLostError", "TransportError", "UnknownHandleError", "UnknownOperatorError",
-    "UnsupportedTensorError",
+    "RecoveryBudgetError", "RefusedError", "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError",
+    "SessionClosedError", "SessionTerminatedError", "StateLostError", "TransportError", "UnknownHandleError",
+    "UnknownOperatorError", "UnsupportedTensorError",
 )
 
 
@@ -209,3 +209,9 @@ class OperationCancelledError(DjinnError, RuntimeError):
     """The operation was queued and has not run: its session was interrupted, or has ended."""
 
     code = "DJ316"
+
+
+class RecoveryBudgetError(DjinnError, RuntimeError):
+    """A recovery may take longer than it should; it is logged as a warning, and not raised."""
+
+    code = "DJ319"

@@ -282,7 +282,7 @@ def seed_all(seed: int) -> None:
 
 
 _baseline: dict[str, int] = {}
-_LEVELS = frozenset({"journal_bytes", "journal_nodes", "live_handles", "pending_nodes", "programs_known",
+_LEVELS = frozenset({"journal_bytes", "journal_ms", "journal_nodes", "live_handles", "pending_nodes", "programs_known",
                      "results_kept", "results_kept_bytes"})
 """Entries of `stats` that are levels, not counters; `reset_stats` leaves them alone."""
 

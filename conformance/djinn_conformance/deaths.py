@@ -6,16 +6,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 
 from djinn import runtime
 from djinn.errors import TransportError
-from djinn.protocol.messages import Batch, Result
+from djinn.protocol.messages import Batch, Define, Rerun, Result, Run
+from djinn.recovery.checkpointing import Checkpointer
 from djinn.recovery.composing import compose_recovering
 from djinn.recovery.recovering import Recovering
+from djinn.recovery.replaying import Hands
 from djinn.session import Session
 
-__all__ = ("DyingConnection", "handing_over_each", "let_die", "recovering")
+__all__ = ("DyingConnection", "VirtualTime", "handing_over_each", "let_die", "recovering")
 
 
 class DyingConnection:
@@ -88,6 +91,73 @@ def recovering(session: Session) -> Iterator[Recovering]:
         with session.lock:
             session.link = before
             layer.close()
+
+
+class VirtualTime:
+    """A clock that goes on while executors work: each operation takes the same time there.
+
+    Args:
+        node_s: How long.
+    """
+
+    def __init__(self, node_s: float) -> None:
+        self.now_s = 0.0
+        self._node_s = node_s
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now_s
+
+    def rule(self, layer: Recovering, budget_s: float) -> None:
+        """Let a layer that recovers, which has done nothing yet, live by this clock."""
+        layer._checkpointer = Checkpointer(layer.journal, budget_s, layer._devices, self)
+        make = layer._make
+
+        def ruled(meters: Sequence[Any]) -> Hands:
+            for meter in meters:
+                meter._plain = _ByTheClock(meter._plain, self)
+            return make(meters)
+
+        for meter in layer._meters:
+            meter._plain = _ByTheClock(meter._plain, self)
+        layer._make = ruled
+
+    def work(self, operations: int) -> float:
+        """Let so many operations be carried out, and say how many seconds that takes."""
+        self.now_s += operations * self._node_s
+        return operations * self._node_s
+
+
+class _ByTheClock:
+    """A connection whose server says how long it ran by a clock that counts operations."""
+
+    def __init__(self, plain: Any, clock: VirtualTime) -> None:
+        self._plain = plain
+        self._clock = clock
+        self._lengths: dict[int, int] = {}
+        self._ran_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a batch, which takes its time."""
+        self._look(batch)
+        self._plain.submit(batch, tensors)
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Send a batch, which takes its time, and wait for its answer."""
+        self._look(batch)
+        result, data = self._plain.request(batch, tensors)
+        ran_s, self._ran_s = self._ran_s, 0.0
+        return msgspec.structs.replace(result, run_ns=round(ran_s * 1e9)), data
+
+    def _look(self, batch: Batch) -> None:
+        for command in batch.commands:
+            if isinstance(command, Define):
+                self._lengths[command.program] = len(command.body.steps)
+            elif isinstance(command, (Run, Rerun)):
+                self._ran_s += self._clock.work(self._lengths[command.program])
 
 
 @contextmanager

@@ -294,6 +294,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
         timed: From here on, tell with every answer when the commands were carried out.
         phase: What the programs are part of from here on, as far as the client knows; ``None`` for the same as before,
             which at first is `ExecutionPhase.UNKNOWN`.
+        metered: From here on, tell with every answer how long programs ran.
     """
 
     commands: list[Command] = []
@@ -302,6 +303,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
     synchronize: bool = False
     timed: bool = False
     phase: ExecutionPhase | None = None
+    metered: bool = False
 
     @property
     def wants_reply(self) -> bool:
@@ -381,12 +383,15 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
         failures: What went wrong since the last answer.
         timings: When the commands since the last answer were carried out, if the session has asked.
         now_ns: Now, by the same clock; 0 if it has not.
+        run_ns: How long programs of this session ran since the last answer, if it has asked; waiting for turns does
+            not count.
     """
 
     items: tuple[Item, ...] = ()
     failures: tuple[Failure, ...] = ()
     timings: tuple[Timing, ...] = ()
     now_ns: int = 0
+    run_ns: Size = 0
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):

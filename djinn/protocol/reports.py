@@ -1,19 +1,24 @@
-"""What one session has to tell with its answers: what failed, and when its commands were carried out."""
+"""What one session has to tell with its answers: what failed, when its commands were carried out, how long it ran."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
+from djinn.kinds.executor import Executor
 from djinn.protocol import failures
+from djinn.protocol.abilities import SettlingExecutor
 from djinn.protocol.messages import Command, Failure, Poisoned, Receive, Rerun, Run, Send, Timing, Upload
 
 MAX_FAILURES = 1000
 """Failures remembered between two answers; later ones are counted with the last."""
 MAX_TIMINGS = 10_000
 """Timings remembered between two answers, the latest ones."""
+_T = TypeVar("_T")
 
 
 class Failures:
@@ -111,3 +116,41 @@ class Timings:
         taken = tuple(self._pending)
         self._pending.clear()
         return taken
+
+
+class RunTime:
+    """How long programs ran.
+
+    A device that computes on its own may be at work between two programs, too: there, all the time counts from the
+    beginning of the first program until the device is through.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        is_asynchronous = executor.device.partition(":")[0] != "cpu"
+        self._settle = executor.settle if is_asynchronous and isinstance(executor, SettlingExecutor) else None
+        self._first_ns = 0
+        self._ns = 0
+
+    def of(self, run: Callable[[], _T]) -> _T:
+        """Run a program."""
+        begin_ns = time.monotonic_ns()
+        self._first_ns = self._first_ns or begin_ns
+        try:
+            return run()
+        finally:
+            self._ns += time.monotonic_ns() - begin_ns
+
+    def take(self) -> int:
+        """Return the nanoseconds since the last time.
+
+        Raises:
+            Exception: The device failed.
+        """
+        taken, since_ns, self._ns, self._first_ns = self._ns, self._first_ns, 0, 0
+        if self._settle is None or not since_ns:
+            return taken
+        self._settle()
+        return time.monotonic_ns() - since_ns

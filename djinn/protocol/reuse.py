@@ -46,9 +46,10 @@ _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES
 
 def after(earlier: Result, result: Result) -> Result:
     """Return an answer together with what an earlier one reported, which nobody has looked at."""
-    if not (earlier.failures or earlier.timings):
+    if not (earlier.failures or earlier.timings or earlier.run_ns):
         return result
-    return Result(result.items, earlier.failures + result.failures, earlier.timings + result.timings, result.now_ns)
+    return Result(result.items, earlier.failures + result.failures, earlier.timings + result.timings, result.now_ns,
+                  earlier.run_ns + result.run_ns)
 
 
 def introduce(owner: str, token: str) -> tuple[str, str]:

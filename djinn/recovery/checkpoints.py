@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import compress
 
 import attrs
 
@@ -16,6 +17,8 @@ from djinn.tape import Node
 
 MAX_WEIGHED = 3
 """So many of the largest storages are looked at one by one, whether they are cheaper to fetch or to compute again."""
+MIN_WEIGHED_SHARE = 0.01
+"""Those that are fetched in a smaller part of the time that everything takes are not worth a look."""
 
 
 @attrs.frozen(eq=False)
@@ -29,7 +32,7 @@ class Candidate:
     def snapshot(self, kept: Kept) -> Snapshot:
         """Make the entry, given the contents."""
         made = {slot.number for node in self.nodes for slot in node.outputs}
-        return Snapshot(self.slot.number, kept, self.spec.device, self.nodes, frozenset({self.slot.number, *made}))
+        return Snapshot(self.slot.number, kept, self.spec, self.nodes, frozenset({self.slot.number, *made}))
 
 
 @attrs.frozen(eq=False)
@@ -39,27 +42,28 @@ class Plan:
     Attributes:
         candidates: It.
         operations: How many operations the journal has.
-        saves: How many of them need not be carried out again once it is known.
+        left_s: How long what has to be carried out again takes once it is known.
         size_bytes: Its bytes.
         left_bytes: Bytes that are kept then, these included.
     """
 
     candidates: Sequence[Candidate]
     operations: int
-    saves: int
+    left_s: float
     size_bytes: int
     left_bytes: int
 
 
-def candidates_of(journal: Journal) -> list[Candidate]:
+def candidates_of(journal: Journal, excluded: Collection[int] = ()) -> list[Candidate]:
     """List the storages whose values can all be made again of one dense tensor, and that operations have made."""
     producers: dict[int, Node] = {}
     specs: dict[int, TensorSpec | None] = {}
     changed: set[int] = set()
-    tainted: set[int] = set()
+    tainted = set(excluded)
     for entry in journal.entries:
         if isinstance(entry, Snapshot):
             changed.discard(entry.number)
+            specs[entry.number] = entry.spec
             producers.update((slot.number, node) for node in entry.nodes for slot in node.outputs)
         elif isinstance(entry, Upload):
             specs[entry.number] = entry.spec
@@ -113,26 +117,30 @@ def _views(owner: int, numbers: Sequence[int], producers: dict[int, Node]) -> li
     return list(nodes.values())
 
 
-def plan(journal: Journal, seconds_per_node: float, bytes_per_s: float) -> Plan:
+def plan(journal: Journal, costs: Sequence[float], bytes_per_s: float, excluded: Collection[int] = ()) -> Plan:
     """Choose what to fetch.
 
     Args:
         journal: What there is.
-        seconds_per_node: How long an operation takes.
+        costs: How many seconds each of its entries takes to be carried out again.
         bytes_per_s: How fast values come home.
+        excluded: Numbers of values that cannot be fetched.
     """
-    chosen = candidates_of(journal)
-    before = _operations(journal, needed_entries(journal.entries, journal))
-    after = _operations(journal, _after(journal, chosen))
-    for candidate in sorted(chosen, key=lambda one: -one.spec.size_bytes)[:MAX_WEIGHED]:
-        others = [one for one in chosen if one is not candidate]
-        without = _operations(journal, _after(journal, others))
-        if (without - after) * seconds_per_node < candidate.spec.size_bytes / bytes_per_s:
-            chosen, after = others, without
-    size_bytes = sum(candidate.spec.size_bytes for candidate in chosen)
+    chosen = candidates_of(journal, excluded)
     needed = _after(journal, chosen)
-    left_bytes = sum(kept_bytes(entry) for entry, is_kept in zip(journal.entries, needed, strict=True) if is_kept)
-    return Plan(chosen, before, before - after, size_bytes, left_bytes + size_bytes)
+    left_s = sum(compress(costs, needed))
+    worth_weighing = MIN_WEIGHED_SHARE * sum(costs) * bytes_per_s
+    for candidate in sorted(chosen, key=lambda one: -one.spec.size_bytes)[:MAX_WEIGHED]:
+        if candidate.spec.size_bytes < worth_weighing:
+            break
+        others = [one for one in chosen if one is not candidate]
+        without = _after(journal, others)
+        without_s = sum(compress(costs, without))
+        if without_s - left_s < candidate.spec.size_bytes / bytes_per_s:
+            chosen, needed, left_s = others, without, without_s
+    size_bytes = sum(candidate.spec.size_bytes for candidate in chosen)
+    left_bytes = sum(map(kept_bytes, compress(journal.entries, needed)))
+    return Plan(chosen, journal.node_count, left_s, size_bytes, left_bytes + size_bytes)
 
 
 def _after(journal: Journal, candidates: Sequence[Candidate]) -> list[bool]:
@@ -140,8 +148,3 @@ def _after(journal: Journal, candidates: Sequence[Candidate]) -> list[bool]:
     empty = Kept.nothing()
     more: list[Entry] = [Generators((), ""), *(candidate.snapshot(empty) for candidate in candidates)]
     return needed_entries(journal.entries, journal, more)
-
-
-def _operations(journal: Journal, needed: Sequence[bool]) -> int:
-    return sum(is_needed and isinstance(entry, Node)
-               for entry, is_needed in zip(journal.entries, needed, strict=True))

@@ -46,4 +46,4 @@ def compose_recovering(
     if session.device_count > 1:
         devices = [torch.device(session.device.type, index) for index in range(session.device_count)]
     return Recovering(make, connections, reconnector, session.tape, session.released, session.recorder.numbers, devices,
-                      config.recovery_bytes)
+                      config.recovery_bytes, config.recovery_budget_s)

@@ -67,23 +67,29 @@ class Snapshot:
     Attributes:
         number: The value that owns the storage.
         kept: Its contents.
-        device: Where it is.
+        spec: Metadata of that value, and where it is.
         nodes: Operations that make the others, as views.
         made: Numbers of all of them.
     """
 
     number: int
     kept: Kept
-    device: torch.device | None
+    spec: TensorSpec
     nodes: Sequence[Node]
     made: frozenset[int]
 
 
+@attrs.define(eq=False)
 class Cut:
-    """Ends a piece: what was handed over together is handed over together again, and so known as a program."""
+    """Ends a piece: what was handed over together is handed over together again, and so known as a program.
+
+    Attributes:
+        node_s: Seconds that each operation of the piece took; ``None`` if that is not known yet.
+    """
+
+    node_s: float | None = None
 
 
-CUT: Final = Cut()
 Entry: TypeAlias = Node | Upload | Seed | Generators | Snapshot | Cut
 
 

@@ -8,10 +8,11 @@ from itertools import chain
 
 import torch
 
+from djinn.errors import RecoveryBudgetError
 from djinn.model.spec import TensorSpec
 from djinn.model.value import Slot
 from djinn.protocol.messages import GENERATOR_HANDLE
-from djinn.recovery.entries import CUT, GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload
+from djinn.recovery.entries import GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload
 from djinn.recovery.keeping import Kept, size_of
 from djinn.tape import Node
 
@@ -19,6 +20,8 @@ log = logging.getLogger("djinn.recovery")
 
 MIN_COMPACTED = 2048
 """Entries from which on a journal is compacted whenever it has doubled."""
+MAX_NODES = 2_000_000
+"""Operations that are kept at most: some 600 MB."""
 
 
 class Journal:
@@ -35,6 +38,9 @@ class Journal:
         settled: So many entries were carried out before the last answer: their failures have been reported.
         live: Slots of the values that somebody names, by number.
         size_bytes: Bytes of the tensors that are kept.
+        unmeasured: Operations handed over since `measured` was called last.
+        node_s: Seconds that an operation took between the last two such calls; 0 before.
+        is_given_up: Whether it had become too long, so that nothing can be made again.
 
     Concurrency:
         For the holder of the session's lock.
@@ -46,6 +52,12 @@ class Journal:
         self.settled = 0
         self.live: dict[int, Slot] = {}
         self.size_bytes = 0
+        self.unmeasured = 0
+        self.node_s = 0.0
+        self.is_given_up = False
+        self._cut = Cut()
+        """Ends the pieces of which it is not known how long they took."""
+        self._measured_s = 0.0
         self._storages: dict[int, int] = {}
         self._views: dict[int, int] = {}
         self._deferred: set[int] = set()
@@ -57,6 +69,14 @@ class Journal:
     def node_count(self) -> int:
         """How many operations it would take to make everything again."""
         return sum(isinstance(entry, Node) for entry in self.entries)
+
+    @property
+    def replay_s(self) -> float:
+        """How long making everything again would take: as long as it took, and as much again for what is in work.
+
+        That includes what has become needless since the journal was compacted.
+        """
+        return self._measured_s + self.unmeasured * self.node_s
 
     @property
     def is_due(self) -> bool:
@@ -89,7 +109,8 @@ class Journal:
                     live[slot.number] = slot
         if nodes:
             entries.extend(nodes)
-            entries.append(CUT)
+            entries.append(self._cut)
+            self.unmeasured += len(nodes)
         return [number for dead in gone for number in self._release(dead, defers)]
 
     def add_upload(self, number: int, tensor: torch.Tensor, device: torch.device | None, *, is_whole: bool) -> None:
@@ -129,6 +150,27 @@ class Journal:
         self.settled = len(self.entries)
         self.compact()
 
+    def measured(self, took_s: float) -> None:
+        """Learn how long the operations took, all together, that were handed over since the last call."""
+        if not self.unmeasured:
+            return
+        self._measured_s += took_s
+        self.node_s = self._cut.node_s = took_s / self.unmeasured
+        self.unmeasured = 0
+        self._cut = Cut()
+
+    def costs(self) -> list[float]:
+        """Say how many seconds each entry takes to be carried out again; 0 if it is not known yet."""
+        costs = [0.0] * len(self.entries)
+        node_s = 0.0
+        for position in range(len(costs) - 1, -1, -1):
+            entry = self.entries[position]
+            if isinstance(entry, Node):
+                costs[position] = node_s
+            elif isinstance(entry, Cut):
+                node_s = entry.node_s or 0.0
+        return costs
+
     def storage_of(self, slot: Slot) -> int:
         """Return what stands for the storage of a value; storages that a value has belonged to in turn are one."""
         return self._root(slot.storage) if self._merged else slot.storage
@@ -153,13 +195,24 @@ class Journal:
         for position, (entry, is_kept) in enumerate(zip(self.entries, kept, strict=True)):
             if position == self.settled:
                 settled = len(survivors)
-            if is_kept and not (entry is CUT and (not survivors or survivors[-1] is CUT)):
+            if is_kept and not (isinstance(entry, Cut) and (not survivors or isinstance(survivors[-1], Cut))):
                 survivors.append(entry)
                 size_bytes += kept_bytes(entry)
         self.settled = len(survivors) if self.settled >= len(self.entries) else settled
         self.entries = survivors
         self.size_bytes = size_bytes
-        self._compacted_at = len(survivors)
+        self._measured_s = sum(self.costs())
+        if self.is_given_up or self.node_count > MAX_NODES:
+            self._give_up()
+        self._compacted_at = len(self.entries)
+
+    def _give_up(self) -> None:
+        if not self.is_given_up:
+            log.warning("%s", RecoveryBudgetError(
+                f"A recovery would have to carry out more than {MAX_NODES:,} operations, so they are not kept any "
+                "longer: if a server dies from now on, the session ends.", hint="See the warning before."))
+        self.is_given_up = True
+        self.entries, self.settled, self.size_bytes, self._measured_s = [], 0, 0, 0.0
 
     def spec_of(self, number: int) -> TensorSpec | None:
         """Look up what is known of a value; for messages and plans, not quick."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -18,11 +19,11 @@ from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.model.value import Slot
 from djinn.programs import Layout
 from djinn.protocol.messages import GENERATOR_HANDLE, Welcome
-from djinn.recovery.checkpoints import Candidate, plan
-from djinn.recovery.entries import Generators, Snapshot
-from djinn.recovery.journal import Journal
-from djinn.recovery.keeping import Kept, size_of
+from djinn.recovery.checkpointing import BYTES_PER_S, Checkpointer
+from djinn.recovery.checkpoints import plan
+from djinn.recovery.journal import MAX_NODES, Journal
 from djinn.recovery.losses import Losses
+from djinn.recovery.metering import MeteredConnection
 from djinn.recovery.reconnecting import Reconnector
 from djinn.recovery.repeating import repeated
 from djinn.recovery.replaying import Hands, Replay
@@ -33,16 +34,6 @@ log = logging.getLogger("djinn.recovery")
 
 MAX_TRIES = 3
 """So often the same work is done again; if the server dies each time, the work is what kills it."""
-MIN_REPLAY_S = 1.0
-"""Work that would take no longer is done again rather than fetched."""
-MIN_REPLAY_ENTRIES = 64
-"""So little is never worth a checkpoint; what was asked first took long for other reasons."""
-MAX_REPLAY_NODES = 50_000
-"""Operations from which on values are fetched however little time they take."""
-CHECKPOINT_SHARE = 0.05
-"""Part of the time that fetching may take."""
-BYTES_PER_S = 200e6
-"""How fast values come home, until that has been measured."""
 _LEVELS = frozenset({"live_handles", "programs_known", "results_kept", "results_kept_bytes"})
 _T = TypeVar("_T")
 
@@ -61,24 +52,26 @@ class Recovering:
         numbers: Gives numbers to values.
         devices: Those that have random numbers of their own; ``None`` for the only one.
         limit_bytes: How many bytes of tensors may be kept.
+        budget_s: How many seconds of work a recovery may have to do again.
 
     Concurrency:
         The caller holds the session's lock.
 
     Laws:
-        session.recovery_exact
+        session.recovery_exact, session.recovery_bounded
     """
 
     def __init__(
         self, make: Callable[[Sequence[Connection]], Hands], connections: Sequence[Connection],
         reconnector: Reconnector, tape: Tape, released: deque[int], numbers: Iterator[int],
-        devices: Sequence[torch.device | None], limit_bytes: int,
+        devices: Sequence[torch.device | None], limit_bytes: int, budget_s: float,
     ) -> None:
         self.journal = Journal(limit_bytes)
         self.materializations = 0
         self.nodes_taken = 0
         self._make = make
-        self._hands = make(connections)
+        self._meters = list(map(MeteredConnection, connections))
+        self._hands = make(self._meters)
         self._reconnector = reconnector
         self._tape = tape
         self._released = released
@@ -94,13 +87,14 @@ class Recovering:
         self._last_words = ""
         self._past: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._sent_at: float | None = None
         self._pinned: int | None = None
-        self._busy_s = self._busy_since_checkpoint_s = 0.0
-        self._bytes_per_s = BYTES_PER_S
-        self._considered_at = 0
-        self._is_quiet = False
-        """Whether everything has been answered, and nothing was handed over since."""
+        self._checkpointer = Checkpointer(self.journal, budget_s, devices)
+        self._spent_s = 0.0
+        """Processor time of this side for what has not been measured."""
+        self._run_ns = 0
+        """How long programs had run when that was measured last."""
+        self._unheard: deque[Exception] = deque()
+        """What has failed while nobody but this layer waited."""
 
     @property
     def address(self) -> str:
@@ -206,11 +200,12 @@ class Recovering:
         return {
             **{name: count + self._past[name] for name, count in now.items()},
             "materializations": self.materializations,
-            **{name: self._counts[name] for name in ("recoveries", "nodes_replayed", "bytes_replayed", "checkpoints",
-                                                     "checkpoint_bytes")},
+            **{name: self._counts[name] for name in ("recoveries", "nodes_replayed", "bytes_replayed", "replay_ms")},
+            **{name: self._checkpointer.counts[name] for name in ("checkpoints", "checkpoint_bytes", "checkpoint_ms")},
             "local_fallbacks": self._reconnector.fallbacks,
             "journal_nodes": self.journal.node_count,
             "journal_bytes": self.journal.size_bytes,
+            "journal_ms": round(1000 * self.journal.replay_s),
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
@@ -245,11 +240,11 @@ class Recovering:
 
     def _handed_over(self, act: Callable[[Hands], None]) -> None:
         """Do what needs no answer. What the journal has is not done twice."""
-        if self._sent_at is None:
-            self._sent_at = time.monotonic()
+        self._checkpointer.handed_over()
         if self._is_alive and self._ended is None:
             try:
-                act(self._hands)
+                with self._metered():
+                    act(self._hands)
                 return
             except DjinnError as error:
                 if not self._hands.is_broken:
@@ -259,7 +254,9 @@ class Recovering:
 
     def _asked(self, slots: Sequence[Slot], ask: Callable[[Hands], _T]) -> _T:
         """Do what is answered, as often as it takes."""
-        began = time.monotonic() if self._sent_at is None else self._sent_at
+        self._checkpointer.handed_over()
+        if self._unheard:
+            raise self._unheard.popleft()
         while True:
             if not self._is_alive or self._ended is not None:
                 self._recover()
@@ -267,30 +264,38 @@ class Recovering:
                 self._losses.check(slots)
             asked = [link.round_trips for link in self.links]
             try:
-                answer = ask(self._hands)
+                with self._metered():
+                    answer = ask(self._hands)
             except DjinnError as error:
                 if not self._hands.is_broken:
-                    self._answered(began, asked)
+                    self._answered(asked)
                     raise
                 self._died(error)
             except Exception:
-                self._answered(began, asked)
+                self._answered(asked)
                 raise
             else:
-                self._answered(began, asked)
-                self._is_quiet = True
+                self._answered(asked)
                 return answer
 
-    def _answered(self, began: float, asked: Sequence[int]) -> None:
+    @contextmanager
+    def _metered(self) -> Iterator[None]:
+        """Count the time that this side works, not that it waits."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._spent_s += time.thread_time() - began
+
+    def _answered(self, asked: Sequence[int]) -> None:
         """Learn that something was answered; what all servers have answered for is settled."""
         self._tries = 0
         if any(link.round_trips == before for link, before in zip(self.links, asked, strict=True)):
             return
-        self._sent_at = None
         self.journal.settled = len(self.journal.entries)
-        took_s = time.monotonic() - began
-        self._busy_s += took_s
-        self._busy_since_checkpoint_s += took_s
+        run_ns = sum(meter.run_ns for meter in self._meters)
+        self._checkpointer.measured((run_ns - self._run_ns) / 1e9 + self._spent_s)
+        self._run_ns, self._spent_s = run_ns, 0.0
 
     def _died(self, error: DjinnError) -> None:
         self._look_whether_final(error)
@@ -318,6 +323,12 @@ class Recovering:
         while not self._is_alive or self._ended is not None:
             if self._ended is not None:
                 raise type(self._ended)(self._ended.summary, hint=self._ended.hint)
+            if self.journal.is_given_up:
+                self._ended = TransportError(
+                    f"What {self.address} held is lost: it would have taken more than {MAX_NODES:,} operations to make "
+                    f"it again, so they were not kept. It died so: {self._last_words}",
+                    hint="See the warning DJ319 before; call djinn.init() to start a new session.")
+                continue
             if self._tries == MAX_TRIES:
                 self._ended = TransportError(
                     f"{MAX_TRIES} times in a row a server died of the same work, at last so: {self._last_words}",
@@ -337,7 +348,8 @@ class Recovering:
         connected_s = time.monotonic() - began
         self.journal.compact()
         try:
-            hands = self._make(connections)
+            meters = list(map(MeteredConnection, connections))
+            hands = self._make(meters)
             if self._pinned is not None:
                 hands.link.pin(min(self._pinned, len(connections) - 1))
             replay = Replay(self.journal, hands)
@@ -354,82 +366,69 @@ class Recovering:
             _close(connections)
             raise
         self._hands, self._losses, self._is_alive = hands, replay.losses, True
-        self._counts.update(recoveries=1, nodes_replayed=replay.nodes, bytes_replayed=replay.size_bytes)
+        self._meters, self._run_ns = meters, sum(meter.run_ns for meter in meters)
         replayed_s = time.monotonic() - began - connected_s
+        self._counts.update(recoveries=1, nodes_replayed=replay.nodes, bytes_replayed=replay.size_bytes,
+                            replay_ms=round(1000 * replayed_s))
         log.warning("recovered at %s: connected after %.2f s, %d operations and %s bytes again in %.2f s%s",
                     self.address, connected_s, replay.nodes, f"{replay.size_bytes:,}", replayed_s,
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
 
     def _maintain(self) -> None:
-        """Fetch what would take long to compute again, if that is worth the wait.
+        """Ask how long work takes, and make a checkpoint, if it is time to.
 
         It happens before the next piece is handed over, when what the answer was for has been let go of.
         """
-        operations = len(self.journal.entries)
-        is_quiet, self._is_quiet = self._is_quiet, False
-        if not is_quiet or not self._is_alive or self.journal.settled < operations:
-            # A failure that nobody has heard of would be taken for one of the checkpoint.
+        checkpointer = self._checkpointer
+        if not self._is_alive or self._ended is not None or self.journal.is_given_up:
             return
-        if operations < max(MIN_REPLAY_ENTRIES, 2 * self._considered_at):
+        if checkpointer.is_measurement_due and not self._settle():
             return
-        seconds_per_node = self._busy_s / max(1, self.nodes_taken)
-        if operations * seconds_per_node < MIN_REPLAY_S and operations < MAX_REPLAY_NODES:
+        if not checkpointer.is_due(len(self._released) + len(self._dead)):
             return
+        if self.journal.settled < len(self.journal.entries) and not self._settle():
+            return
+        self._forget_dead()
+        checkpointer.checkpoint(self._hands)
+
+    def _settle(self) -> bool:
+        """Wait until everything handed over has run, and keep what failed for the next time somebody waits.
+
+        Returns:
+            Whether it has; if not, a server has died, which the next message finds out.
+        """
+        for _ in range(MAX_TRIES * len(self.links)):
+            asked = [link.round_trips for link in self.links]
+            try:
+                with self._metered():
+                    self._hands.link.synchronize()
+            except Exception as error:  # noqa: BLE001  # raised by `_asked`
+                if self._hands.is_broken:
+                    return False
+                self._unheard.append(error.with_traceback(None))
+                self._answered(asked)
+            else:
+                self._answered(asked)
+                return True
+        return False
+
+    def _forget_dead(self) -> None:
         while self._released:
             self._dead.add(self._released.popleft())
         self._hands.released.extend(self._losses.present(self.journal.add_nodes((), self._gone())))
-        self.checkpoint(seconds_per_node, is_forced=False)
-        self._considered_at = len(self.journal.entries)
 
-    def checkpoint(self, seconds_per_node: float = 1.0, *, is_forced: bool = True) -> None:
-        """Fetch what would take longer to compute again, so that it need not be.
+    def checkpoint(self, seconds_per_node: float = 1.0) -> None:
+        """Fetch what would take longer to compute again, so that it need not be. Everything has been answered.
 
         Args:
             seconds_per_node: How long an operation takes.
-            is_forced: Whether to do so however long it takes to fetch.
         """
-        self.journal.compact()
-        found = plan(self.journal, seconds_per_node, self._bytes_per_s)
-        if not is_forced:
-            takes_s = found.size_bytes / self._bytes_per_s
-            is_urgent = found.operations > MAX_REPLAY_NODES
-            if takes_s > CHECKPOINT_SHARE * self._busy_since_checkpoint_s and not is_urgent:
-                return
-            if found.saves < found.operations // 2:
-                return
-        if found.left_bytes > self.journal.limit_bytes:
-            return
-        self._fetch_checkpoint(found.candidates)
-
-    def _fetch_checkpoint(self, candidates: Sequence[Candidate]) -> None:
-        began = time.monotonic()
-        states = [Slot(GENERATOR_HANDLE, index) for index in range(len(self._devices))]
-        try:
-            fetched = self._hands.link.fetch([*states, *(candidate.slot for candidate in candidates)], whole=True)
-        except Exception as error:  # noqa: BLE001  # nobody asked for them: what is the matter shows when somebody does
-            log.debug("no checkpoint: %s", error)
-            return
-        kind = self._hands.device_kind
-        generators = Generators(list(zip(self._devices, fetched, strict=False)), kind)
-        snapshots: list[Snapshot] = []
-        for candidate, tensor in zip(candidates, fetched[len(states):], strict=True):
-            if _is_as_expected(tensor, candidate):
-                snapshots.append(candidate.snapshot(Kept(tensor)))
-        size_bytes = sum(size_of(snapshot.kept.tensor) for snapshot in snapshots)
-        took_s = max(time.monotonic() - began, 1e-6)
-        if size_bytes > 2**20:
-            self._bytes_per_s = (self._bytes_per_s + size_bytes / took_s) / 2
-        self.journal.add_checkpoint(snapshots, generators)
-        self._busy_since_checkpoint_s = 0.0
-        self._counts.update(checkpoints=1, checkpoint_bytes=size_bytes)
-        log.info("checkpoint: %d storages, %s bytes in %.3f s; %d operations are left to carry out again",
-                 len(snapshots), f"{size_bytes:,}", took_s, self.journal.node_count)
-
-
-def _is_as_expected(tensor: Any, candidate: Candidate) -> bool:
-    spec = candidate.spec
-    return (isinstance(tensor, torch.Tensor) and tensor.dtype == spec.dtype and tensor.size() == spec.size
-            and tensor.stride() == spec.stride)
+        journal = self.journal
+        journal.compact()
+        costs = [seconds_per_node * isinstance(entry, Node) for entry in journal.entries]
+        found = plan(journal, costs, BYTES_PER_S)
+        if found.left_bytes <= journal.limit_bytes:
+            self._checkpointer.fetch(self._hands, found)
 
 
 def _add(hands: Hands, nodes: Sequence[Node], gone: Sequence[int]) -> None:

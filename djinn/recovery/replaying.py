@@ -169,7 +169,7 @@ class Replay:
             self._hands.released.extend(before)
             self._hands.link.flush()
         self.losses.restore(entry.number, entry.made)
-        self._send(entry.number, entry.kept, entry.device)
+        self._send(entry.number, entry.kept, entry.spec.device)
         for node in entry.nodes:
             self._add(node)
 

@@ -33,7 +33,7 @@ FLEET = ("fleet/",)
 MAX_PLANNING_LINES = 2800
 RECOVERY = ("recovery/",)
 """What a session has beside that goes on when its server dies."""
-MAX_RECOVERY_LINES = 1050
+MAX_RECOVERY_LINES = 1250
 MAX_FLEET_LINES = 800
 RESIDENCY = ("residency/",)
 """What a server has beside whose memory has a limit."""

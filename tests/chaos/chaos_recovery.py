@@ -13,7 +13,11 @@ from gpt2 import PROMPT, gpt2
 from killing import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
+from djinn.config import Config
+from djinn.session import Session
 
+STEPS = int(os.environ.get("DJINN_CHAOS_STEPS", "10000"))
+BUDGET_S = Config().recovery_budget_s
 KILLS = int(os.environ.get("DJINN_CHAOS_KILLS", "1000"))
 
 
@@ -24,8 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
     djinn.shutdown()
 
 
-def start(server: Supervised) -> None:
-    djinn.init(server=server.address, recovery="replay", log_level="ERROR")
+def start(server: Supervised) -> Session:
+    return djinn.init(server=server.address, recovery="replay", log_level="ERROR")
 
 
 def tokens(count: int, *, do_sample: bool) -> torch.Tensor:
@@ -73,6 +77,36 @@ def test_100_steps_and_five_kills(server: Supervised, tell: Callable[[str, str],
     assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
     tell("100 training steps with AdamW; the worker is killed with `kill -9` five times",
          f"the same parameters bit for bit, in {disturbed_s:.2f} s instead of {took_s:.2f} s")
+
+
+@pytest.mark.parametrize("asks_every", [20, 0], ids=["loss each 20 steps", "loss never"])
+def test_10000_steps_and_a_kill(server: Supervised, asks_every: int, tell: Callable[[str, str], None]) -> None:
+    start(server)
+    began = time.monotonic()
+    wanted = trained(STEPS + 5, asks_every=asks_every)
+    took_s, operations = time.monotonic() - began, djinn.stats()["nodes_executed"]
+    session = start(server)
+    again_s: list[float] = []
+
+    def disturb(step: int) -> None:
+        again_s.append(session.link.journal.replay_s)
+        if step == STEPS - 1:
+            server.kill()
+
+    began = time.monotonic()
+    got = trained(STEPS + 5, disturb, asks_every=asks_every)
+    disturbed_s = time.monotonic() - began
+    counted = djinn.stats()
+    assert counted["recoveries"] == 1
+    assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+    assert max(again_s) < 1.25 * BUDGET_S
+    assert counted["replay_ms"] < 1000 * BUDGET_S
+    tell(f"{STEPS:,} training steps with AdamW, {operations:,} operations; the loss is asked for "
+         f"{f'each {asks_every} steps' if asks_every else 'never'}; then the worker is killed with `kill -9`",
+         f"the same parameters bit for bit; {counted['nodes_replayed']:,} operations ran again, in "
+         f"{counted['replay_ms'] / 1000:.2f} s; at no time would more than {max(again_s):.2f} s have been to be done "
+         f"again; {counted['checkpoints']} checkpoints of {counted['checkpoint_bytes'] // counted['checkpoints']:,} "
+         f"bytes took {counted['checkpoint_ms'] / 1000:.2f} s of {disturbed_s:.1f} s, without deaths {took_s:.1f} s")
 
 
 def test_many_kills_at_random_moments_of_random_programs(

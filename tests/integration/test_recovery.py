@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,18 @@ def start(*servers: Supervised, **settings: Any) -> Any:
     return djinn.init(recovery="replay", log_level="ERROR", **where, **settings)
 
 
-def tokens(count: int, *, do_sample: bool, after: Any = None) -> torch.Tensor:
+def tokens(count: int, *, do_sample: bool, after: Callable[[int], Any] = lambda count: None) -> torch.Tensor:
     model = gpt2(n_layer=2, n_embd=64, n_head=2, vocab_size=500, n_positions=256).to(DEVICE)
+    counts = itertools.count(1)
+
+    def processed(_: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        after(next(counts))
+        return scores
+
     torch.manual_seed(5)
     with torch.no_grad():
         return model.generate((PROMPT % 500).to(DEVICE), max_new_tokens=count, do_sample=do_sample, pad_token_id=0,
-                              eos_token_id=None).cpu()
+                              eos_token_id=None, logits_processor=[processed]).cpu()
 
 
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
@@ -66,6 +73,32 @@ def test_training_gives_the_same_bits_though_the_server_is_killed(server: Superv
     assert djinn.stats()["recoveries"] == 2
     assert got.keys() == wanted.keys()
     assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+
+
+@pytest.mark.parametrize("asks_every", [10, 0])
+def test_what_is_done_again_does_not_grow_with_the_age_of_a_run(server: Supervised, asks_every: int) -> None:
+    start(server)
+    wanted = trained(300, asks_every=asks_every)
+    executed = djinn.stats()["nodes_executed"]
+    start(server, recovery_budget_s=0.1)
+    got = trained(300, lambda step: server.kill() if step == 290 else None, asks_every=asks_every)
+    counted = djinn.stats()
+    assert counted["recoveries"] == 1
+    assert counted["checkpoints"] >= 2
+    # Without any bound, almost all of them.
+    assert counted["nodes_replayed"] < executed / 2
+    assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+
+
+def test_what_is_generated_for_long_is_not_all_done_again(server: Supervised) -> None:
+    start(server)
+    wanted = tokens(150, do_sample=True)
+    start(server, recovery_budget_s=0.05)
+    got = tokens(150, do_sample=True, after=lambda count: server.kill() if count == 120 else None)
+    counted = djinn.stats()
+    assert torch.equal(got, wanted)
+    assert counted["recoveries"] == 1
+    assert counted["nodes_replayed"] < counted["nodes_executed"] / 2
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -158,8 +158,16 @@ class Net(nn.Module):
         return self.layers(x)
 
 
-def trained(steps: int, after_step: Callable[[int], Any] = lambda step: None) -> dict[str, torch.Tensor]:
-    """Train with AdamW, and bring all parameters, buffers and the state of the random numbers home."""
+def trained(
+    steps: int, after_step: Callable[[int], Any] = lambda step: None, *, asks_every: int = 5
+) -> dict[str, torch.Tensor]:
+    """Train with AdamW, and bring all parameters, buffers and the state of the random numbers home.
+
+    Args:
+        steps: How many.
+        after_step: Called after each step.
+        asks_every: After how many steps the loss is asked for; 0 for never.
+    """
     torch.manual_seed(1)
     model = Net().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -170,7 +178,7 @@ def trained(steps: int, after_step: Callable[[int], Any] = lambda step: None) ->
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 5 == 4:
+        if asks_every and step % asks_every == asks_every - 1:
             loss.item()
         after_step(step)
     made = {name: value.cpu() for name, value in model.state_dict().items()}

@@ -12,7 +12,7 @@ from djinn_conformance.deaths import let_die
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
-from djinn.recovery import recovering
+from djinn.recovery import budget
 from djinn.recovery.keeping import Kept
 from djinn.recovery.reconnecting import Reconnector
 from djinn.session import Session
@@ -33,14 +33,15 @@ def test_without_recovery_nothing_of_it_is_there() -> None:
     djinn.shutdown()
 
 
-@pytest.mark.parametrize("settings", [{"recovery": "never"}, {"recovery_bytes": -1}, {"recovery_timeout_s": 0}])
+@pytest.mark.parametrize("settings", [{"recovery": "never"}, {"recovery_bytes": -1}, {"recovery_timeout_s": 0},
+                                      {"recovery_budget_s": 0}])
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         djinn.init(**settings)
 
 
-def test_the_journal_forgets_what_nobody_needs(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovering, "MIN_REPLAY_S", float("inf"))
+def test_the_journal_forgets_what_nobody_needs() -> None:
+    session = djinn.init(recovery="replay", device="cpu", recovery_budget_s=1000, log_level="ERROR")
     x = torch.ones(4, device=DEVICE)
     for _ in range(5000):
         x = x + 1
@@ -59,9 +60,9 @@ def test_the_journal_forgets_what_nobody_needs(session: Session, monkeypatch: py
         state.numel() for entry in session.link.journal.entries for _, state in getattr(entry, "states", ()))
 
 
-def test_long_work_is_checkpointed_by_itself(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovering, "MIN_REPLAY_S", 0.0)
-    monkeypatch.setattr(recovering, "CHECKPOINT_SHARE", 10.0)
+def test_long_work_is_checkpointed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "CHECKPOINT_SHARE", 10.0)
+    session = djinn.init(recovery="replay", device="cpu", recovery_budget_s=1e-3, log_level="ERROR")
     x = torch.ones(4, device=DEVICE)
     longest = 0
     for _ in range(60):
@@ -138,8 +139,8 @@ def test_counters_only_rise(session: Session) -> None:
     let_die(session)
     x.cpu()
     after = djinn.stats()
-    levels = {"journal_bytes", "journal_nodes", "live_handles", "pending_nodes", "programs_known", "results_kept",
-              "results_kept_bytes"}
+    levels = {"journal_bytes", "journal_ms", "journal_nodes", "live_handles", "pending_nodes", "programs_known",
+              "results_kept", "results_kept_bytes"}
     assert [name for name in before if after[name] < before[name] and name not in levels] == []
     assert after["live_handles"] == before["live_handles"]
     assert after["recoveries"] == 1

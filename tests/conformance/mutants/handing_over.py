@@ -85,6 +85,12 @@ MUTANTS = (
     mutant("checkpoint-of-older-contents-counts", "session.recovery_exact", "djinn.recovery.journal:_is_needed",
            "is_needed = not values.isdisjoint(entry.made)", "is_needed = False", "values -= entry.made", "pass",
            within=_WRITES),
+    mutant("second-checkpoint-without-the-first", "session.recovery_bounded",
+           "djinn.recovery.checkpoints:candidates_of", "specs[entry.number] = entry.spec", "pass", within="50"),
+    mutant("checkpoint-when-doubled", "session.recovery_bounded", "djinn.recovery.budget:Budget.is_look_due",
+           "self.limit_s / 2, self._next_look_s", "self.limit_s / 2, 2 * self._checkpointed_at_s", within="1"),
+    mutant("waits-for-the-program-to-ask", "session.recovery_bounded",
+           "djinn.recovery.budget:Budget.is_measurement_due", "if not nodes", "if nodes", within="0"),
     # Results that are used again.
     mutant("write-not-forgotten", "session.reuse_invisible", "djinn.results:ResultCache.written",
            "self._forget(known)", "pass", within=_AGAIN),

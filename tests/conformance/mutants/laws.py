@@ -16,6 +16,7 @@ from djinn_conformance import (
     test_session_machine,
     test_session_operations,
     test_session_programs,
+    test_session_recovery,
     test_session_training,
 )
 from djinn_conformance.compositions import COMPOSED, composed
@@ -29,7 +30,7 @@ from djinn import runtime
 from djinn.session import Session
 
 _SUITES = (test_session_database, test_session_machine, test_session_operations, test_session_programs,
-           test_session_training)
+           test_session_recovery, test_session_training)
 
 
 def tests() -> dict[str, Callable[..., None]]:
@@ -69,6 +70,9 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> 
         for suite in (optimizers, modules):
             suite.cases = partial(_chosen, suite.cases, within)
         given()
+    elif test.__module__ == test_session_recovery.__name__:
+        for asks_every in map(int, within):
+            given(asks_every=asks_every)
     else:
         given(group=_group(test, within))
 

@@ -1,0 +1,161 @@
+"""Making checkpoints: when, of what, and what to say if they cannot be made often enough."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from djinn.errors import RecoveryBudgetError
+from djinn.model.value import Slot
+from djinn.protocol.messages import GENERATOR_HANDLE
+from djinn.recovery.budget import CHECKPOINT_SHARE, Budget
+from djinn.recovery.checkpoints import Candidate, Plan, plan
+from djinn.recovery.entries import Generators
+from djinn.recovery.journal import Journal
+from djinn.recovery.keeping import Kept, size_of
+from djinn.recovery.replaying import Hands
+
+log = logging.getLogger("djinn.recovery")
+
+BYTES_PER_S = 200e6
+"""How fast values come home, until that has been measured."""
+
+
+class Checkpointer:
+    """Fetches values so that a recovery need not compute them again.
+
+    Args:
+        journal: The session's.
+        budget_s: How much a recovery may have to do again, in seconds.
+        devices: Those that have random numbers of their own; ``None`` for the only one.
+        clock: Tells the time in seconds.
+
+    Attributes:
+        counts: Checkpoints, and bytes fetched for them.
+    """
+
+    def __init__(self, journal: Journal, budget_s: float, devices: Sequence[torch.device | None],
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._journal = journal
+        self._devices = devices
+        self._clock = clock
+        self._budget = Budget(budget_s, clock())
+        self._bytes_per_s = BYTES_PER_S
+        self._next_bytes = self._crowded_bytes()
+        self._poisoned: set[int] = set()
+        self._said: set[str] = set()
+
+    @property
+    def is_measurement_due(self) -> bool:
+        """Whether to ask how long work takes, rather than to wait until the program asks for a value."""
+        return self._budget.is_measurement_due(self._journal.unmeasured, self._journal.node_s, self._clock())
+
+    def is_due(self, released: int) -> bool:
+        """Whether to see if a checkpoint is worth it.
+
+        Args:
+            released: How many of the values that the journal takes for alive are not.
+        """
+        live = len(self._journal.live) - released
+        return (self._budget.is_look_due(self._journal.replay_s, live, self._clock())
+                or self._journal.size_bytes > self._next_bytes)
+
+    def handed_over(self) -> None:
+        """Learn that work is on its way to an executor."""
+        self._budget.handed_over(self._clock())
+
+    def measured(self, took_s: float) -> None:
+        """Learn how long all took that was handed over since the last call."""
+        self._journal.measured(took_s)
+        self._budget.measured()
+
+    def checkpoint(self, hands: Hands) -> None:
+        """Make a checkpoint if it is worth it. Everything that was handed over has been answered."""
+        journal, budget = self._journal, self._budget
+        began_s = time.thread_time()
+        size_bytes = journal.size_bytes
+        journal.compact()
+        is_crowded = journal.size_bytes > self._next_bytes
+        if journal.replay_s < budget.limit_s / 2 and not is_crowded:
+            budget.looked(journal.replay_s)
+            return
+        found = plan(journal, journal.costs(), self._bytes_per_s, self._poisoned)
+        takes_s = found.size_bytes / self._bytes_per_s + time.thread_time() - began_s
+        self._next_bytes = self._crowded_bytes()
+        if found.left_s > journal.replay_s / 2 and not (is_crowded and found.left_bytes < size_bytes // 2):
+            self._refuse(found, "pieces", "what it would have to do again is mostly for values that cannot be fetched "
+                         "in one piece", "See docs/recovery.md.")
+            budget.looked(journal.replay_s)
+        elif found.left_bytes > journal.limit_bytes:
+            self._refuse(found, "bytes", f"a checkpoint has {found.left_bytes:,} bytes, and recovery_bytes allows "
+                         f"{journal.limit_bytes:,}", "Allow more recovery_bytes.")
+            budget.looked(journal.replay_s)
+        elif budget.allows(takes_s, self._clock()):
+            self.fetch(hands, found)
+        else:
+            self._refuse(found, "share", f"a checkpoint takes {takes_s:.2g} s, and all of them may take "
+                         f"{CHECKPOINT_SHARE:.0%} of the time: there is one every {takes_s / CHECKPOINT_SHARE:.3g} s",
+                         "Use a faster connection, or set recovery_budget_s to what is good enough for you.")
+
+    def fetch(self, hands: Hands, found: Plan) -> None:
+        """Fetch what was chosen, and the random numbers, and forget how they came to be."""
+        began_s = self._clock()
+        states = [Slot(GENERATOR_HANDLE, index) for index in range(len(self._devices))]
+        fetched = self._fetched(hands, [*states, *(candidate.slot for candidate in found.candidates)])
+        if any(state not in fetched for state in states):
+            self._budget.looked(self._journal.replay_s)
+            return
+        generators = Generators([(device, fetched[state]) for device, state in zip(self._devices, states, strict=True)],
+                                hands.device_kind)
+        snapshots = [candidate.snapshot(Kept(fetched[candidate.slot])) for candidate in found.candidates
+                     if candidate.slot in fetched and _is_as_expected(fetched[candidate.slot], candidate)]
+        size_bytes = sum(size_of(snapshot.kept.tensor) for snapshot in snapshots)
+        took_s = max(self._clock() - began_s, 1e-6)
+        if size_bytes > 2**20:
+            self._bytes_per_s = (self._bytes_per_s + size_bytes / took_s) / 2
+        self._journal.add_checkpoint(snapshots, generators)
+        self._budget.checkpointed(self._journal.replay_s, self._clock())
+        self._next_bytes = self._crowded_bytes()
+        self.counts.update(checkpoints=1, checkpoint_bytes=size_bytes, checkpoint_ms=round(1000 * took_s))
+        log.info("checkpoint: %d storages, %s bytes in %.3f s; %d operations are left to carry out again",
+                 len(snapshots), f"{size_bytes:,}", took_s, self._journal.node_count)
+
+    def _crowded_bytes(self) -> int:
+        """Return from how many bytes on, kept for uploads mostly, a checkpoint is to make room."""
+        return max(self._journal.limit_bytes // 2, self._journal.size_bytes + self._journal.size_bytes // 4)
+
+    def _fetched(self, hands: Hands, slots: Sequence[Slot]) -> dict[Slot, Any]:
+        """Fetch values; those that have failed are left out, and remembered."""
+        try:
+            return dict(zip(slots, hands.link.fetch(slots, whole=True), strict=True))
+        except Exception as error:  # noqa: BLE001  # nobody asked for them: what is the matter shows when somebody does
+            log.debug("not fetched: %s", error)
+            if hands.is_broken:
+                return {}
+            if len(slots) > 1:
+                half = len(slots) // 2
+                return {**self._fetched(hands, slots[:half]), **self._fetched(hands, slots[half:])}
+            self._poisoned = {number for number in (*self._poisoned, slots[0].number) if number in self._journal.live}
+            return {}
+
+    def _refuse(self, found: Plan, kind: str, why: str, hint: str) -> None:
+        """Say once of each reason that a recovery may take longer than it should."""
+        log.debug("no checkpoint: %s", why)
+        replay_s, limit_s = self._journal.replay_s, self._budget.limit_s
+        if replay_s > limit_s and kind not in self._said:
+            self._said.add(kind)
+            log.warning("%s", RecoveryBudgetError(
+                f"A recovery would have to do {replay_s:.3g} s of work again ({found.operations:,} operations), and "
+                f"recovery_budget_s is {limit_s:g}: {why}.", hint=hint))
+
+
+def _is_as_expected(tensor: Any, candidate: Candidate) -> bool:
+    spec = candidate.spec
+    return (isinstance(tensor, torch.Tensor) and tensor.dtype == spec.dtype and tensor.size() == spec.size
+            and tensor.stride() == spec.stride)
