@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given
 
 from djinn.errors import ProtocolError, UnknownOperatorError
-from djinn.kinds import Bounds, CheckedProgram, Guard, Watch
+from djinn.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
 from djinn.model.program import (
     ConstantArgument,
     ListArgument,
@@ -152,6 +152,107 @@ def test_refuses_lies(subject: Subject, plugin: Guard, lie: Lie) -> None:
     recording = lie.recording
     expect(_is_refused(plugin, recording), "the call", got="let through", wanted="refused",
            where=f"{subject}: {recording}")
+
+
+_MANY = filled((256,), torch.float32, 4)
+_OPTIMIZED: dict[str, Any] = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False,
+                              "maximize": False, "is_first_step": True}
+
+
+def _stretched(name: str, *args: Any, results: int = 1, inputs: tuple[torch.Tensor, ...] = (_MANY,),
+               size: tuple[int, ...] = (256,), **kwargs: Any) -> Recording:
+    """Return a call that takes, as value 1, the first element of the first input in place of each of many."""
+    return Recording(inputs, (
+        call("aten::slice.Tensor", Ref(-1), 0, 0, 1),
+        call("aten::expand", Ref(0), list(size)),
+        call(name, *args, results=results, **kwargs),
+    ))
+
+
+def _numbered(recordings: list[Recording]) -> list[str]:
+    return [f"{number}-{recording.calls[-1].operator.name()}" for number, recording in enumerate(recordings)]
+
+
+_OVERLAPS = [
+    _stretched("aten::rrelu_with_noise", Ref(-1), Ref(1), 0.125, 0.125, True),
+    _stretched("aten::rrelu_with_noise_", Ref(-1), Ref(1), 0.125, 0.125, True, results=0),
+    _stretched("aten::_fused_sgd_", [Ref(1)], [Ref(-1)], [], results=0, **_OPTIMIZED),
+    _stretched("aten::_fused_sgd_", [Ref(-1)], [Ref(1)], [], results=0, **_OPTIMIZED),
+    _stretched("aten::index_put_", Ref(1), [Ref(-2)], Ref(-1), results=0, inputs=(_MANY, torch.arange(256))),
+    _stretched("aten::add_.Tensor", Ref(1), Ref(-1), results=0),
+    _stretched("aten::normal_", Ref(1), results=0),
+    _stretched("aten::native_batch_norm", Ref(-2), None, None, Ref(1), Ref(-1), True, 0.1, 1e-5, results=3,
+               inputs=(_MANY, filled((2, 256, 3), torch.float32, 5))),
+    _stretched("aten::cumsum.out", Ref(-1), 0, out=Ref(1), results=0),
+]
+
+
+@law("guard.refuses_overlap")
+@pytest.mark.parametrize("recording", _OVERLAPS, ids=_numbered(_OVERLAPS))
+def test_refuses_overlap(subject: Subject, plugin: Guard, recording: Recording) -> None:
+    """Calls that write 256 elements where there is one."""
+    asked = _asked_last(plugin, recording)
+    expect(isinstance(asked, Exception), "the call", got="let through", wanted="refused",
+           where=f"{subject}: {recording}")
+
+
+_PLANES = filled((2, 256, 9), torch.float32, 6)
+_GROUPS = filled((2, 16), torch.float32, 7).abs() + 1
+_ROWS = filled((1, 1, 16, 8), torch.float32, 8)
+_INSIDE = [
+    _stretched("aten::native_group_norm", Ref(-2), Ref(1), None, 2, 256, 9, 16, 1e-5, results=3,
+               inputs=(_MANY, _PLANES)),
+    _stretched("aten::native_group_norm", Ref(-2), None, Ref(1), 2, 256, 9, 16, 1e-5, results=3,
+               inputs=(_MANY, _PLANES)),
+    _stretched("aten::native_group_norm_backward", Ref(1), Ref(-2), Ref(-3), Ref(-3), Ref(-1), 2, 256, 9, 16,
+               [True, True, True], results=3, inputs=(_MANY, _PLANES, _GROUPS), size=(2, 256, 9)),
+    _stretched("aten::native_batch_norm_backward", Ref(-2), Ref(-2), Ref(-1), None, None, Ref(1), Ref(1), True, 1e-5,
+               [True, True, True], results=3, inputs=(_MANY, _PLANES)),
+    _stretched("aten::_weight_norm_interface", Ref(1), Ref(-2), 0, results=2, size=(16, 16),
+               inputs=(_MANY, _ONE.expand(16, 1).clone())),
+    _stretched("aten::median.dim", Ref(1), 1, results=2, size=(3, 80)),
+    _stretched("aten::nanmedian.dim", Ref(1), 1, results=2, size=(3, 80)),
+    _stretched(_ATTENTION, Ref(-2), Ref(1), Ref(-2), results=2, inputs=(_MANY, _ROWS), size=(1, 1, 16, 8)),
+]
+
+
+@law("guard.stays_inside")
+@pytest.mark.parametrize("recording", _INSIDE, ids=_numbered(_INSIDE))
+def test_stays_inside(subject: Subject, plugin: Guard, recording: Recording) -> None:
+    """Kernels that take their operands to be dense; beyond the one element that is meant lie others of its storage."""
+    asked = _asked_last(plugin, recording)
+    if isinstance(asked, Exception):
+        return
+    made = recording.calls[-1]
+    dense = {index: value.contiguous() for index, value in _known_before(recording).items()}
+    results = made.operator(*asked.args, **asked.kwargs)
+    wanted = perform(made, dense, CPU)
+    for index, (mine, theirs) in enumerate(zip(results, wanted, strict=True)):
+        expect(bool(torch.equal(torch.nan_to_num(mine), torch.nan_to_num(theirs))), f"result {index}", got=mine,
+               wanted=theirs, where=f"{subject}: {recording}")
+
+
+def _known_before(recording: Recording) -> dict[int, torch.Tensor]:
+    """Return the inputs, and what comes of all calls but the last."""
+    known = {-1 - index: copied(tensor, CPU) for index, tensor in enumerate(recording.inputs)}
+    for index, made in enumerate(recording.calls[:-1]):
+        [known[index]] = perform(made, known, CPU)
+    return known
+
+
+def _asked_last(plugin: Guard, recording: Recording) -> Prepared | Exception:
+    """Ask before the last call: what it is to be made with, or why it must not be made."""
+    [part] = pieces(recording, [], range(recording.results))
+    checked = watch(plugin).check(part.program)
+    known = _known_before(recording)
+    last = recording.calls[-1]
+    args, kwargs = (fill(given, lambda ref: known[ref.index], CPU) for given in (last.args, last.kwargs))
+    check = checked.calls.get(part.program.steps[-1].template)
+    try:
+        prepared = None if check is None else check(args, kwargs)
+    except (RuntimeError, ProtocolError) as error:
+        return error
+    return prepared or Prepared(args, kwargs)
 
 
 def _is_refused(plugin: Guard, recording: Recording) -> bool:

@@ -10,7 +10,7 @@ from djinn.kinds.analyzer import Analyzer, Annotations
 from djinn.kinds.classifier import Classifier, OperationClass
 from djinn.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
 from djinn.kinds.exporter import Exporter
-from djinn.kinds.guard import Bounds, CallCheck, CheckedProgram, Guard, PreparedGuard, Watch
+from djinn.kinds.guard import Bounds, CallCheck, CheckedProgram, Guard, Prepared, PreparedGuard, Watch
 from djinn.kinds.interceptor import Interceptor
 from djinn.kinds.observer import Observer
 from djinn.kinds.pattern import Pattern, PatternMatch
@@ -55,6 +55,7 @@ __all__ = (
     "OutputSpec",
     "Pattern",
     "PatternMatch",
+    "Prepared",
     "PreparedGuard",
     "RandomState",
     "Scheduler",

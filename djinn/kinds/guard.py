@@ -6,12 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
+import torch
 
 from djinn.kinds.shapes import ShapeInference
 from djinn.model.program import Program
 
-CallCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]
-"""Looks at the arguments of one call right before it is made, and raises if it must not be made."""
+
+@attrs.frozen
+class Prepared:
+    """What a call is made with instead of what it was to be made with.
+
+    Attributes:
+        args: Arguments by position.
+        kwargs: Arguments by name.
+        written: What the call would have written, each with what it writes now. That is copied back when it is made.
+    """
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    written: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+
+
+CallCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Prepared | None]
+"""Looks at the arguments of one call right before it is made. It raises if the call must not be made, and returns
+others if it must not be made with these, such as copies that lie in memory as the kernel believes."""
 
 
 @attrs.frozen
@@ -33,7 +51,11 @@ class CheckedProgram(Protocol):
     """A program that may run, under conditions."""
 
     calls: Mapping[int, CallCheck]
-    """By template: what must be asked before each of its calls."""
+    """By template: what must be asked before each of its calls.
+
+    Laws:
+        guard.refuses_lies, guard.refuses_overlap, guard.stays_inside, guard.accepts_eager
+    """
 
     def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:
         """Say which steps of a run must not be made, by position, and why; what depends on them is not counted.

@@ -96,8 +96,15 @@ def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck]
 
 def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        check(args, kwargs)
-        return function(*args, **kwargs)
+        prepared = check(args, kwargs)
+        if prepared is None:
+            return function(*args, **kwargs)
+        returned = function(*prepared.args, **prepared.kwargs)
+        for original, written in prepared.written:
+            if original.shape != written.shape:
+                original.resize_(written.shape)
+            original.copy_(written)
+        return returned
 
     return call
 

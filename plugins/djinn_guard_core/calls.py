@@ -8,23 +8,13 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.errors import ProgramTooLargeError
+from djinn.kinds import Prepared
+from djinn_guard_core.expectations import too_large
 from djinn_guard_core.kernels import RULES, VALUES, Rule
+from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
 from djinn_guard_core.sizes import READS_VALUES, RESULT_BYTES, size_rule
 
-__all__ = ("Asked", "base_of", "check_of", "too_large")
-
-
-def base_of(operator: torch._ops.OpOverload) -> str:
-    """Name an operator without namespace and overload."""
-    return str(operator.name()).partition("::")[2].partition(".")[0]
-
-
-def too_large(what: str, size_bytes: int, held_bytes: int, limit_bytes: int) -> ProgramTooLargeError:
-    """Say that a call would take too much memory."""
-    beside = f" beside the {held_bytes} that the program holds then" if held_bytes else ""
-    return ProgramTooLargeError(f"{what} would take {size_bytes} bytes{beside}; {limit_bytes} are allowed.",
-                                hint="Work in smaller pieces, or raise the server's --program-mib.")
+__all__ = ("Asked", "check_of")
 
 
 @attrs.frozen(eq=False)
@@ -36,6 +26,7 @@ class Asked:
         base: Its name without namespace and overload.
         names: Names of its arguments.
         defaults: Those that it has.
+        arrange: Tells where its operands have to lie, if not where they are.
         rules: What must hold.
         size_of: Tells how many bytes it would allocate, if that takes a look at elements.
         limit_bytes: What a call may allocate, where that takes a look at elements; 0 for anything.
@@ -46,13 +37,24 @@ class Asked:
     base: str
     names: tuple[str, ...]
     defaults: Mapping[str, Any]
+    arrange: Arrangement | None
     rules: tuple[Rule, ...]
     size_of: Callable[[Mapping[str, Any]], int] | None
     limit_bytes: int
     reads_values: bool
 
-    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise what the kernel should, if it must not be called."""
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
+        """Raise what the kernel should, if it must not be called; return what it is to be called with instead."""
+        prepared = None if self.arrange is None else self.arrange(args, kwargs)
+        if self.rules or self.size_of is not None:
+            if prepared is None:
+                self.expect(args, kwargs)
+            else:
+                self.expect(prepared.args, prepared.kwargs)
+        return prepared
+
+    def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise what the kernel should, if a rule does not hold."""
         named = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         base = self.base
         try:
@@ -71,10 +73,13 @@ class Asked:
 def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
     """Return what must be asked before an overload is called; ``None`` if its kernel looks after itself."""
     base = base_of(operator)
-    rules = tuple(rule for rule in (RULES.get(base), size_rule(operator, base)) if rule is not None)
-    if not operator.name().startswith("aten::") or not (rules or base in RESULT_BYTES):
+    is_own = operator.namespace == "aten"
+    rules = tuple(rule for rule in (RULES.get(base), size_rule(operator, base)) if rule is not None and is_own)
+    arrange = arrangement_of(operator, limit_bytes)
+    size_of = RESULT_BYTES.get(base) if is_own else None
+    if arrange is None and not rules and size_of is None:
         return None
     arguments = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    return Asked(operator, base, tuple(argument.name for argument in arguments), defaults, rules,
-                 RESULT_BYTES.get(base), limit_bytes, base in VALUES or base in READS_VALUES)
+    return Asked(operator, base, tuple(argument.name for argument in arguments), defaults, arrange, rules, size_of,
+                 limit_bytes, is_own and (base in VALUES or base in READS_VALUES))

@@ -239,7 +239,7 @@ class Answers:
             return None
         args, kwargs = self._arguments(called, operands, numbers)
         if called.check is not None and not called.check.reads_values:
-            called.check(args, kwargs)
+            called.check.expect(args, kwargs)
         answer = self._shapes.infer(called.operator, args, kwargs)
         if answer is not None:
             return answer

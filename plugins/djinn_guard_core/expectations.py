@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from djinn.errors import ProgramTooLargeError
 from djinn.model.schema import operator_named
 
 Named: TypeAlias = Mapping[str, Any]
@@ -122,3 +123,10 @@ def in_order(named: Named, name: str, low: int, high: int) -> None:
     within(named, name, low, high + 1)
     if tensor.numel() > 1:
         expect(bool((tensor[1:] >= tensor[:-1]).all()), f"{name} falls")
+
+
+def too_large(what: str, size_bytes: int, held_bytes: int, limit_bytes: int) -> ProgramTooLargeError:
+    """Say that a call would take too much memory."""
+    beside = f" beside the {held_bytes} that the program holds then" if held_bytes else ""
+    return ProgramTooLargeError(f"{what} would take {size_bytes} bytes{beside}; {limit_bytes} are allowed.",
+                                hint="Work in smaller pieces, or raise the server's --program-mib.")

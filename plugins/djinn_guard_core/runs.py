@@ -12,8 +12,8 @@ from djinn.errors import ProtocolError
 from djinn.kinds import Bounds, CallCheck
 from djinn.model.program import Program
 from djinn.model.schema import ReturnKind
-from djinn_guard_core.calls import too_large
 from djinn_guard_core.estimate import UNKNOWN, Answer, Answers, Called
+from djinn_guard_core.expectations import too_large
 
 __all__ = ("CheckedSteps",)
 

@@ -11,14 +11,16 @@ from djinn_guard_core.guard import CoreGuard
 
 from djinn.errors import ProtocolError, UnknownOperatorError
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Bounds, ShapeInference
+from djinn.kinds import Bounds, CallCheck, Prepared, ShapeInference
 from djinn.model.program import Program
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "reads-files": ("guard.refuses_files", set()),
     "trusts-pointers": ("guard.refuses_pointers", set()),
     "takes-anything": ("guard.refuses_misfits", {"guard.refuses_files", "guard.refuses_pointers"}),
-    "asks-nothing": ("guard.refuses_lies", set()),
+    "asks-nothing": ("guard.refuses_lies", {"guard.refuses_overlap", "guard.stays_inside"}),
+    "writes-overlaps": ("guard.refuses_overlap", set()),
+    "trusts-strides": ("guard.stays_inside", set()),
     "refuses-views": ("guard.accepts_eager", {"guard.bounds_memory", "guard.changes_nothing"}),
     "counts-nothing": ("guard.bounds_memory", set()),
     "draws": ("guard.changes_nothing", set()),
@@ -61,7 +63,20 @@ class _Watch:
             if self._flaw == "takes-anything":
                 return _Checked(None, self._flaw, {})
             raise
-        return _Checked(checked, self._flaw, {} if self._flaw == "asks-nothing" else checked.calls)
+        calls = {} if self._flaw == "asks-nothing" else checked.calls
+        return _Checked(checked, self._flaw, {index: self._weakened(check) for index, check in calls.items()})
+
+    def _weakened(self, check: CallCheck) -> CallCheck:
+        def weak(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
+            try:
+                prepared = check(args, kwargs)
+            except RuntimeError as error:
+                if self._flaw == "writes-overlaps" and "single memory location" in str(error):
+                    return None
+                raise
+            return None if self._flaw == "trusts-strides" else prepared
+
+        return weak
 
 
 class _Guard:

@@ -1,0 +1,290 @@
+"""How operands lie in memory when a kernel gets them: dense, unless it is proven that their strides are gone by.
+
+A tensor of one element can be expanded to any size; its strides are zero then, and a kernel that believes its operands
+to be dense reads, or writes, beyond them. So what is not proven is given operands that lie in as many places as they
+have elements, and nothing is written that overlaps itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from functools import cache, lru_cache, partial
+from importlib import resources
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import attrs
+import torch
+
+from djinn.kinds import Prepared
+from djinn.model.schema import facts_of
+from djinn_guard_core.expectations import expect, too_large
+
+__all__ = ("Arrangement", "Layout", "arrangement_of", "base_of", "is_proven", "layout_of",
+           "proven_groups")
+
+OVERLAPS_ITSELF = ("unsupported operation: more than one element of the written-to tensor refers to a single memory "
+                   "location. Please clone() the tensor before performing the operation.")
+OVERLAPS_ANOTHER = ("unsupported operation: some elements of two written-to tensors refer to a single memory location. "
+                    "Please clone() one of them before performing the operation.")
+"""What eager PyTorch says where it looks."""
+
+
+class Layout(Enum):
+    """How the elements of a tensor lie in memory."""
+
+    DENSE = "dense"
+    """One beside the other without gaps, in any order of dimensions."""
+    GAPS = "gaps"
+    """Each in a place of its own."""
+    OVERLAPPING = "overlapping"
+    """Two may lie in one place."""
+
+
+@lru_cache(maxsize=4096)
+def layout_of(size: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
+    """Tell how elements lie; what cannot be told from one dimension after the other counts as overlapping."""
+    if 0 in size:
+        return Layout.DENSE
+    reach, dense = 0, 1
+    layout = Layout.DENSE
+    for step, extent in sorted((step, extent) for extent, step in zip(size, stride, strict=True) if extent > 1):
+        if step <= reach:
+            return Layout.OVERLAPPING
+        if step != dense:
+            layout = Layout.GAPS
+        reach += (extent - 1) * step
+        dense = step * extent
+    return layout
+
+
+def _layout(tensor: torch.Tensor) -> Layout:
+    return Layout.DENSE if tensor.is_contiguous() else layout_of(tuple(tensor.shape), tensor.stride())
+
+
+@attrs.frozen
+class _Rows:
+    """Operators whose kernels take the last dimension of some arguments to be dense, and go by the other strides."""
+
+    names: frozenset[str]
+    arguments: frozenset[str]
+    as_they_are: frozenset[str]
+
+
+@cache
+def _read() -> Mapping[str, Any]:
+    return tomllib.loads((resources.files("djinn_guard_core") / "layouts.toml").read_text(encoding="utf-8"))
+
+
+def proven_groups() -> Mapping[str, Sequence[str]]:
+    """Map the groups of operators that are proven to their names."""
+    return {group["group"]: group["names"].split() for group in _read()["proven"]}
+
+
+@cache
+def _proven() -> frozenset[str]:
+    return frozenset(name for names in proven_groups().values() for name in names)
+
+
+@cache
+def _rows() -> tuple[_Rows, ...]:
+    return tuple(_Rows(frozenset(group["names"].split()), frozenset(group["arguments"]),
+                       frozenset(group.get("as_they_are", ()))) for group in _read()["rows"])
+
+
+def base_of(operator: torch._ops.OpOverload) -> str:
+    """Name an operator without namespace and overload."""
+    return str(operator.name()).partition("::")[2].partition(".")[0]
+
+
+def is_proven(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator may be given operands that lie in memory in any way."""
+    base = base_of(operator)
+    proven = _proven()
+    is_listed = operator.namespace == "aten" and (base in proven or (base.endswith("_") and base[:-1] in proven))
+    return is_listed or _looks_at_no_elements(operator)
+
+
+def _looks_at_no_elements(operator: torch._ops.OpOverload) -> bool:
+    """Whether the schema says that all an operator does is to make a view, or to change what its argument is one of.
+
+    Some of these copy, if they cannot make a view; copying goes by strides.
+    """
+    schema = operator._schema
+    if torch.Tag.inplace_view in operator.tags or not any("Tensor" in str(item.type) for item in schema.arguments):
+        return True
+    return any(item.alias_info is not None and not item.alias_info.is_write for item in schema.returns)
+
+
+def _written(operator: torch._ops.OpOverload) -> frozenset[str]:
+    if torch.Tag.inplace_view in operator.tags:
+        return frozenset()
+    facts = facts_of(operator)
+    # Schemas of batch norms do not say that they write their statistics.
+    return facts.written.union(name for name in facts.argument_names if name.startswith("running_"))
+
+
+@attrs.frozen(eq=False)
+class Arrangement:
+    """What is done about the layouts of one operator's operands.
+
+    Attributes:
+        name: The operator.
+        names: Names of its arguments.
+        written: Those that it writes, with their positions.
+        is_proven: Whether the others are passed as they are.
+        rows: Those of which only the last dimension has to be dense.
+        as_they_are: Those that are passed as they are.
+        limit_bytes: What copies may take; 0 for any amount.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    written: tuple[tuple[int, str], ...]
+    is_proven: bool
+    rows: frozenset[str]
+    as_they_are: frozenset[str]
+    limit_bytes: int
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
+        """Return what to call a kernel with instead of what it was to be called with.
+
+        Raises:
+            RuntimeError: Something is written that overlaps itself, or something else that is written.
+            ProgramTooLargeError: Copies would take too much memory.
+        """
+        if self.is_proven:
+            taken = [value for position, name in self.written
+                     if (value := args[position] if position < len(args) else kwargs.get(name)) is not None]
+            if _are_contiguous(taken):
+                return None
+        elif not self.written and _are_contiguous(args) and (not kwargs or _are_contiguous(kwargs.values())):
+            return None
+        named = (*zip(self.names, args, strict=False), *kwargs.items())
+        arranging = _Arranging(self)
+        written = {name for _, name in self.written}
+        made = {name: arranging.write_all(value) for name, value in named if name in written}
+        if not self.is_proven:
+            arranging.expect_apart()
+            made.update((name, _each(value, partial(arranging.read, name)))
+                        for name, value in named if name not in written)
+        if all(made.get(name, value) is value for name, value in named):
+            return None
+        return Prepared(tuple(made.get(name, value) for name, value in zip(self.names, args, strict=False)),
+                        {name: made.get(name, value) for name, value in kwargs.items()}, tuple(arranging.copies))
+
+
+class _Arranging:
+    """One call's operands."""
+
+    def __init__(self, arrangement: Arrangement) -> None:
+        self._of = arrangement
+        self._ranges: list[tuple[int, int]] = []
+        """Addresses that are written."""
+        self._copied_bytes = 0
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """What is written, and what is written instead."""
+
+    def write_all(self, value: Any) -> Any:
+        """Return what is to be written in place of an argument."""
+        if type(value) is list and not self._of.is_proven and _are_contiguous(value):
+            # An empty tensor has no address.
+            self._ranges += [(start, start + tensor.nbytes) for tensor in value if (start := tensor.data_ptr())]
+            return value
+        return _each(value, self._write)
+
+    def _write(self, tensor: torch.Tensor) -> torch.Tensor:
+        layout = _layout(tensor)
+        expect(layout is not Layout.OVERLAPPING, OVERLAPS_ITSELF)
+        if self._of.is_proven:
+            return tensor
+        if layout is Layout.GAPS:
+            copy = self._copy(tensor)
+            self.copies.append((tensor, copy))
+            return copy
+        if tensor.numel():
+            start = tensor.data_ptr()
+            self._ranges.append((start, start + tensor.nbytes))
+        return tensor
+
+    def expect_apart(self) -> None:
+        """Expect that nothing is written twice."""
+        self._ranges.sort()
+        expect(all(end <= start for (_, end), (start, _) in pairwise(self._ranges)), OVERLAPS_ANOTHER)
+
+    def read(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what is to be read in place of a tensor."""
+        if self._ranges and self._is_written(tensor):
+            # What a kernel has checked may not change before it is used.
+            return self._copy(tensor)
+        if name in self._of.as_they_are or (name in self._of.rows and _has_dense_rows(tensor)):
+            return tensor
+        return tensor if _layout(tensor) is Layout.DENSE else self._copy(tensor)
+
+    def _is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may have an element where something is written."""
+        if not tensor.numel():
+            return False
+        low = tensor.data_ptr()
+        high = low + (tensor.nbytes if tensor.is_contiguous() else tensor.element_size() * (1 + sum(
+            (extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))))
+        first = bisect_right(self._ranges, low, key=itemgetter(1))
+        return first < len(self._ranges) and self._ranges[first][0] < high
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._copied_bytes += tensor.numel() * tensor.element_size()
+        limit_bytes = self._of.limit_bytes
+        if limit_bytes and self._copied_bytes > limit_bytes:
+            raise too_large(f"{self._of.name} with copies of operands", self._copied_bytes, 0, limit_bytes)
+        return tensor.clone(memory_format=torch.preserve_format)
+
+
+def _are_contiguous(values: Iterable[Any]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor:
+            if not value.is_contiguous():
+                return False
+        elif kind is list or kind is tuple:
+            if not _are_contiguous(value):
+                return False
+        elif isinstance(value, torch.Tensor):
+            return False
+    return True
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change the tensors of an argument; one that stays as it is stays the same object."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if not isinstance(value, (list, tuple)):
+        return value
+    made = [change(item) if isinstance(item, torch.Tensor) else item for item in value]
+    return value if all(new is old for new, old in zip(made, value, strict=True)) else made
+
+
+def _has_dense_rows(tensor: torch.Tensor) -> bool:
+    return not tensor.dim() or tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
+
+
+def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrangement | None:
+    """Tell what is done about an operator's operands; ``None`` if it is given them as they are.
+
+    Args:
+        operator: The operator.
+        limit_bytes: What copies of operands may take; 0 for any amount.
+    """
+    proven, written = is_proven(operator), _written(operator)
+    if proven and not written:
+        return None
+    base = base_of(operator)
+    rows = [group for group in _rows() if operator.namespace == "aten" and base in group.names]
+    names = tuple(argument.name for argument in operator._schema.arguments)
+    return Arrangement(
+        str(operator.name()), names, tuple(item for item in enumerate(names) if item[1] in written), proven,
+        frozenset().union(*(group.arguments for group in rows)),
+        frozenset().union(*(group.as_they_are for group in rows)), limit_bytes)
