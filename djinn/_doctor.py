@@ -16,7 +16,7 @@ import attrs
 import torch
 
 from djinn.config import Config
-from djinn.errors import DjinnError, LimitError, RefusedError
+from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
 from djinn.kinds import Connection, ConnectOptions
 from djinn.kinds.transport import CertifiedConnection
 from djinn.plugins import DEFAULTS, Plugins
@@ -71,6 +71,7 @@ def examine(plugins: Plugins, config: Config, problems: Sequence[DjinnError]) ->
     checks.append(_attempt("logical device", lambda: _device(plugins)))
     checks.append(_attempt("executor devices here", lambda: _executor_devices(plugins)))
     checks += _limits()
+    checks += _systems(plugins)
     if config.server:
         checks += _server(plugins, config)
     else:
@@ -135,6 +136,15 @@ def _limits() -> Iterator[Check]:
     yield Check("locked memory (ulimit -l)", ok=enough, found=_amount(locked, resource.RLIM_INFINITY, " bytes"),
                 remedy="" if enough else f"Run `ulimit -l {MIN_LOCKED_BYTES // 1024}` before the program, or raise "
                                          "LimitMEMLOCK of its service.")
+
+
+def _systems(plugins: Plugins) -> list[Check]:
+    """Let plugins say what of this system they can use."""
+    checks: list[Check] = []
+    problems: list[PluginError] = []
+    plugins.examine_system(lambda name, found, remedy: checks.append(Check(name, ok=True, found=found, remedy=remedy)),
+                           problems=problems)
+    return checks + [_failed("system", problem) for problem in problems]
 
 
 def _amount(limit: int, infinity: int, unit: str = "") -> str:

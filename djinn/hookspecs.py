@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     RegisterGuard: TypeAlias = Callable[[Guard], None]
     RegisterObserver: TypeAlias = Callable[[Observer], None]
     RegisterWorkload: TypeAlias = Callable[[Workload], None]
+    Report: TypeAlias = Callable[[str, str, str], None]
 
 __all__ = ("GROUP", "hookimpl", "hookspec")
 
@@ -375,6 +376,26 @@ def djinn_register_commands(app: typer.Typer) -> None:
 
     Raises:
         PluginValidationError: A command of that name exists already.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_examine_system(report: Report) -> None:
+    """Say what of this system a plugin can use.
+
+    Called:
+        Phase *command line*, once per ``djinn doctor``. All implementations run; what they report is listed in the
+        order of the plugins' names.
+
+    Args:
+        report: Takes a name, what was found, and what to do about it, which may be empty. Nothing of it is a problem:
+            djinn works without.
+
+    Raises:
+        Exception: Whatever is raised here is listed as a problem, with the plugin's name.
 
     Since:
         0.1.0

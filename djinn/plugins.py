@@ -326,6 +326,14 @@ class Plugins:
                 self._commands += [Registered("command", command, name, self._distributions[name], None)
                                    for command in added]
 
+    def examine_system(self, report: Callable[[str, str, str], None], *, problems: list[PluginError]) -> None:
+        """Let all plugins say what of this system they can use; see `djinn.hookspecs.djinn_examine_system`."""
+        for name, _ in sorted(self._manager.list_name_plugin()):
+            try:
+                self._call_alone(name, "djinn_examine_system", report=report)
+            except PluginError as error:
+                problems.append(error)
+
     def rows(self) -> list[Row]:
         """Say what is active, where it comes from and what it replaced, one row per object."""
         rows = [self._row(entry) for kind in KINDS for entries in self._registered[kind].values() for entry in entries]

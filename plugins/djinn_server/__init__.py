@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import typer
 
-__all__ = ("djinn_register_commands",)
+__all__ = ("djinn_examine_system", "djinn_register_commands")
 
 
 @hookimpl
@@ -27,3 +29,17 @@ def djinn_register_commands(app: typer.Typer) -> None:
     tokens.command("revoke")(revoke)
     tokens.command("list")(list_tokens)
     app.add_typer(tokens)
+
+
+@hookimpl
+def djinn_examine_system(report: Callable[[str, str, str], None]) -> None:
+    """Say what of the sandbox of workers this system has."""
+    from djinn_server.sandbox.fence import examine
+
+    for part in examine():
+        name = f"sandbox of servers: {part.name}"
+        if part.missing:
+            report(name, f"not here: {part.missing}",
+                   f"Without it, a worker that is taken over can {part.consequence}.")
+        else:
+            report(name, "here", "")

@@ -13,7 +13,7 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import attrs
 import typer
@@ -30,7 +30,7 @@ from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
-from djinn_server.nursery import start_nursery
+from djinn_server.nursery import begin_nursery, fork_nursery, prepare
 from djinn_server.placement import default_places
 from djinn_server.sandbox.fence import SandboxMode, plan
 from djinn_server.supervisor import Supervisor
@@ -38,12 +38,9 @@ from djinn_server.tenants import KnownTenants, OneTenant, Tenant
 from djinn_server.tokens import TokenFile
 from djinn_server.turns import Settings
 
-if TYPE_CHECKING:
-    from djinn.plugins import Plugins
-
 __all__ = ("serve",)
 
-_SECRETS = ("DJINN_TOKEN", "DJINN_OWNER")
+_SECRETS = frozenset({"DJINN_TOKEN", "DJINN_OWNER"})
 """Variables that are the gateway's business alone."""
 LOOPBACK = "127.0.0.1"
 USAGE_ERROR = 2
@@ -275,8 +272,9 @@ def _open(offer: Offer) -> Gateway:
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-    # Forked workers begin sooner. Each of several tenants has one that began from nothing, which knows of no other.
-    nursery = start_nursery(_SECRETS, partial(_prepare, plugins)) if isinstance(tenants, OneTenant) else None
+    # What this process knows, its forks know.
+    knows_secrets = bool(offer.tokens or config.token or not _SECRETS.isdisjoint(os.environ))
+    nursery = begin_nursery(environment) if knows_secrets else fork_nursery(partial(prepare, plugins))
     exchange = Exchange(PeerRules.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
                         plugins.transport_for)
     listener = transport.listen(offer.address, ListenOptions(
@@ -284,16 +282,6 @@ def _open(offer: Offer) -> Gateway:
     supervisor = Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}, devices=offer.devices,
                             turns=offer.turns, nursery=nursery, exchange=exchange)
     return Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None)
-
-
-def _prepare(plugins: Plugins) -> None:
-    """Have what every worker needs in memory."""
-    import djinn_server.worker  # noqa: F401  # that it is imported is all that is wanted
-    from djinn.kinds.guard import PreparedGuard
-
-    guard = plugins.choose("guard", "core")
-    if isinstance(guard, PreparedGuard):
-        guard.prepare()
 
 
 def _check(offer: Offer, has_token: bool) -> bool:

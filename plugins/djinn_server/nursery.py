@@ -18,10 +18,14 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from djinn_server.control import Control, Ended, Spawn, Spawned
 
-__all__ = ("Child", "Nursery", "start_nursery")
+if TYPE_CHECKING:
+    from djinn.plugins import Plugins
+
+__all__ = ("Child", "Nursery", "begin_nursery", "fork_nursery", "main", "prepare")
 
 SPAWN_TIMEOUT_S = 30.0
 """How long a nursery may take to fork a worker, before the gateway starts one without it."""
@@ -154,13 +158,31 @@ class Nursery:
         _log.info("worker %d was forked too late: ended", message.pid)
 
 
-def start_nursery(secrets: tuple[str, ...], prepare: Callable[[], None]) -> Nursery | None:
-    """Fork a nursery off this process, which should have no thread of its own yet and nothing open.
-
-    Its workers have what this process had in memory, so it is for workers of those who may know all of that.
+def begin_nursery(environment: Mapping[str, str]) -> Nursery | None:
+    """Start a nursery from nothing: its workers have nothing of what this process knows.
 
     Args:
-        secrets: Names of environment variables that workers are not to show to those who look at processes.
+        environment: Its environment variables.
+
+    Returns:
+        ``None`` elsewhere than on Linux (5.3 and later).
+    """
+    if sys.platform != "linux" or not _has_handles():
+        return None
+    ours, theirs = socket.socketpair()
+    with theirs:
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-P", "-m", "djinn_server.nursery"], environment,
+                             file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)])
+    return Nursery(Control(ours, takes_descriptors=True), pid)
+
+
+def fork_nursery(prepare: Callable[[], None]) -> Nursery | None:
+    """Fork a nursery off this process, which should have no thread of its own yet and nothing open.
+
+    That is sooner done than `begin_nursery`. Its workers have what this process had in memory, so it must know no
+    secret.
+
+    Args:
         prepare: Does in the nursery what workers need not do then. It leaves no thread behind.
 
     Returns:
@@ -179,8 +201,6 @@ def start_nursery(secrets: tuple[str, ...], prepare: Callable[[], None]) -> Nurs
     try:
         ours.close()
         _close_all_but(theirs.fileno())
-        for name in secrets:
-            _overwrite(name)
         _name("djinn-nursery")
         prepare()
         _Forker(theirs).run()
@@ -286,11 +306,31 @@ def _name(text: str) -> None:
     ctypes.CDLL(None).prctl(_NAME_PROCESS, text.encode(), 0, 0, 0)
 
 
-def _overwrite(variable: str) -> None:
-    """Overwrite an environment variable where the system reads the environment of a process from."""
-    find = ctypes.CDLL(None).getenv
-    find.restype = ctypes.c_void_p
-    where = find(variable.encode())
-    if where:
-        ctypes.memset(where, ord("*"), len(os.environb.get(variable.encode(), b"")))
-    os.environ.pop(variable, None)
+def prepare(plugins: Plugins) -> None:
+    """Have what every worker needs in memory."""
+    import djinn_server.worker  # noqa: F401  # that it is imported is all that is wanted
+    from djinn.kinds.guard import PreparedGuard
+
+    guard = plugins.choose("guard", "core")
+    if isinstance(guard, PreparedGuard):
+        guard.prepare()
+
+
+def main() -> None:
+    """Be a nursery that `begin_nursery` has started."""
+    from djinn.config import Config
+    from djinn.plugins import Plugins
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _name("djinn-nursery")
+    sock = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
+        os.dup2(nothing.fileno(), 0)
+    prepare(Plugins.load(Config.resolve({}, os.environ).selection))
+    gc.freeze()
+    _Forker(sock).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

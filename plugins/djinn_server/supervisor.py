@@ -452,9 +452,10 @@ def _begin(
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            # Its standard output is not this process's, of which callers expect one line.
+            # Its standard output is not this process's, of which callers expect one line. NumPy's threads, which nobody
+            # uses there, would stay out of the sandbox.
             process = subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(),
-                                       stdout=2, env=environment)
+                                       stdout=2, env=environment | {"OPENBLAS_NUM_THREADS": "1"})
         except OSError:
             ours.close()
             raise

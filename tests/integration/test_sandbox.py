@@ -24,7 +24,7 @@ from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import unreadable_for_others
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect_tls
-from serving import PROGRAM, children_of
+from serving import PROGRAM, workers_of
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -200,11 +200,12 @@ def fenced(request: pytest.FixtureRequest, certificates: Any) -> Iterator[Fenced
         stack.callback(server.victim.close)
         secret = torch.frombuffer(bytearray(CANARY), dtype=torch.uint8)
         server.victim.request(Batch([Upload(1, header_of(secret))], synchronize=True), [secret])
-        (victim,) = children_of(process.pid)
+        (victim,) = workers_of(process.pid)
         server.target = {
             "gateway": process.pid, "victim": victim, "unix": str(folder / "listening"),
             "ports": [int(address.rpartition(":")[2]), metrics], "log": [str(log)],
-            "secrets": [str(path) for path in sorted(private.iterdir())], "shared": segment, "shared_key": 0x5EC12E7,
+            "secrets": [str(path) for path in sorted(private.iterdir(), reverse=True)],
+            "shared": segment, "shared_key": 0x5EC12E7,
             "hidden": {"canary": masked(CANARY), **{f"token of {name}": masked(token.encode())
                                                     for name, token in tokens.items()}},
         }
@@ -257,7 +258,7 @@ def status_of(process: int) -> dict[str, str]:
 
 def test_a_worker_has_given_up_what_it_does_not_need(fenced: Fenced) -> None:
     hostile = fenced.connect_soon("mallory")
-    workers = [status_of(worker) for worker in children_of(fenced.process.pid)]
+    workers = [status_of(worker) for worker in workers_of(fenced.process.pid)]
     hostile.close()
     assert len(workers) == 2
     gateway = status_of(fenced.process.pid)
@@ -272,7 +273,7 @@ def test_a_worker_has_given_up_what_it_does_not_need(fenced: Fenced) -> None:
         assert len({user[0] for user in users}) == 2
         assert all(len(set(user)) == 1 and int(user[0]) >= privileges.SMALL_FIRST_USER for user in users)
         assert {worker["Groups"] for worker in workers} == {""}
-    for worker in children_of(fenced.process.pid):
+    for worker in workers_of(fenced.process.pid):
         # A process that lets itself be looked at belongs to its user; these belong to root.
         assert Path(f"/proc/{worker}/environ").stat().st_uid == 0
         limits = Path(f"/proc/{worker}/limits").read_text()

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from djinn_server.sandbox.calls import ABSENT, ARCHITECTURES, CHECKED, FREE, REFUSED, parse
+from djinn_server.sandbox.paths import files_for
 
 ANSWER_BYTES = 2**18
 DONE = "DONE"
@@ -108,6 +109,7 @@ def reading_files(target: dict[str, Any]) -> dict[str, str]:
     found = {}
     for path in [*target["secrets"], "/etc/passwd", "/etc/shadow", "/proc/1/environ", "/proc", "/tmp", "/home",
                  "/proc/self/root/etc/passwd", "/proc/self/cwd", "/proc/kcore", "/proc/kallsyms", "/proc/net/tcp",
+                 "/proc/thread-self/net/tcp", "/proc/self/mounts",
                  "/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/dev/shm", "/run", "/var/log"]:
         found[f"openat {path}"] = opened(path)
         found[f"open {path}"] = opened(path, name="open")
@@ -125,7 +127,11 @@ def _by_path_descriptor(path: str) -> str:
     outcome = call("openat", AT_HERE, path.encode(), 0o10000000, 0)
     if not outcome.startswith(DONE):
         return outcome
-    return opened(f"/proc/self/fd/{outcome.split()[1]}")
+    descriptor = int(outcome.split()[1])
+    try:
+        return opened(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 @attack
@@ -290,7 +296,8 @@ def sharing_what_is_others(target: dict[str, Any]) -> dict[str, str]:
             leads = str(Path(f"/proc/self/fd/{name}").readlink())
         except OSError:
             continue
-        known = ("/dev/null", "socket:", "pipe:", "anon_inode:", f"/proc/{os.getpid()}/", *target["log"])
+        known = ("/dev/null", "socket:", "pipe:", "anon_inode:", f"/proc/{os.getpid()}/", *target["log"],
+                 *(path for path in files_for(has_driver=False).readable if path.startswith("/proc/")))
         found[f"descriptor {name}"] = "its own" if leads.startswith(known) else f"{DONE}: {leads}"
         if leads.startswith("socket:"):
             found[f"socket {name}"] = _listens(name, target)

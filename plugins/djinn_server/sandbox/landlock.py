@@ -66,7 +66,7 @@ class Ruleset:
     """What a process may reach, made while it may still reach everything, and laid upon it later.
 
     Args:
-        files: What it may reach. What does not exist is left out.
+        files: What it may reach. What does not exist is left out. What is in ``/proc`` stays open, as a path only.
 
     Raises:
         OSError: The kernel does not take it.
@@ -103,7 +103,9 @@ class Ruleset:
                     rule = _RULE.pack(allowed, opened)
                     _checked(_call(_ADD, self._descriptor, _BENEATH, rule, 0))
                 finally:
-                    os.close(opened)
+                    # Its folders are made anew when memory gets short, and rules are about those that were there.
+                    if not path.startswith("/proc/"):
+                        os.close(opened)
 
 
 def _call(number: int, *arguments: object) -> int:

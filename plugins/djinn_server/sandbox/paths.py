@@ -24,6 +24,10 @@ _SYSTEM = (
     "/proc/sys/kernel/osrelease", "/proc/sys/kernel/version", "/sys/devices/system", "/sys/kernel/mm",
     "/sys/fs/cgroup", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
 )
+_OF_ITSELF = tuple(f"/proc/self/{entry}" for entry in (
+    "auxv", "cgroup", "cmdline", "fd", "limits", "maps", "smaps", "smaps_rollup", "stat", "statm", "status"))
+"""What a process may learn of itself. What it could not do without is the list of its memory, for its threads' stacks;
+``net`` and ``task/*/net`` tell of all connections of the machine."""
 _DRIVER_READS = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/share/nvidia", "/usr/local/cuda",
                  "/opt/rocm", "/etc/nvidia", "/etc/OpenCL")
 _DRIVER_USES = ("/dev", "/proc/self")
@@ -35,7 +39,7 @@ def files_for(*, has_driver: bool) -> Files:
     Args:
         has_driver: Whether the driver of a device works in it.
     """
-    found = [*_SYSTEM, "/proc/self", *_of_python()]
+    found = [*_SYSTEM, *_OF_ITSELF, *_of_python()]
     return Files(tuple(found + list(_DRIVER_READS) if has_driver else found),
                  tuple(_DRIVER_USES) if has_driver else ("/dev/null",))
 
