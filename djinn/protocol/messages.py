@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.model.metadata import ExecutionPhase
 from djinn.model.program import Program
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
 MARKS_HANDLE = 2**64 - 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from djinn.kinds.executor import Executor
 from djinn.protocol import failures
 from djinn.protocol.abilities import SettlingExecutor
-from djinn.protocol.messages import Command, Failure, Poisoned, Receive, Rerun, Run, Send, Timing, Upload
+from djinn.protocol.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
 
 MAX_FAILURES = 1000
 """Failures remembered between two answers; later ones are counted with the last."""
@@ -111,26 +111,32 @@ class Timings:
         elif isinstance(command, Upload):
             self._pending.append(Timing("upload", command.handle, begin_ns, end_ns))
 
-    def take(self) -> tuple[Timing, ...]:
-        """Return the timings since the last time."""
+    def added_to(self, result: Result) -> Result:
+        """Add the timings since the last time to an answer."""
         taken = tuple(self._pending)
         self._pending.clear()
-        return taken
+        return msgspec.structs.replace(result, timings=taken, now_ns=time.monotonic_ns())
 
 
 class RunTime:
-    """How long programs ran.
+    """How long programs ran, for a client that wants to know.
 
     A device that computes on its own may be at work between two programs, too: there, all the time counts from the
     beginning of the first program until the device is through.
+
+    Args:
+        executor: Runs them.
+        attempt: Does what may fail, and remembers a failure for the client.
 
     Concurrency:
         One thread at a time.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, attempt: Callable[[Callable[[], None]], Any]) -> None:
         is_asynchronous = executor.device.partition(":")[0] != "cpu"
         self._settle = executor.settle if is_asynchronous and isinstance(executor, SettlingExecutor) else None
+        self._attempt = attempt
+        self._is_wanted = False
         self._first_ns = 0
         self._ns = 0
 
@@ -143,14 +149,17 @@ class RunTime:
         finally:
             self._ns += time.monotonic_ns() - begin_ns
 
-    def take(self) -> int:
+    def take(self, *, is_wanted: bool) -> int:
         """Return the nanoseconds since the last time.
 
-        Raises:
-            Exception: The device failed.
+        Args:
+            is_wanted: Whether the client wants to know from now on; 0 is returned until then.
         """
+        self._is_wanted |= is_wanted
         taken, since_ns, self._ns, self._first_ns = self._ns, self._first_ns, 0, 0
+        if not self._is_wanted:
+            return 0
         if self._settle is None or not since_ns:
             return taken
-        self._settle()
+        self._attempt(self._settle)
         return time.monotonic_ns() - since_ns

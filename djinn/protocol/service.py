@@ -99,7 +99,7 @@ class SessionService:
         self._timings: Timings | None = None
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
-        self._run_time: RunTime | None = None
+        self._run_time = RunTime(executor, self._attempt)
 
     @property
     def held_bytes(self) -> int:
@@ -144,8 +144,6 @@ class SessionService:
         self._stop, self._stopped = stop, None
         if batch.timed and self._timings is None:
             self._timings = Timings()
-        if batch.metered and self._run_time is None:
-            self._run_time = RunTime(self._executor)
         if self._timings is None:
             for command in batch.commands:
                 self._carry_out(command, uploads)
@@ -159,11 +157,8 @@ class SessionService:
         data: list[torch.Tensor] = []
         items = [self._fetch(handle, data) for handle in batch.fetch]
         items += [self._describe(handle) for handle in batch.describe]
-        run_ns = 0 if self._run_time is None else self._attempt(self._run_time.take)
-        result = Result(tuple(items), self._failures.take(), run_ns=run_ns if isinstance(run_ns, int) else 0)
-        if self._timings is not None:
-            result = msgspec.structs.replace(result, timings=self._timings.take(), now_ns=time.monotonic_ns())
-        return result, data
+        result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(is_wanted=batch.metered))
+        return (result if self._timings is None else self._timings.added_to(result)), data
 
     def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:
         if isinstance(command, (Run, Rerun)):
@@ -457,13 +452,13 @@ class SessionService:
         return self._stopped
 
     def _in_turn(self, run: Callable[[], list[Any]]) -> list[Any]:
-        if self._turns is not None:
-            self._turns.begin()
+        if self._turns is None:
+            return self._run_time.of(run)
+        self._turns.begin()
         try:
-            return run() if self._run_time is None else self._run_time.of(run)
+            return self._run_time.of(run)
         finally:
-            if self._turns is not None:
-                self._turns.end()
+            self._turns.end()
 
     def _poison_storage(self, tensor: torch.Tensor, poison: Poisoned) -> None:
         """Poison every value that shares a storage which should have been written and was not."""

@@ -140,12 +140,12 @@ MESSAGES: dict[type[Any], st.SearchStrategy[Any]] = {
     Taken: st.builds(Taken),
     Goodbye: st.builds(Goodbye),
     Batch: st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans(),
-                     st.booleans(), st.sampled_from(ExecutionPhase)),
+                     st.booleans(), st.sampled_from(ExecutionPhase), st.booleans()),
     Courier: st.builds(Courier, st.integers(0, 2**32), texts, st.binary(min_size=16, max_size=16), texts),
     Parcel: st.builds(Parcel, handles, st.none() | described | st.builds(Plain, plain),
                       st.none() | st.builds(Layout, sizes, sizes, st.booleans()), st.none() | failures),
     Result: st.builds(Result, st.lists(items, max_size=5).map(tuple), st.lists(failures, max_size=3).map(tuple),
-                      st.lists(timings, max_size=3).map(tuple), times),
+                      st.lists(timings, max_size=3).map(tuple), times, handles),
 }
 any_message = st.one_of(*MESSAGES.values())
 

@@ -204,16 +204,19 @@ def test_run_time_is_that_of_programs_and_on_a_device_of_its_own_until_it_is_thr
         return ns
 
     monkeypatch.setattr(reports.time, "monotonic_ns", lambda: now_ns + 1)
-    here = reports.RunTime(SimpleNamespace(device="cpu"))  # type: ignore[arg-type]  # no executor runs anything here
-    there = reports.RunTime(SimpleNamespace(device="cuda:0", settle=lambda: work(500)))  # type: ignore[arg-type]
-    for run_time, wanted in ((here, 30), (there, 580)):
-        assert run_time.take() == 0
+    here: Any = SimpleNamespace(device="cpu")
+    there: Any = SimpleNamespace(device="cuda:0", settle=lambda: work(500))
+    for executor, wanted in ((here, 30), (there, 580)):
+        run_time = reports.RunTime(executor, lambda action: action())
+        assert run_time.of(lambda: work(1000)) == 1000
+        assert run_time.take(is_wanted=False) == 0
+        assert run_time.take(is_wanted=True) == 0
         assert run_time.of(lambda: work(10)) == 10
         work(50)
         with pytest.raises(ZeroDivisionError):
             run_time.of(lambda: work(20) // 0)
-        assert run_time.take() == wanted
-        assert run_time.take() == 0
+        assert run_time.take(is_wanted=False) == wanted
+        assert run_time.take(is_wanted=False) == 0
 
 
 def test_what_an_answer_that_nobody_looked_at_told_is_added() -> None:

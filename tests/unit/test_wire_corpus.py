@@ -176,6 +176,7 @@ def batches() -> list[Case]:
         Case("recall", frame(Batch([Recall(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
         Case("peers", frame(Batch([Peer(1, "tcp://10.0.0.2:7777", bytes(range(16))), Send(5, 1, 2**64 - 1),
                                    Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, (7, 8))], timed=True))),
+        Case("metered", frame(Batch([Run(1, (), [], (2,))], metered=True))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,), (5,))], fetch=(7,)))),
         Case("rerun", frame(Batch([Rerun(1), Rerun(2, {1: 2**63}, {0: [1, 2.5], 3: -1}, {0: 8}, {2: 4})]))),
@@ -197,6 +198,7 @@ def results() -> list[Case]:
             (Plain(None), header_of(half), Plain([1, 2.5, True]), Poisoned(3),
              Description("float32", (2, 3), (1, 2), 5)),
             (Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4, 2),)), (half,))),
+        Case("run-time", frame(Result(run_ns=2**40))),
         Case("timings", frame(Result((), (Failure(2, "RuntimeError", "", source="0f" * 16, source_identity=7),),
                                      (Timing("run", 1, 2**62, 2**62 + 1), Timing("receive", 9, -1, 5)), 2**62 + 2))),
     ]
@@ -256,6 +258,7 @@ def malformed() -> list[Case]:
         Case("parcel-of-many-dimensions", raw(messages.encode(Parcel(1, three, Layout((1,) * 65, (1,) * 65))), 64,
                                               bytes(64))),
         Case("odd-timing", raw(msgspec.msgpack.encode({"type": "result", "timings": [["sleep", 1, 2, 3]]}))),
+        Case("negative-run-time", raw(msgspec.msgpack.encode({"type": "result", "run_ns": -1}))),
         Case("text-too-long", raw(msgspec.msgpack.encode(
             {"type": "hello", "protocol": 1, "torch": "2" * 4097, "python": "", "byte_order": ""}))),
         Case("body-missing", raw(lying)),
