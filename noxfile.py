@@ -137,7 +137,7 @@ def bench(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Break what can break, again and again, and write docs/reliability.md: about an hour.
 
-    ``-- fuzz`` does only what tests/chaos/chaos_fuzz.py does.
+    ``-- fuzz`` does only what tests/chaos/chaos_fuzz.py does. ``-- operators`` goes on where it was interrupted.
     """
     _install(session, "-e", ".[test]")
     files = {name: f"tests/chaos/chaos_{name}.py" for name in session.posargs}
@@ -146,7 +146,7 @@ def chaos(session: nox.Session) -> None:
     found = Path(session.create_tmp()).absolute() / "found.jsonl"
     found.unlink(missing_ok=True)
     session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
-                env={**PROFILE, "DJINN_CHAOS_RESULTS": str(found)})
+                env={**PROFILE, "DJINN_CHAOS_RESULTS": str(found), "DJINN_CHAOS_STATE": str(found.parent)})
     session.run("python", "tests/chaos/reliability.py", str(found))
 
 

@@ -1,0 +1,379 @@
+"""Calls with one to three arguments changed, made anew from a name and a number."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from operator_corpus import Corpus, Example
+from operator_synthesis import SIZES, slots, tensor_for, values_of
+
+Path: TypeAlias = tuple[str, int]
+"""Where an argument is: its name, and its position in a list, or -1."""
+
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16, torch.bool,
+          torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
+EXTENTS = (0, 1, 2, 3, 5, 16, 17, 33, 65, 129, 257)
+MOST_ELEMENTS = 2**16
+WHOLE_NUMBERS = (0, 1, -1, 2, 3, 7, 17, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
+REAL_NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 1e30, 3.4e38, 1e308, math.inf, -math.inf, math.nan)
+STRIDES = ("expanded", "expanded-dim", "overlapping", "transposed", "gapped")
+"""Mutations that change how a tensor lies in memory, and nothing else."""
+TENSORS = (*STRIDES, "empty", "resized", "resized", "rank", "dtype", "wild", "wild", "bits", "shared", "other", "none")
+PLAIN = ("number",)
+KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "unchanged", "scaled")))
+
+
+@attrs.frozen
+class Mutation:
+    """A change of one argument.
+
+    Attributes:
+        path: Which one.
+        kind: How; of `KINDS`.
+        seed: Of what it leaves to chance.
+    """
+
+    path: Path
+    kind: str
+    seed: int
+
+
+@attrs.frozen
+class Plan:
+    """A call, as it is made anew in any process that has the same corpus.
+
+    Attributes:
+        name: The overload.
+        number: Of its calls.
+        example: Position of the call that is changed among those that are known.
+        scale: An extent that is replaced wherever it occurs, and by what; ``None`` for none.
+        mutations: What is changed.
+        place: Where blocks lie; see guarded_memory.c.
+        filling: What new blocks are filled with.
+        guards_all: Whether all that is allocated is guarded, and not tensors alone.
+    """
+
+    name: str
+    number: int
+    example: int
+    scale: tuple[int, int] | None
+    mutations: tuple[Mutation, ...]
+    place: int
+    filling: int
+    guards_all: bool
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Name what is changed."""
+        found = dict.fromkeys(mutation.kind for mutation in self.mutations)
+        return (*(found or ("unchanged",)), *(("scaled",) if self.scale else ()))
+
+
+def leaves(name: str, values: Mapping[str, Any]) -> list[Path]:
+    """List where the arguments of a call are."""
+    found: list[Path] = []
+    for slot in slots(name):
+        value = values.get(slot.name, slot.default)
+        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+            found += ((slot.name, index) for index in range(len(value)))
+        found.append((slot.name, -1))
+    return found
+
+
+def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
+    """Decide what a call is like."""
+    choose = random.Random(f"{name} {number} {seed}")
+    known = corpus.examples(name)
+    index = number % len(known) if number < 2 * len(known) else choose.randrange(len(known))
+    values = values_of(name, known[index])
+    paths = leaves(name, values)
+    tensors = [path for path in paths if isinstance(at(values, path), torch.Tensor)]
+    scale = None
+    if tensors and choose.random() < 0.3:
+        extents = [extent for path in tensors for extent in at(values, path).shape]
+        if extents:
+            scale = choose.choice(extents), choose.choice(EXTENTS)
+    mutations: list[Mutation] = []
+    # Every other call changes strides alone: it is the one that is most often let through.
+    for _ in range(0 if number % 8 == 0 or not paths else choose.choice((1, 1, 2, 3))):
+        path = choose.choice(tensors) if tensors and choose.random() < 0.75 else choose.choice(paths)
+        kind = choose.choice(STRIDES if number % 2 else TENSORS) if path in tensors else "number"
+        mutations.append(Mutation(path, kind, choose.randrange(2**31)))
+    return Plan(name, number, index, scale, tuple(mutations), choose.choice((0, 0, 0, 1, 2)),
+                choose.choice((0, 0, 0x55, 0xFF)), choose.random() < 0.08)
+
+
+def at(values: Mapping[str, Any], path: Path) -> Any:
+    """Look an argument up."""
+    found = values.get(path[0])
+    return found if path[1] < 0 else found[path[1]]  # type: ignore[index]  # such a path leads into a list
+
+
+def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
+    """Make the arguments of a call, in new memory that ends where they end."""
+    example = corpus.examples(plan.name)[plan.example]
+    values = values_of(plan.name, example)
+    if plan.scale is not None:
+        values = {name: _scaled(item, *plan.scale) for name, item in values.items()}
+    made: dict[str, Any] = {}
+    by_path: dict[Path, list[Mutation]] = {}
+    for mutation in plan.mutations:
+        by_path.setdefault(mutation.path, []).append(mutation)
+    described = {slot.name: slot for slot in slots(plan.name)}
+    for name, item in values.items():
+        if isinstance(item, (list, tuple)) and any(isinstance(member, torch.Tensor) for member in item):
+            made[name] = [_tensor(member, by_path.get((name, index), ())) if isinstance(member, torch.Tensor)
+                          else member for index, member in enumerate(item)]
+        elif isinstance(item, torch.Tensor):
+            made[name] = _tensor(item, by_path.get((name, -1), ()))
+        else:
+            made[name] = item
+    for path, mutations in by_path.items():
+        for mutation in mutations:
+            choose = random.Random(mutation.seed)
+            if mutation.kind == "number":
+                made[path[0]] = _plain(made.get(path[0], described[path[0]].default), described[path[0]].kind, choose)
+            elif mutation.kind == "none" and path[1] < 0 and described[path[0]].kind.startswith("Optional"):
+                made[path[0]] = None
+            elif mutation.kind == "shared":
+                _share(made, path, choose)
+    return made
+
+
+def _share(made: dict[str, Any], path: Path, choose: random.Random) -> None:
+    """Have an argument be another one, or overlap with it."""
+    tensors = [item for value in made.values() for item in (value if isinstance(value, list) else [value])
+               if isinstance(item, torch.Tensor)]
+    other = choose.choice(tensors)
+    mine = at(made, path)
+    if not isinstance(mine, torch.Tensor):
+        return
+    if choose.random() < 0.5 and other.numel() > 1 and other.dim():
+        other = other.narrow(choose.randrange(other.dim()), 0, 1) if choose.random() < 0.5 else other.detach()
+    elif mine.dtype == other.dtype and mine.numel() and mine.untyped_storage().nbytes() <= (
+            other.untyped_storage().nbytes()):
+        other = torch.as_strided(other, mine.shape, mine.stride(), 0)
+    if path[1] < 0:
+        made[path[0]] = other
+    else:
+        made[path[0]][path[1]] = other
+
+
+def _scaled(item: Any, old: int, new: int) -> Any:
+    if isinstance(item, torch.Tensor):
+        size = [new if extent == old else extent for extent in item.shape]
+        return _tiled(item, size) if old in item.shape and math.prod(size) <= MOST_ELEMENTS else item
+    if isinstance(item, (list, tuple)):
+        return [_scaled(member, old, new) for member in item]
+    return new if type(item) is int and item == old and old > 4 else item
+
+
+def _tiled(source: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Take elements for another size from a tensor, again and again."""
+    count, flat = math.prod(size), source.reshape(-1)
+    if not count or not flat.numel():
+        return torch.zeros(list(size), dtype=source.dtype)
+    return flat[torch.arange(count) % flat.numel()].reshape(list(size))
+
+
+def _tensor(source: torch.Tensor, mutations: Sequence[Mutation]) -> torch.Tensor:
+    size, dtype = list(source.shape), source.dtype
+    stride: Callable[[list[int]], list[int]] | None = None
+    changes_values: list[Mutation] = []
+    bits = ""
+    if not mutations:
+        return _laid(source, source.shape, source.stride(), ())
+    for mutation in mutations:
+        choose = random.Random(mutation.seed)
+        kind = mutation.kind
+        if kind in STRIDES:
+            stride = _STRIDES[kind](choose)
+        elif kind == "empty":
+            size = [0] if not size else [0 if choose.random() < 0.5 else extent for extent in size] if (
+                choose.random() < 0.5) else [*size[:-1], 0]
+        elif kind == "resized" and size:
+            dim = choose.randrange(len(size))
+            size[dim] = max(0, choose.choice((size[dim] + 1, size[dim] - 1, 1, 2 * size[dim], *EXTENTS)))
+        elif kind == "rank":
+            size = choose.choice(([], [1, *size], [*size, 1], size[1:], size[:-1], [math.prod(size)]))
+        elif kind == "dtype":
+            dtype = choose.choice(DTYPES)
+        elif kind == "other":
+            source = tensor_for("", choose, choose.choice(SIZES), choose.choice(DTYPES))
+            size, dtype = list(source.shape), source.dtype
+        elif kind == "wild":
+            changes_values.append(mutation)
+        elif kind == "bits":
+            bits = choose.choice(("conj", "neg"))
+    if math.prod(size) > MOST_ELEMENTS:
+        size = list(source.shape)
+    made = source
+    if list(source.shape) != size:
+        made = _tiled(source, size)
+    if made.dtype != dtype:
+        made = made.real.to(dtype) if made.is_complex() and not dtype.is_complex else made.to(dtype)
+    steps = stride(size) if stride is not None else made.stride() if made.shape == source.shape else _dense(size)
+    laid = _laid(made, size, steps, changes_values)
+    if bits == "conj" and laid.is_complex():
+        return laid.conj()
+    return torch._neg_view(laid) if bits == "neg" and laid.dtype is not torch.bool else laid
+
+
+def _laid(
+    values: torch.Tensor, size: Sequence[int], stride: Sequence[int], changes: Sequence[Mutation]
+) -> torch.Tensor:
+    """Lay a tensor out in memory of its own that ends with its last element."""
+    if not values.numel():
+        return torch.empty_strided(size, stride, dtype=values.dtype)
+    reach = 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+    whole = torch.empty(reach, dtype=values.dtype)
+    flat = values.reshape(-1)
+    whole.copy_(flat if flat.numel() == reach else flat[:reach] if flat.numel() > reach else flat[
+        torch.arange(reach) % flat.numel()])
+    made = whole.as_strided(size, stride)
+    if reach == math.prod(size):
+        made.copy_(values)
+    for mutation in changes:
+        _make_wild(whole, random.Random(mutation.seed))
+    return made
+
+
+def _make_wild(whole: torch.Tensor, choose: random.Random) -> None:
+    if whole.dtype is torch.bool:
+        whole.view(torch.uint8)[choose.randrange(whole.numel())] = choose.choice((0, 1, 2, 255))
+        return
+    if whole.dtype.is_floating_point or whole.dtype.is_complex:
+        value: Any = choose.choice(REAL_NUMBERS)
+    else:
+        limits = torch.iinfo(whole.dtype)
+        value = choose.choice((-1, 0, 1, whole.numel(), 4, 9, 17, 1000, 2**20, 2**31, 2**40, 2**62, limits.max,
+                               limits.min))
+        value = min(max(value, limits.min), limits.max)
+    if choose.random() < 0.5:
+        whole.fill_(value)
+    else:
+        whole[choose.randrange(whole.numel())] = value
+
+
+def _dense(size: Sequence[int]) -> list[int]:
+    steps, step = [], 1
+    for extent in reversed(size):
+        steps.append(step)
+        step *= max(extent, 1)
+    return steps[::-1]
+
+
+def _expanded(choose: random.Random) -> Callable[[list[int]], list[int]]:
+    return lambda size: [0] * len(size)
+
+
+def _expanded_dim(choose: random.Random) -> Callable[[list[int]], list[int]]:
+    def strides(size: list[int]) -> list[int]:
+        if not size:
+            return []
+        dims = [dim for dim, extent in enumerate(size) if extent > 1] or [0]
+        dim = choose.choice(dims)
+        rest = _dense([1 if index == dim else extent for index, extent in enumerate(size)])
+        rest[dim] = 0
+        return rest
+
+    return strides
+
+
+def _overlapping(choose: random.Random) -> Callable[[list[int]], list[int]]:
+    return lambda size: [choose.choice((1, 1, 2, max(step // 2, 1))) for step in _dense(size)]
+
+
+def _transposed(choose: random.Random) -> Callable[[list[int]], list[int]]:
+    def strides(size: list[int]) -> list[int]:
+        order = list(range(len(size)))
+        choose.shuffle(order)
+        steps, step = [0] * len(size), 1
+        for dim in order:
+            steps[dim] = step
+            step *= max(size[dim], 1)
+        return steps
+
+    return strides
+
+
+def _gapped(choose: random.Random) -> Callable[[list[int]], list[int]]:
+    factor = choose.choice((2, 3))
+    return lambda size: [step * factor for step in _dense(size)]
+
+
+_STRIDES: Mapping[str, Callable[[random.Random], Callable[[list[int]], list[int]]]] = {
+    "expanded": _expanded,
+    "expanded-dim": _expanded_dim,
+    "overlapping": _overlapping,
+    "transposed": _transposed,
+    "gapped": _gapped,
+}
+
+
+def _plain(item: Any, kind: str, choose: random.Random) -> Any:
+    """Change what is no tensor."""
+    if (item is None or choose.random() < 0.1) and kind.startswith("Optional["):
+        if item is not None:
+            return None
+        kind = kind[9:-1]
+        item = {"Tensor": None, "ScalarType": torch.float32, "bool": False, "str": "mean"}.get(
+            kind, 1.0 if kind in ("float", "number") else [1] if kind.startswith("List") else 1)
+    if kind == "Tensor" and item is None:
+        return tensor_for("", choose, choose.choice(SIZES), choose.choice(DTYPES[:6]))
+    if isinstance(item, bool):
+        return not item
+    if isinstance(item, int):
+        return choose.choice((item + 1, item - 1, 2 * item, -item, *WHOLE_NUMBERS))
+    if isinstance(item, (float, complex)):
+        return choose.choice((item + 0.5, -item, 2 * item, *REAL_NUMBERS))
+    if isinstance(item, torch.dtype):
+        return choose.choice(DTYPES)
+    if isinstance(item, (list, tuple)):
+        return _list(list(item), kind, choose)
+    return item
+
+
+def _list(items: list[Any], kind: str, choose: random.Random) -> list[Any]:
+    way = choose.random()
+    if way < 0.2 or not items:
+        return [*items, items[-1] if items else 1]
+    index = choose.randrange(len(items))
+    if way < 0.4:
+        return items[:index] + items[index + 1:]
+    if isinstance(items[index], torch.Tensor) or items[index] is None:
+        items[index] = items[choose.randrange(len(items))]
+        return items
+    inner = kind.removeprefix("Optional[").removeprefix("List[").rstrip("]")
+    items[index] = _plain(items[index], inner, choose)
+    return items
+
+
+def example_text(values: Mapping[str, Any]) -> str:
+    """Write arguments down for people."""
+    return ", ".join(f"{name}={_text(item)}" for name, item in values.items())
+
+
+def _text(item: Any) -> str:
+    if isinstance(item, torch.Tensor):
+        shown = f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+        if list(item.stride()) != _dense(list(item.shape)):
+            shown += f"/stride{list(item.stride())}"
+        if item.is_conj() or item.is_neg():
+            shown += "/conj" if item.is_conj() else "/neg"
+        if not item.dtype.is_floating_point and not item.dtype.is_complex and 0 < item.numel() <= 8:
+            shown += f"={item.tolist()}"
+        elif 0 < item.numel() <= 2:
+            shown += f"={item.tolist()}"
+        return shown
+    if isinstance(item, (list, tuple)):
+        return f"[{', '.join(map(_text, item))}]"
+    return repr(item).removeprefix("torch.")
+
+
+__all__ = ("KINDS", "STRIDES", "Example", "Mutation", "Plan", "carried_out", "example_text", "planned")
