@@ -38,7 +38,8 @@ extern void *__libc_memalign(size_t, size_t);
 #define PAGE 4096UL
 #define SLOT (1UL << 18)          /* Blocks begin so far apart; the rest is unmapped. */
 #define SLOTS (1UL << 20)         /* 256 GiB of addresses. */
-#define MOST_LIVE 12000           /* Each takes two entries of the kernel's table of mappings. */
+#define MOST_TENSORS 12000        /* Each block takes two entries of the kernel's table of mappings. */
+#define MOST_OTHERS 4000          /* What is not guarded then, because caches keep it, may be guarded the next time. */
 #define CANARY 0xC7
 #define FRAMES 48
 #define NAME 160
@@ -50,6 +51,8 @@ typedef struct {
   uintptr_t start;   /* What the caller was given. */
   size_t size;
   uint32_t slots;    /* How many slots it covers; 0 in all but its first. */
+  uint32_t earlier, later; /* Its neighbours among the live blocks; 0 for none. */
+  uint32_t call;     /* The call that it was made in. */
   uint8_t is_live, place;
 } Block;
 
@@ -63,6 +66,8 @@ typedef struct {
 
 static uint8_t *arena;
 static Block *blocks;
+static uint32_t newest; /* The live block that was made last. */
+static uint32_t call;   /* Calls that were begun. */
 static size_t next_slot = 1, live_blocks, live_bytes, most_bytes = 1UL << 28, broken_blocks;
 static volatile int armed, place = BACK, filling = 0;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -119,6 +124,11 @@ static void *guarded(size_t size, size_t alignment, int is_tensor) {
   block->slots = (uint32_t)wanted;
   block->place = (uint8_t)place;
   for (size_t index = 0; index < wanted; index++) blocks[slot + index].is_live = 1;
+  block->earlier = newest;
+  block->later = 0;
+  block->call = call;
+  if (newest) blocks[newest].later = (uint32_t)slot;
+  newest = (uint32_t)slot;
   live_blocks++;
   live_bytes += pages;
   pthread_mutex_unlock(&lock);
@@ -166,13 +176,16 @@ static void release(void *pointer) {
   madvise(low, pages, MADV_DONTNEED);
   mprotect(low, pages, PROT_NONE);
   for (size_t index = 0; index < block->slots; index++) (block + index)->is_live = 0;
+  if (block->earlier) blocks[block->earlier].later = block->later;
+  if (block->later) blocks[block->later].earlier = block->earlier;
+  else newest = block->earlier;
   live_blocks--;
   live_bytes -= pages;
   pthread_mutex_unlock(&lock);
 }
 
 static int is_guarded(size_t size, int kind) {
-  return armed && (armed & kind) && arena && live_blocks < MOST_LIVE && size;
+  return armed && (armed & kind) && arena && live_blocks < (kind == TENSORS ? MOST_TENSORS : MOST_OTHERS) && size;
 }
 
 /* The interface of malloc. */
@@ -358,13 +371,14 @@ void guarded_memory_limit(double cpu_s) {
 
 void guarded_memory_bound(size_t bytes) { most_bytes = bytes; }
 
-/* Count the blocks, freed or not, beside which something was written. */
+/* Begin a call: blocks that are older are looked at when they are freed. */
+void guarded_memory_begin(void) { call++; }
+
+/* Count the blocks of this call, and all that were freed, beside which something was written. */
 size_t guarded_memory_broken(void) {
   size_t found = broken_blocks;
-  for (size_t slot = 0, seen = 0; slot < next_slot && seen < live_blocks; slot++) {
+  for (uint32_t slot = newest; slot && blocks[slot].call == call; slot = blocks[slot].earlier) {
     Block *block = &blocks[slot];
-    if (!block->slots || !block->is_live) continue;
-    seen++;
     if (!is_whole(block)) {
       found++;
       if (fault && !fault->signal) {

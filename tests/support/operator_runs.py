@@ -29,18 +29,24 @@ from djinn_executor_torch.executor import TorchExecutor
 from djinn_guard_core import kernels
 from djinn_guard_core.guard import CoreGuard
 from djinn_shapes_meta.shapes import MetaShapes
+from fuzz_feeding import limit_memory
 from operator_corpus import Corpus, Example, duplicate, mapped, pickled, record
 from operator_mutations import KINDS, Plan, carried_out, example_text, planned
 from operator_synthesis import example_of, proposals, slots
 
 from djinn.errors import DjinnError
-from djinn.kinds.guard import Bounds
+from djinn.kinds.guard import Bounds, Watch
 from djinn.model.schema import ReturnKind, facts_of, operator_named
 from djinn.model.spec import tensors_in
 from djinn.protocol.failures import is_out_of_memory
 from djinn.protocol.messages import Poisoned
 
-BOUNDS = Bounds(program_bytes=2**26)
+BOUNDS = (Bounds(program_bytes=2**26), Bounds())
+"""Servers with and without a limit for the memory of a run. The one without lets more through, and costs less."""
+BOUNDED_SHARE = 6
+"""One call of so many is made on a server with a limit."""
+MEMORY_BYTES = 2**30
+"""What a process may allocate beside what is guarded."""
 MOST_CPU_S = 3.0
 """What one call may take of a processor."""
 MOST_SHOWN = 3
@@ -52,6 +58,9 @@ OUTCOMES = ("ran", "refused", "raised", "crashed", "hung", "too large")
 STOPPED = 87
 """Exit status of a process that was stopped because a call took too long."""
 BEYOND_STORAGE = -3
+RELIEVED = 71
+"""Exit status of a process that has made its share of calls."""
+CALLS_OF_A_PROCESS = 4000
 _NAME, _FRAMES, _HEAD = 160, 48, 9
 
 
@@ -105,6 +114,7 @@ class GuardedMemory:
         self.limit = self._library.guarded_memory_limit
         self._library.guarded_memory_note.argtypes = [ctypes.c_int, ctypes.c_size_t]
         self.note = self._library.guarded_memory_note
+        self.begin = self._library.guarded_memory_begin
         self.broken = self._library.guarded_memory_broken
 
     def clear(self) -> None:
@@ -161,11 +171,15 @@ class Maker:
         self._random = self._executor.random_state(0)
         self._guard = CoreGuard()
         self._guard.prepare()
-        self._watch = self._guard.watch(BOUNDS, MetaShapes())
+        self._watches = self._watching()
         self._seen = 0
+
+    def _watching(self) -> list[Watch]:
+        return [self._guard.watch(bounds, MetaShapes()) for bounds in BOUNDS]
 
     def make(self, plan: Plan) -> tuple[int, str]:
         """Make a planned call; say what came of it."""
+        self._memory.begin()
         self._memory.arm(1, plan.place, plan.filling)
         try:
             values = carried_out(plan, self._corpus)
@@ -175,6 +189,7 @@ class Maker:
 
     def try_out(self, name: str, example: Example) -> tuple[int, str]:
         """Make a call as it is, and write to copies only."""
+        self._memory.begin()
         self._memory.arm(1, 0, 0)
         values = {slot.name: value for slot, value in zip(slots(name), example.args, strict=False)} | example.kwargs
         return self._make(name, {key: mapped(item, duplicate) for key, item in values.items()}, 1, 0, 0, 0)
@@ -184,7 +199,8 @@ class Maker:
         self._seen += 1
         if self._seen % 500 == 0:
             # A session of many templates; a worker would have ended it by now.
-            self._watch = self._guard.watch(BOUNDS, MetaShapes())
+            self._watches = self._watching()
+        watch = self._watches[bool(seed % BOUNDED_SHARE)]
         operator = operator_named(name)
         inputs: list[Any] = []
 
@@ -202,7 +218,7 @@ class Maker:
         asked: list[BaseException] = []
         try:
             piece = assemble(Recording(tuple(inputs), (call,)), 0, 1, range(call.results))
-            checked = self._watch.check(piece.program)
+            checked = watch.check(piece.program)
             program = self._executor.compile_checked(piece.program, {
                 index: _noting(check, asked) for index, check in checked.calls.items()})
             given = [inputs[-1 - index] for index in piece.inputs]
@@ -353,7 +369,8 @@ class Runner:
         found_s = time.monotonic() - began - recorded_s
         ledger = Ledger(len(job.overloads))
         while (status := self._forked(lambda: self._make_calls(ledger))) != 0:
-            self._note_end(ledger, status)
+            if status != RELIEVED:
+                self._note_end(ledger, status)
         return {
             "overloads": {name: {**ledger.counts(index), "tried": ledger.tried(index), "said": self._said.get(name, "")}
                           for index, name in enumerate(job.overloads)},
@@ -382,6 +399,7 @@ class Runner:
         status = 70
         try:
             self._memory.open()
+            limit_memory(os.getpid(), MEMORY_BYTES)
             action()
             status = 0
         except BaseException as error:
@@ -477,7 +495,7 @@ class Runner:
     # Changed calls.
 
     def _make_calls(self, ledger: Ledger) -> None:
-        job = self._job
+        job, made = self._job, 0
         for index in range(ledger.current, len(job.overloads)):
             ledger.current = index
             name = job.overloads[index]
@@ -488,6 +506,9 @@ class Runner:
                 plan = planned(name, ledger.next(index), self._corpus, job.seed)
                 outcome, _ = self._maker.make(plan)
                 ledger.note(index, outcome, plan.kinds)
+                made += 1
+                if made >= CALLS_OF_A_PROCESS:
+                    os._exit(RELIEVED)
 
     def _note_end(self, ledger: Ledger, status: int) -> None:
         index = ledger.current
