@@ -203,9 +203,9 @@ def _drawn(draw: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Ite
 
 
 def _run_operator(corpus: Corpus, entry: Any, dtype: torch.dtype, samples: int) -> None:
-    names = [entry.op, *(alias.op for alias in entry.aliases), entry.method_variant]
+    names = [entry.op]
     if dtype in {torch.float32, torch.int64}:
-        names += [entry.inplace_variant, *(alias.inplace_variant for alias in entry.aliases)]
+        names += [entry.inplace_variant, *(way for alias in entry.aliases for way in (alias.op, alias.inplace_variant))]
     for with_gradients in (False, True):
         wanted = entry.supported_backward_dtypes("cpu") if with_gradients else entry.supported_dtypes("cpu")
         if dtype not in wanted or (with_gradients and not entry.supports_autograd):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import attrs
 import torch
 from operator_corpus import Corpus, Example, mapped
+from operator_recipes import RECIPES
 
 from djinn.model.schema import operator_named
 
@@ -104,7 +105,9 @@ def proposals(name: str, corpus: Corpus, seed: int, count: int) -> Iterator[Exam
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = recipe()
-        yield from _with_outs(name, made, corpus, choose)
+        described = {slot.name: slot for slot in slots(name)}
+        fitting = {word: converted(item, described[word].kind) for word, item in made.items() if word in described}
+        yield from _with_outs(name, fitting, corpus, choose)
     lenders = [lender for lender in corpus.calls if lender != name and family(base_of(lender)) == family(base_of(name))]
     lenders.sort(key=lambda lender: (base_of(lender) != base_of(name), lender))
     for lender in lenders[:8]:
@@ -137,12 +140,16 @@ def _lent(name: str, lent: Mapping[str, Any], choose: random.Random) -> dict[str
 
 def converted(item: Any, kind: str) -> Any:
     """Turn an argument into one of another type."""
+    if item is None:
+        return None
+    if kind.startswith("Optional["):
+        kind = kind[9:-1]
     if kind.startswith(("List[Tensor", "List[Optional[Tensor")):
         return item if isinstance(item, (list, tuple)) else [item, item] if isinstance(item, torch.Tensor) else [
             torch.tensor([item])]
     if kind.startswith("List[") and not isinstance(item, (list, tuple)):
         return [_number(item)] * 2
-    if kind in ("Tensor", "Optional[Tensor]"):
+    if kind == "Tensor":
         if isinstance(item, (list, tuple)) and item:
             item = item[0]
         return torch.tensor(item) if isinstance(item, (bool, int, float, complex)) else item
@@ -259,6 +266,3 @@ def tensor_for(name: str, choose: random.Random, size: tuple[int, ...], dtype: t
                           generator=generator).to(dtype)
     return torch.randint(0, 4, size, generator=generator).to(dtype)
 
-
-RECIPES: dict[str, tuple[Callable[[], dict[str, Any]], ...]] = {}
-"""Right calls of operators that nothing else leads to, by name without overload."""
