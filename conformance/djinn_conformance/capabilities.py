@@ -63,18 +63,20 @@ def _computes(subject: Subject) -> bool:
     from djinn_conformance.compositions import COMPUTING
 
     part = subject.registered.value.part
-    return part is None or part.kind in COMPUTING
+    return part is None or part.kind in (*COMPUTING, "guard")
 
 
-def _is_scattered_beyond(law: Law, subject: Subject) -> bool:
-    from djinn_conformance.compositions import SCATTERED
+def _adds_nothing(law: Law, subject: Subject) -> bool:
+    from djinn_conformance.compositions import CHECKED_ONCE, SCATTERED, is_second
 
-    return subject.registered.value.executors > 1 and law.id not in SCATTERED
+    return (subject.registered.value.executors > 1 and law.id not in SCATTERED) or (
+        is_second(subject) and law.id in CHECKED_ONCE)
 
 
 FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "executor.eager_stream": _has_eager_stream,
     "session.computes": _computes,
+    "session.served": lambda subject: bool(subject.registered.value.served),
     "transport.carries": lambda subject: isinstance(subject.registered.value, CarryingTransport),
     "transport.listens": listens,
     "transport.resumes": lambda subject: bool(getattr(subject.registered.value, "resumes", False)),
@@ -89,8 +91,8 @@ def _has(subject: Subject, capability: str) -> bool:
 
 def missing(law: Law, subject: Subject) -> tuple[str, ...]:
     """List the capabilities that a law requires and a plugin does not have."""
-    if subject.kind == "session" and _is_scattered_beyond(law, subject):
-        return ("one executor",)
+    if subject.kind == "session" and _adds_nothing(law, subject):
+        return ("another session",)
     return tuple(capability for capability in law.requires if not _has(subject, capability))
 
 

@@ -13,17 +13,24 @@ from djinn.plugins import DEFAULTS, Registered
 from djinn.session import Session
 from djinn_conformance.harness import served
 from djinn_conformance.scattered import scatter
+from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
+from djinn_conformance.tally import IN_PROCESS, SERVED
 
-__all__ = ("COMPOSED", "COMPUTING", "SCATTERED", "Composition", "composed", "running")
+__all__ = ("CHECKED_ONCE", "COMPOSED", "COMPUTING", "SCATTERED", "Composition", "composed", "is_second", "running",
+           "session_of")
 
 COMPUTING = ("interceptor", "shapes", "executor")
 """Kinds whose plugins may make any operator behave differently."""
-COMPOSED = (*COMPUTING, "classifier", "scheduler", "transport")
+COMPOSED = (*COMPUTING, "guard", "classifier", "scheduler", "transport")
 """Kinds whose plugins take part in every session."""
 EXECUTORS = 3
 SCATTERED = frozenset({"session.programs_equal", "session.aliases_seen", "session.slices_equal"})
 """Laws that a session with several executors is tested by: the others would say nothing new about it."""
+CHECKED_ONCE = frozenset({"session.pressure_invisible"})
+"""Laws whose test brings executors of its own, so that a session in this process would say nothing new."""
+_OF_SERVERS = ("executor", "guard")
+"""Kinds whose plugins a server has, rather than its clients."""
 _DEFAULTS = {**DEFAULTS, "transport": "local"}
 
 
@@ -35,18 +42,35 @@ class Composition:
         part: The subject that takes the place of a default; ``None`` for the defaults alone.
         device: The executor's device.
         executors: How many executors it has. With several, operations run on any of them, without reason.
+        served: Whether its executors are those of a guarded ``djinn serve`` in another process.
     """
 
     part: Subject | None = None
     device: str = "cpu"
     executors: int = 1
+    served: bool = True
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of `djinn.init` that compose it, but for a server's address."""
-        chosen = [] if self.part is None or self.part.kind == "transport" else [
-            f"{self.part.kind}={self.part.registered.name}"]
-        return {"plugins": chosen, "device": self.device}
+        chosen = self._chosen if self.part is not None and self.part.kind != "transport" else ""
+        return {"plugins": [chosen] if chosen else [], "device": self.device}
+
+    def address(self, servers: Servers, threads: int | None = None) -> str:
+        """Return the address of its server, which is started if there is none; empty without one.
+
+        Args:
+            servers: Those that there are.
+            threads: See `Servers.address`.
+        """
+        if not self.served:
+            return ""
+        chosen = self._chosen if self.part is not None and self.part.kind in _OF_SERVERS else ""
+        return servers.address(self.device, chosen, threads)
+
+    @property
+    def _chosen(self) -> str:
+        return "" if self.part is None else f"{self.part.kind}={self.part.registered.name}"
 
 
 def composed(subjects: Iterable[Subject], kinds: Collection[str]) -> list[Subject]:
@@ -57,17 +81,31 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str]) -> list[Subjec
         if subject.kind in kinds and not getattr(subject.registered.value, "encrypts", False):
             composition = _composition(subject)
             made.setdefault(composition, _as_subject(composition, subject))
+            if subject.kind in COMPUTING:
+                here = attrs.evolve(composition, served=False)
+                made.setdefault(here, _as_subject(here, subject))
             if subject.kind == "executor":
                 several = attrs.evolve(composition, executors=EXECUTORS)
                 made.setdefault(several, _as_subject(several, subject))
     return list(made.values())
 
 
+def is_second(subject: Subject) -> bool:
+    """Whether a session does in this process what another one does on a server, so that a sample of it is enough."""
+    composition: Composition = subject.registered.value
+    return not composition.served and (composition.part is None or composition.part.kind != "transport")
+
+
+def session_of(subject: Subject) -> str:
+    """Say where a session's executor is, for the counts that are published."""
+    return SERVED if subject.registered.value.served else IN_PROCESS
+
+
 def _composition(subject: Subject) -> Composition:
     is_default = _DEFAULTS[subject.kind] == subject.registered.name
     if subject.kind == "executor":
         return Composition(None if is_default else subject, subject.device)
-    return Composition(None if is_default else subject)
+    return Composition(None if is_default else subject, served=subject.kind != "transport")
 
 
 def _as_subject(composition: Composition, subject: Subject) -> Subject:
@@ -75,15 +113,19 @@ def _as_subject(composition: Composition, subject: Subject) -> Subject:
     name, plugin = ("defaults", "session") if composition.part is None else (entry.name, entry.plugin)
     if composition.executors > 1:
         name = f"{name} on {composition.executors} executors"
-    return Subject(Registered("session", name, plugin, entry.distribution, composition), composition.device)
+    made = Subject(Registered("session", name, plugin, entry.distribution, composition), composition.device)
+    if not is_second(made):
+        return made
+    return Subject(attrs.evolve(made.registered, name=f"{name} in process"), composition.device)
 
 
 @contextmanager
-def running(subject: Subject, **settings: Any) -> Iterator[Session]:
+def running(subject: Subject, servers: Servers, **settings: Any) -> Iterator[Session]:
     """Start the session that a subject of the kind ``session`` is, and end it.
 
     Args:
         subject: The subject.
+        servers: Servers that there are; if it needs another one, that stays with them.
         **settings: Further settings of `djinn.init`.
     """
     composition: Composition = subject.registered.value
@@ -94,11 +136,12 @@ def running(subject: Subject, **settings: Any) -> Iterator[Session]:
                 yield runtime.init(address, **composition.settings, **settings)
                 runtime.shutdown()
         elif composition.executors > 1:
-            started = runtime.init(servers=["local://"] * composition.executors, placement="automatic",
+            address = composition.address(servers) or "local://"
+            started = runtime.init(servers=[address] * composition.executors, placement="automatic",
                                    **composition.settings, **settings)
             scatter(started, seed=0)
             yield started
         else:
-            yield runtime.init("", **composition.settings, **settings)
+            yield runtime.init(composition.address(servers), **composition.settings, **settings)
     finally:
         runtime.shutdown()

@@ -13,6 +13,7 @@ from djinn_conformance.capabilities import missing
 from djinn_conformance.compositions import running
 from djinn_conformance.harness import Place
 from djinn_conformance.laws import law_of
+from djinn_conformance.serving import Servers
 from djinn_conformance.specs import law_named
 from djinn_conformance.subjects import Subject
 
@@ -47,9 +48,16 @@ def place(subject: Subject) -> Iterator[Place]:
 
 
 @pytest.fixture(scope="session")
-def session(subject: Subject) -> Iterator[Session]:
+def servers() -> Iterator[Servers]:
+    """Guarded servers in processes of their own, which all sessions share."""
+    with Servers() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def session(subject: Subject, servers: Servers) -> Iterator[Session]:
     """The running session that a subject of the kind ``session`` is."""
-    with running(subject) as started:
+    with running(subject, servers) as started:
         yield started
 
 

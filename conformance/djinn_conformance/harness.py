@@ -37,7 +37,7 @@ from djinn.protocol.steady import Resumable, SteadyChannel
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 
-__all__ = ("Place", "open_executor", "served")
+__all__ = ("Place", "open_executor", "served", "watch_over")
 
 _PATIENCE_S = 2.0
 _PROGRAM_BYTES = 2**33
@@ -165,7 +165,7 @@ class Place:
         post = MailPost(session, mailbox, self._carry)
         try:
             self._answer_all(steady, SessionService(self._executor, travels=True, post=post,
-                                                     watch=_watch(self._executor)))
+                                                     watch=watch_over(self._executor)))
         finally:
             self._resumable.remove(key)
             steady.close()
@@ -193,7 +193,7 @@ def _welcome_again(channel: Channel, sequence: int, welcome: Welcome) -> None:
     channel.greeted()
 
 
-def _watch(executor: Executor) -> Watch:
+def watch_over(executor: Executor) -> Watch:
     """Let the guard that a server would use take up watch: what eager does must pass it."""
     plugins = installed_plugins()[0]
     shapes = plugins.choose("shapes", "meta")

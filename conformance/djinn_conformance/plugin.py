@@ -7,7 +7,7 @@ collected.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from djinn_conformance.subjects import Subject
 
 _PACKAGE = Path(__file__).parent
+_SECONDS = 10
+"""Of what runs on a server, every so manyth is run in this process too."""
 _SUBJECTS: pytest.StashKey[list[Subject]] = pytest.StashKey()
 _PROPERTY = "djinn_law"
 _IGNORED_WARNINGS = (
@@ -121,8 +123,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                          scope="session")
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Hold tests and laws against each other, and remember which test is which law's."""
+    _sample_seconds(config, items)
     kinds: set[str] = set()
     for item in items:
         kind = _kind_of(item.path)
@@ -138,6 +141,36 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         item.user_properties.append((_PROPERTY, (str(subject), kind, law_of(item.function) or "")))
     if kinds:
         _check_correspondence(kinds)
+
+
+def _sample_seconds(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep some of the tests that do in this process what others do on a server."""
+    dropped: list[pytest.Item] = []
+    seen: Counter[str] = Counter()
+    for item in items:
+        if isinstance(item, pytest.Function) and _is_sampled(item):
+            seen[item.originalname] += 1
+            if seen[item.originalname] % _SECONDS != 1:
+                dropped.append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        gone = set(dropped)
+        items[:] = [item for item in items if item not in gone]
+
+
+def _is_sampled(item: pytest.Function) -> bool:
+    """Whether a test is one of many for a session that repeats another."""
+    if _kind_of(item.path) != "session" or len(item.callspec.params) == 1:
+        return False
+    from djinn_conformance.compositions import is_second
+    from djinn_conformance.laws import is_thorough
+
+    return not is_thorough() and is_second(_subject_of(item))
+
+
+def _subject_of(item: pytest.Function) -> Subject:
+    found: Subject = item.callspec.params["subject"]  # type: ignore[assignment]  # what `pytest_generate_tests` has put there
+    return found
 
 
 def _check_correspondence(kinds: Iterable[str]) -> None:
@@ -188,8 +221,8 @@ def pytest_testnodedown(node: Any) -> None:
     """Add what a worker of pytest-xdist has counted."""
     from djinn_conformance.tally import totals
 
-    for suite, direction, counted in getattr(node, "workeroutput", {}).get(_PROPERTY, ()):
-        totals.setdefault((suite, direction), Counter()).update(counted)
+    for suite, direction, session, counted in getattr(node, "workeroutput", {}).get(_PROPERTY, ()):
+        totals.setdefault((suite, direction, session), Counter()).update(counted)
 
 
 def _has_no_laws(config: pytest.Config) -> bool:
@@ -220,8 +253,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.line(f"{line}  {', '.join(broken)}".rstrip(), red=bool(broken), green=not broken)
     from djinn_conformance.tally import totals
 
-    for (suite, direction), count in totals.items():
-        terminalreporter.line(f"{suite} {direction}: {count['equal']} of {count['total']} samples equal, "
+    for (suite, direction, session), count in totals.items():
+        terminalreporter.line(f"{suite} {direction} {session}: {count['equal']} of {count['total']} samples equal, "
                               f"{count['different']} different as expected")
     for report in terminalreporter.stats.get("passed", ()):
         said = dict(getattr(report, "user_properties", ())).get("djinn_said")

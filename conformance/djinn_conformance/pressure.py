@@ -21,6 +21,7 @@ from djinn.residency.roles import Gone
 from djinn.residency.service import BudgetedService
 from djinn.session import Session
 from djinn_conformance.assertions import expect_equal
+from djinn_conformance.harness import watch_over
 from djinn_conformance.machine import Machine, Statistics
 
 __all__ = ("PressedMachine", "Pressure", "expect_exact", "pressed")
@@ -106,7 +107,7 @@ class _PressedConnection:
         self.welcome = Welcome(PROTOCOL_VERSION, str(torch.__version__), sys.version.split()[0], sys.byteorder,
                                executor.device, secrets.token_hex(8))
         self._executor = executor
-        self._service = _PressedService(keeper, executor)
+        self._service = _PressedService(keeper, executor, watch=watch_over(executor))
         self._service.pressure = pressure
         # None of the caller's modes is in force on another thread.
         self._thread = ThreadPoolExecutor(1)

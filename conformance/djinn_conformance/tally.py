@@ -6,11 +6,13 @@ import json
 from collections import Counter
 from pathlib import Path
 
-__all__ = ("record", "record_to", "totals")
+__all__ = ("IN_PROCESS", "SERVED", "record", "record_to", "totals")
 
 _path: Path | None = None
-totals: dict[tuple[str, str], Counter[str]] = {}
-"""What has been counted in this process, by suite and direction: ``equal``, ``different`` and ``total``."""
+SERVED, IN_PROCESS = "served", "in process"
+"""Where a session's executor is: a guarded server's, or one in the client's process."""
+totals: dict[tuple[str, str, str], Counter[str]] = {}
+"""What has been counted in this process, by suite, direction and session: ``equal``, ``different`` and ``total``."""
 
 
 def record_to(path: str | None) -> None:
@@ -20,7 +22,8 @@ def record_to(path: str | None) -> None:
 
 
 def record(
-    *, suite: str, name: str, variant: str, dtype: str, direction: str, equal: int, different: int, total: int
+    *, suite: str, name: str, variant: str, dtype: str, direction: str, session: str, equal: int, different: int,
+    total: int,
 ) -> None:
     """Count a group of samples, and append it to the file that the option ``--djinn-report`` names.
 
@@ -30,15 +33,16 @@ def record(
         variant: What tells groups of one name apart.
         dtype: Of the samples, without ``torch.``.
         direction: What is compared: ``forward``, ``backward``, ``steps``, ``refused``.
+        session: `SERVED` or `IN_PROCESS`.
         equal: Samples that were equal.
         different: Samples that were different, as expected.
         total: All samples; more than the sum of the other two if some differed that should not.
     """
-    counted = totals.setdefault((suite, direction), Counter())
+    counted = totals.setdefault((suite, direction, session), Counter())
     counted.update(equal=equal, different=different, total=total)
     if _path is None:
         return
     line = {"suite": suite, "name": name, "variant": variant, "dtype": dtype, "direction": direction,
-            "equal": equal, "different": different, "total": total}
+            "session": session, "equal": equal, "different": different, "total": total}
     with _path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

@@ -10,13 +10,14 @@ import attrs
 import pytest
 
 from djinn_conformance.capabilities import declares
-from djinn_conformance.compositions import Composition
+from djinn_conformance.compositions import Composition, session_of
 from djinn_conformance.database import Difference, Direction, Unit, Verdict, operators, units
 from djinn_conformance.expectations import expected
 from djinn_conformance.laws import is_thorough, law
+from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
 from djinn_conformance.tally import record
-from djinn_conformance.workers import Pool, Task
+from djinn_conformance.workers import THREADS, Pool, Task
 
 _MOST_PROCESSES = 8
 _SAMPLED = 40
@@ -49,10 +50,11 @@ class _Bench:
 
 
 @pytest.fixture(scope="session")
-def bench(request: pytest.FixtureRequest, subject: Subject) -> Iterator[_Bench]:
-    """Processes that run samples in the subject's session, busy with all chosen tests of it."""
+def bench(request: pytest.FixtureRequest, subject: Subject, servers: Servers) -> Iterator[_Bench]:
+    """Processes that run samples in sessions like the subject's, busy with all chosen tests of it."""
     composition: Composition = subject.registered.value
-    made = _Bench(Pool({"server": "", **composition.settings}, min(os.cpu_count() or 1, _MOST_PROCESSES)))
+    settings = {"server": composition.address(servers, THREADS), **composition.settings}
+    made = _Bench(Pool(settings, min(os.cpu_count() or 1, _MOST_PROCESSES)))
     for operator, direction in _chosen(request.session.items, subject):
         made.submit(operator, direction)
     yield made
@@ -79,7 +81,8 @@ def _check(subject: Subject, bench: _Bench, operator: str, direction: Direction)
         left_out += verdict.left_out
         different = len(verdict.differences)
         record(suite="operators", name=operator, variant="", dtype=unit.dtype, direction=str(direction),
-               equal=verdict.total - different, different=different - len(unexpected), total=verdict.total)
+               session=session_of(subject), equal=verdict.total - different,
+               different=different - len(unexpected), total=verdict.total)
     if faults:
         raise AssertionError("\n".join(faults))
     if not total:

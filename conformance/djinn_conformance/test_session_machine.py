@@ -14,6 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from djinn.session import Session
 from djinn_conformance.assertions import expect
+from djinn_conformance.compositions import is_second
 from djinn_conformance.laws import active_profile, as_found, is_thorough, law
 from djinn_conformance.lines import table
 from djinn_conformance.machine import FLUSHES, Machine, Statistics
@@ -42,6 +43,7 @@ def test_programs_equal(subject: Subject, session: Session, record_property: Cal
     if subject.registered.value.executors > 1 and not is_thorough():
         # What several executors add is where things run; and each program takes several times as long.
         wanted = math.ceil(wanted / _FEWER)
+    wanted = _sampled(subject, wanted)
     statistics = _run(session, Machine, wanted)
     record_property("djinn_said", f"{statistics}")
     _expect_variety(statistics, wanted, str(subject))
@@ -50,7 +52,7 @@ def test_programs_equal(subject: Subject, session: Session, record_property: Cal
 @law("session.reuse_invisible")
 def test_reuse_invisible(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
     """Draw programs that repeat themselves, let the session keep results, and see that it used some again."""
-    wanted = max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2)
+    wanted = _sampled(subject, max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2))
     statistics = _run(session, ReusingMachine, wanted)
     record_property("djinn_said", f"{statistics}")
     if wanted < _ENOUGH_TO_REUSE:
@@ -76,6 +78,10 @@ def test_pressure_invisible(
         count = statistics.counts[f"evicted {what}"]
         expect(count >= wanted, f"{what} that went or came", got=count, wanted="one in each program",
                where=str(subject))
+
+
+def _sampled(subject: Subject, wanted: int) -> int:
+    return math.ceil(wanted / _FEWER) if is_second(subject) else wanted
 
 
 def _run(session: Session, machine: type[Machine], wanted: int) -> Statistics:

@@ -18,6 +18,7 @@ from djinn_conformance.family_groups import Group, groups
 from djinn_conformance.family_strategies import call_batches
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.programs import Recording
+from djinn_conformance.refusals import runnable
 from djinn_conformance.replays import (
     MODES,
     Attempt,
@@ -69,7 +70,8 @@ def _compare_batch(
 @given(data=st.data(), mode=_MODES)
 def test_operations_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, mode: str) -> None:
     """Call each operator of a group on arguments of its own."""
-    batch = list(zip(group.operators, data.draw(call_batches(group.operators)), strict=True))
+    operators = runnable(subject, group.operators)
+    batch = list(zip(operators, data.draw(call_batches(operators)), strict=True))
     _compare_batch(session, batch, lambda recording: attempt_eager(recording, mode),
                    lambda recording, raises: attempt_lazily(recording, session, mode, must_raise=raises),
                    f"{subject}: {mode}")
@@ -81,8 +83,9 @@ def test_operations_equal(subject: Subject, session: Session, group: Group, data
 def test_specs_inferred(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
     """Look at metadata before anything has run, and ask the executor for it afterwards."""
     told: list[tuple[str, torch.Tensor, OutputSpec]] = []
+    operators = runnable(subject, group.operators)
     with unflushed(session):
-        for spec, recording in zip(group.operators, data.draw(call_batches(group.operators)), strict=True):
+        for spec, recording in zip(operators, data.draw(call_batches(operators)), strict=True):
             if attempt_eager(recording).error is None:
                 got = attempt_lazily(recording, session)
                 told += [(f"result {index} of {spec.family}: {recording}", result, OutputSpec.of(result))
@@ -95,16 +98,19 @@ def test_specs_inferred(subject: Subject, session: Session, group: Group, data: 
 @given(data=st.data())
 def test_variants_equal(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
     """Write into arguments and into destinations of every kind."""
-    drawn = data.draw(st.tuples(*(variant_calls(spec) for spec in group.operators)))
-    _compare_batch(session, list(zip(group.operators, drawn, strict=True)), attempt_eager,
+    operators = runnable(subject, group.operators)
+    drawn = data.draw(st.tuples(*(variant_calls(spec) for spec in operators)))
+    _compare_batch(session, list(zip(operators, drawn, strict=True)), attempt_eager,
                    lambda recording, raises: attempt_lazily(recording, session, must_raise=raises), str(subject))
 
 
 def _compare_derivatives(
-    subject: Subject, session: Session, group: Group, drawn: tuple[Recording, ...], order: int, seed: int
+    subject: Subject, session: Session, group: Group, data: st.DataObject, order: int, seed: int
 ) -> None:
+    operators = runnable(subject, group.operators)
     _compare_batch(
-        session, list(zip(group.operators, drawn, strict=True)), lambda recording: derivatives(recording, order, seed),
+        session, list(zip(operators, data.draw(call_batches(operators)), strict=True)),
+        lambda recording: derivatives(recording, order, seed),
         lambda recording, raises: derivatives_remotely(recording, session, order, seed, must_raise=raises),
         str(subject))
 
@@ -114,7 +120,7 @@ def _compare_derivatives(
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_gradients_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, seed: int) -> None:
     """Differentiate each operator of a group once."""
-    _compare_derivatives(subject, session, group, data.draw(call_batches(group.operators)), 1, seed)
+    _compare_derivatives(subject, session, group, data, 1, seed)
 
 
 @law("session.second_gradients_equal", effort=_EFFORT, shrinks=False)
@@ -124,4 +130,4 @@ def test_second_gradients_equal(
     subject: Subject, session: Session, group: Group, data: st.DataObject, seed: int
 ) -> None:
     """Differentiate each operator of a group twice."""
-    _compare_derivatives(subject, session, group, data.draw(call_batches(group.operators)), 2, seed)
+    _compare_derivatives(subject, session, group, data, 2, seed)

@@ -186,7 +186,9 @@ class _Judge:
         return "fault"
 
 
-def check_all(suite: str, cases: Iterable[Case], eager: torch.device, remote: torch.device, *, thorough: bool) -> None:
+def check_all(
+    suite: str, cases: Iterable[Case], eager: torch.device, remote: torch.device, *, session: str, thorough: bool
+) -> None:
     """Carry out every case on both devices, record the counts, and fail with a list of all that is not as expected.
 
     Args:
@@ -194,6 +196,7 @@ def check_all(suite: str, cases: Iterable[Case], eager: torch.device, remote: to
         cases: Those of one group follow one another.
         eager: Where eager decides.
         remote: The logical device.
+        session: Where its executor is, for the counts.
         thorough: Whether these are all cases, so that each expectation must be met.
     """
     __tracebackhide__ = True
@@ -201,7 +204,7 @@ def check_all(suite: str, cases: Iterable[Case], eager: torch.device, remote: to
     faults = judge.faults
     for group, members in groupby(cases, key=lambda case: case.group):
         outcomes = [judge.outcome(case) for case in members]
-        tally.record(**group, equal=outcomes.count("equal"), different=outcomes.count("different"),
+        tally.record(**group, session=session, equal=outcomes.count("equal"), different=outcomes.count("different"),
                      total=len(outcomes))
     for expected in training_spec().expectations if thorough else ():
         if expected.case.startswith(f"{suite}/") and expected.applies(eager.type) and expected not in judge.met:

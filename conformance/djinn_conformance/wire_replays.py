@@ -8,11 +8,12 @@ from typing import Any
 import attrs
 import torch
 
+from djinn import runtime
+from djinn.kinds import Connection
 from djinn.model.value import Slot
 from djinn.programs import lay_out, program_of
 from djinn.protocol import messages
 from djinn.protocol.messages import Batch, Define, Poisoned, Run, Seed, TensorHeader, Upload, from_wire, to_wire
-from djinn.protocol.service import SessionService
 from djinn.protocol.tensors import header_of
 from djinn.session import Session
 from djinn.tape import Node
@@ -89,7 +90,7 @@ def _encoded(nodes: Sequence[Node], uploads: dict[int, torch.Tensor], handles: d
 
 
 def replayed(written: Written, session: Session, times: int, where: str) -> list[dict[int, Any]]:
-    """Decode a program and run it several times at an executor like the session's.
+    """Decode a program and run it several times over another connection like the session's.
 
     Returns:
         For each run, the values by index of the recording.
@@ -97,19 +98,17 @@ def replayed(written: Written, session: Session, times: int, where: str) -> list
     batch = messages.decode(written.data)
     assert isinstance(batch, Batch), batch
     expect_equal(messages.encode(batch), written.data, "what is encoded again", where)
-    executor = session.plugins.choose("executor", "torch").open(session.config.device)
-    service = SessionService(executor)
+    connection = runtime.connect(session.config, session.plugins, session.config.addresses[0])
     # A program that is defined anew is a new one; only one that comes again is known, and compiled.
     again = Batch([command for command in batch.commands if not isinstance(command, Define)], fetch=batch.fetch)
     try:
-        return [_run(service, batch if not number else again, written, where) for number in range(times)]
+        return [_run(connection, batch if not number else again, written, where) for number in range(times)]
     finally:
-        service.close()
-        executor.close()
+        connection.close()
 
 
-def _run(service: SessionService, batch: Any, written: Written, where: str) -> dict[int, Any]:
-    result, tensors = service.handle(batch, [tensor.clone() for tensor in written.tensors])
+def _run(connection: Connection, batch: Batch, written: Written, where: str) -> dict[int, Any]:
+    result, tensors = connection.request(batch, [tensor.clone() for tensor in written.tensors])
     if result.failures:
         violated("replay", got=result.failures[0].message, wanted="no failure", where=where)
     data = iter(tensors)

@@ -190,14 +190,17 @@ def test_expectations_name_operators_of_the_database() -> None:
 
 def test_a_published_run_is_read_back_and_shown(tmp_path: Path) -> None:
     run = Run("2.13.0", "3.11.7", "Linux x86_64", "cpu", "2026-11-21", (
-        Count("operators", "add", "", "float32", "forward", 9, 1, 10),
-        Count("operators", "add", "", "int64", "forward", 5, 0, 5)))
+        Count("operators", "add", "", "float32", "forward", "served", 9, 1, 10),
+        Count("operators", "add", "", "int64", "forward", "served", 5, 0, 5),
+        Count("operators", "add", "", "int64", "forward", "in process", 4, 1, 5)))
     report.save(run, tmp_path)
     [path] = list(tmp_path.glob("*.csv"))
     assert report.load(path) == run
     page = report.page([run])
-    assert "| forward | float32 | 9 | 1 | 10 | 90.000 |" in page
-    assert "| **forward** | **all** | 14 | 1 | 15 | 93.333 |" in page
+    assert "| direction | dtype | equal, served | different | total | in % | equal, in process |" in page
+    assert "| forward | float32 | 9 | 1 | 10 | 90.000 | 0 | 0 | 0 |  |" in page
+    assert "| forward | int64 | 5 | 0 | 5 | 100.000 | 4 | 1 | 5 | 80.000 |" in page
+    assert "| **forward** | **all** | 14 | 1 | 15 | 93.333 | 4 | 1 | 5 | 80.000 |" in page
     assert "`empty` forward" in page
 
 

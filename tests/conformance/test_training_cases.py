@@ -35,7 +35,7 @@ def _judged(monkeypatch: pytest.MonkeyPatch, *cases: Case, thorough: bool = Fals
     spec = attrs.evolve(training_spec(), expectations=tuple(made))
     monkeypatch.setattr(training, "training_spec", lambda: spec)
     try:
-        check_all("modules", cases, CPU, REMOTE, thorough=thorough)
+        check_all("modules", cases, CPU, REMOTE, session="in process", thorough=thorough)
     except AssertionError as error:
         return str(error)
     return ""
@@ -85,4 +85,4 @@ def test_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         tally.record_to(None)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{
         "suite": "modules", "name": "Made", "variant": "train", "dtype": "float32", "direction": "steps",
-        "equal": 2, "different": 1, "total": 4}]
+        "session": "in process", "equal": 2, "different": 1, "total": 4}]

@@ -16,6 +16,7 @@ import torch
 from djinn_conformance import laws as kit
 from djinn_conformance.compositions import running
 from djinn_conformance.lines import table
+from djinn_conformance.serving import Servers
 from hypothesis import Phase, settings
 
 _LONGEST_S = 60.0
@@ -51,13 +52,13 @@ def trials(chosen: Sequence[Mutant]) -> list[Trial]:
             *(Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen)]
 
 
-def _attempt(trial: Trial) -> tuple[str, str]:
+def _attempt(trial: Trial, servers: Servers) -> tuple[str, str]:
     """Say what a law makes of a mutant: ``kept``, ``broken``, or ``unable`` if nothing works at all."""
     try:
         if trial.planted is not None:
             plant(trial.planted)
         subject = laws.subject_of(trial.over)
-        with running(subject) as session:
+        with running(subject, servers) as session:
             if (torch.ones(2, device=session.device) + 1).tolist() != [2.0, 2.0]:
                 return "unable", "the session cannot even add"
             try:
@@ -75,16 +76,16 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:600]
 
 
-def _child(trial: Trial, answer: int) -> None:
+def _child(trial: Trial, servers: Servers, answer: int) -> None:
     """Try, and end without a clean-up that could hang because of what was planted."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    os.write(answer, json.dumps(_attempt(trial)).encode())
+    os.write(answer, json.dumps(_attempt(trial, servers)).encode())
     os._exit(0)
 
 
-def attempts(waiting: list[Trial]) -> Iterator[dict[str, Any]]:
+def attempts(waiting: list[Trial], servers: Servers) -> Iterator[dict[str, Any]]:
     """Try everything, as many at a time as there are processors."""
     selector = selectors.DefaultSelector()
     while waiting or selector.get_map():
@@ -93,7 +94,7 @@ def attempts(waiting: list[Trial]) -> Iterator[dict[str, Any]]:
             reader, writer = os.pipe()
             pid = os.fork()
             if not pid:
-                _child(trial, writer)
+                _child(trial, servers, writer)
             os.close(writer)
             selector.register(reader, selectors.EVENT_READ, (trial, pid, time.monotonic()))
         ready = {key.fd for key, _ in selector.select(1.0)}
@@ -117,10 +118,12 @@ def main(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     table().programs["ci"] = _PROGRAMS  # type: ignore[index]  # declared as read-only
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    for law_plugin in {mutant.over for mutant in chosen}:
-        laws.subject_of(law_plugin)
-    for outcome in attempts(trials(chosen)):
-        print(json.dumps(outcome), flush=True)
+    with Servers() as servers:
+        for over in {mutant.over for mutant in chosen}:
+            # What is found and started here is there in all forks.
+            laws.subject_of(over).registered.value.address(servers)
+        for outcome in attempts(trials(chosen), servers):
+            print(json.dumps(outcome), flush=True)
 
 
 if __name__ == "__main__":

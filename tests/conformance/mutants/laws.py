@@ -17,6 +17,7 @@ from djinn_conformance import (
     test_session_operations,
     test_session_programs,
     test_session_recovery,
+    test_session_served,
     test_session_training,
 )
 from djinn_conformance.compositions import COMPOSED, composed
@@ -28,9 +29,10 @@ from djinn_conformance.workers import Task
 
 from djinn import runtime
 from djinn.session import Session
+from mutants.planting import DEFAULTS, SERVED
 
 _SUITES = (test_session_database, test_session_machine, test_session_operations, test_session_programs,
-           test_session_recovery, test_session_training)
+           test_session_recovery, test_session_served, test_session_training)
 
 
 def tests() -> dict[str, Callable[..., None]]:
@@ -38,10 +40,12 @@ def tests() -> dict[str, Callable[..., None]]:
     return {str(law_of(value)): value for suite in _SUITES for value in vars(suite).values() if law_of(value)}
 
 
-def subject_of(plugin: str) -> Subject:
-    """Find the session that a plugin takes part in."""
-    found = composed(select(plugin, *installed_plugins()), COMPOSED)
-    return next(subject for subject in found if subject.device in ("", "cpu"))
+def subject_of(over: str) -> Subject:
+    """Find the session that a mutant is planted in: in this process, unless it is that of a server."""
+    served = over == SERVED
+    found = composed(select(DEFAULTS if served else over, *installed_plugins()), COMPOSED)
+    return next(subject for subject in found
+                if subject.device in ("", "cpu") and subject.registered.value.served is served)
 
 
 def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> None:

@@ -14,6 +14,8 @@ import attrs
 DEFAULTS = "djinn-executor-torch"
 """A plugin whose session is that of the defaults."""
 TCP = "djinn-transport-tcp"
+SERVED = "a server"
+"""No plugin: the session of the defaults whose executor is that of a server, so that clients alone can be faulty."""
 
 
 class PlantingError(Exception):
@@ -31,7 +33,7 @@ class Mutant:
         edits: Texts that occur once in the function's source, and what stands there instead.
         within: What is enough to look at: operators, entries of a database, or cases with wildcards; empty for
             everything.
-        over: The plugin in whose session it is planted.
+        over: The plugin in whose session it is planted, or `SERVED`.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.planting import TCP, mutant
+from mutants.planting import SERVED, TCP, mutant
 
 MUTANTS = (
     # The interpreter, which runs a program the first time.
@@ -36,4 +36,7 @@ MUTANTS = (
     mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn.protocol.tensors:empty_from",
            "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
            within="neg transpose.int permute", over=TCP),
+    mutant("strides-dropped-on-the-way-home", "session.served_equals_local", "djinn.protocol.tensors:empty_from",
+           "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
+           within="neg transpose.int permute", over=SERVED),
 )

@@ -1,0 +1,141 @@
+"""Guarded servers for the sessions that are tested: ``djinn serve``, each in a process of its own.
+
+``python -m djinn_conformance.serving ARGUMENTS`` runs ``djinn serve ARGUMENTS`` until its standard input ends. So a
+server ends with the process that started it, even if that process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import attrs
+import torch
+
+__all__ = ("Servers",)
+
+_START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 60.0
+_SAYS = "djinn serving "
+_OF_CLIENTS = ("DJINN_SERVER", "DJINN_SERVERS", "DJINN_TOKEN", "DJINN_OWNER")
+_SHOWN = 4000
+
+
+@attrs.frozen
+class _Server:
+    address: str
+    process: subprocess.Popen[str]
+    log: Path
+
+
+class Servers:
+    """Servers of one test process, started when they are first asked for, within a ``with`` statement.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[str, str, int], _Server] = {}
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def address(self, device: str, plugins: str = "", threads: int | None = None) -> str:
+        """Return the address of a server.
+
+        Args:
+            device: Of its executor.
+            plugins: Its plugins where they are not the defaults, as ``DJINN_PLUGINS`` names them.
+            threads: Threads for operations on the CPU; as many as this process has, if ``None``, because sums depend
+                on it.
+
+        Raises:
+            RuntimeError: The server did not start; the message has its log.
+        """
+        key = (device, plugins, threads or torch.get_num_threads())
+        if key not in self._running:
+            self._running[key] = self._start(*key)
+        return self._running[key].address
+
+    def close(self) -> None:
+        """End all of them.
+
+        Raises:
+            RuntimeError: One did not end as it should.
+        """
+        faults = []
+        for server in self._running.values():
+            server.process.terminate()
+            try:
+                server.process.communicate(timeout=_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                server.process.kill()
+                server.process.communicate()
+            if server.process.returncode:
+                faults.append(f"djinn serve ended with {server.process.returncode}:\n"
+                              f"{server.log.read_text(errors='replace')[-_SHOWN:]}")
+        self._running.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if faults:
+            raise RuntimeError("\n".join(faults))
+
+    def _start(self, device: str, plugins: str, threads: int) -> _Server:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="djinn-"))
+        name = str(len(self._running))
+        log = self._folder / f"{name}.log"
+        # Where there are no Unix-domain sockets, it finds a free port of the loopback interface.
+        where = ["--unix", str(self._folder / name)] if hasattr(socket, "AF_UNIX") else []
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_CLIENTS}
+        environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
+        environment["DJINN_PLUGINS"] = ",".join(filter(None, [environment.get("DJINN_PLUGINS", ""), plugins]))
+        with log.open("w") as errors:
+            process = subprocess.Popen(  # noqa: S603  # this interpreter and this module
+                [sys.executable, "-m", "djinn_conformance.serving", "--threads", str(threads), "--device", device,
+                 *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        patience = threading.Timer(_START_TIMEOUT_S, process.kill)
+        patience.start()
+        assert process.stdout is not None
+        line = process.stdout.readline().strip()
+        patience.cancel()
+        if not line.startswith(_SAYS):
+            process.kill()
+            process.communicate()
+            raise RuntimeError(f"djinn serve --device {device} did not start; it said {line!r}:\n"
+                               f"{log.read_text(errors='replace')[-_SHOWN:]}")
+        return _Server(line.removeprefix(_SAYS), process, log)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _serve(arguments: list[str]) -> None:
+    from djinn.cli import main
+
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    main(["serve", *arguments])
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1:])
