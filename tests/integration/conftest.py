@@ -23,6 +23,7 @@ from djinn_transport_tcp.stream import FrameStream
 from serving import PROGRAM, workers_of
 from warm import WarmPython
 
+import djinn
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.protocol import messages
 from djinn.protocol.frames import encode_head
@@ -95,6 +96,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     running = _start(tmp_path_factory.mktemp("server") / "log", (), {})
     yield running
     assert running.stop() == 0, running.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def on_a_server(server: ServerProcess) -> Iterator[None]:
+    """Lets all sessions that a module starts without an address be sessions on the server that tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        djinn.shutdown()
+        patch.setenv("DJINN_SERVER", server.address)
+        yield
+        djinn.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Models of several families give on the remote accelerator what they give here."""
+"""Models of several families give on a guarded server what they give here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 import djinn
 
 DEVICE = "remote_accelerator:0"
+pytestmark = pytest.mark.usefixtures("on_a_server")
 
 
 def _equal(remote: torch.Tensor, local: torch.Tensor) -> None:
