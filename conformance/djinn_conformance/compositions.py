@@ -27,8 +27,8 @@ COMPOSED = (*COMPUTING, "guard", "classifier", "scheduler", "transport")
 EXECUTORS = 3
 SCATTERED = frozenset({"session.programs_equal", "session.aliases_seen", "session.slices_equal"})
 """Laws that a session with several executors is tested by: the others would say nothing new about it."""
-CHECKED_ONCE = frozenset({"session.pressure_invisible"})
-"""Laws whose test brings executors of its own, so that a session in this process would say nothing new."""
+CHECKED_ONCE = frozenset({"session.pressure_invisible", "session.recovery_bounded"})
+"""Laws that do not depend on where the executor is, so that a session in this process would say nothing new."""
 _OF_SERVERS = ("executor", "guard")
 """Kinds whose plugins a server has, rather than its clients."""
 _DEFAULTS = {**DEFAULTS, "transport": "local"}
