@@ -11,6 +11,9 @@ import torch
 from djinn.kinds.executor import Executor
 from djinn.protocol.messages import Batch, Courier, Message, Parcel, Result, Welcome
 
+PINNED_NAME = "worker.djinn.invalid"
+"""The name in certificates that are pinned. Nobody looks it up: a client trusts that one certificate and no other."""
+
 
 @attrs.frozen
 class ConnectOptions:
@@ -29,6 +32,9 @@ class ConnectOptions:
     """File with this client's certificate, for servers that ask for one."""
     tls_key: str = ""
     """File with its key; empty if the certificate's file has it."""
+    tls_pin: str = ""
+    """The certificate that the server has to show, as PEM, for `PINNED_NAME`, whatever authorities are trusted; empty
+    for any that these vouch for."""
     resume: bool = True
     """Whether a session whose connection breaks goes on over another one, if the server keeps it for as long."""
     resume_timeout_s: float = 30.0

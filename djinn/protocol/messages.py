@@ -101,17 +101,20 @@ class Courier(msgspec.Struct, frozen=True, tag="courier"):
     session: Text
 
 
-class Redirect(msgspec.Struct, frozen=True, tag="redirect"):
+class Redirect(msgspec.Struct, frozen=True, omit_defaults=True, tag="redirect"):
     """Answer to `Hello`: the client may come in, elsewhere; the connection is about to be closed.
 
     Attributes:
         address: Where to greet again, of the scheme that the client came by; ``:PORT`` for another port of the host
             that it came to.
         ticket: What to say there, once and soon: `Hello.ticket`.
+        certificate: The one that is shown there, as PEM, whatever authorities the client trusts; empty for one that
+            those vouch for.
     """
 
     address: Text
     ticket: Text
+    certificate: Text = ""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):

@@ -41,6 +41,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         address: Where to listen for clients that were sent here; empty for nowhere.
         ticket_key: What tickets are made with.
         tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
+        tls_pair: A certificate and a key of its own, as PEM, instead of the first two.
         memory_bytes: What all sessions together should hold at most; 0 if nobody says.
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
@@ -76,6 +77,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     memory_critical: float = CRITICAL
     public_digests: frozenset[bytes] = frozenset()
     sandbox: SandboxMode = SandboxMode.auto
+    tls_pair: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

@@ -23,6 +23,7 @@ from djinn.kinds.transport import Channel, MovableChannel
 from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn.protocol.post import no_mailbox
 from djinn.protocol.resumption import no_session
+from djinn_server.certificates import make_pair, why_none
 from djinn_server.control import Ask, Control, Dial, Failed, GiveBack, Incoming, Ready, Setup, Stop
 from djinn_server.counting import Report
 from djinn_server.desk import Customer, Desk
@@ -69,6 +70,11 @@ class Worker:
         self._key = setup.ticket_key
         self.mailbox_prefix = setup.mailbox_prefix
         self._process, ours = _begin(environment, nursery)
+        self._certificate = ""
+        if setup.tls_cert and not why_none():
+            pair = make_pair()
+            self._certificate = pair.certificate
+            setup = msgspec.structs.replace(setup, tls_cert="", tls_key="", tls_pair=pair.certificate + pair.key)
         self._control = Control(ours)
         self._port = ""
         self._control.send(setup)
@@ -135,7 +141,7 @@ class Worker:
                 finally:
                     os.close(descriptor)
             else:
-                channel.send(sequence, Redirect(f":{self._port}", issue(self._key)))
+                channel.send(sequence, Redirect(f":{self._port}", issue(self._key), self._certificate))
         except OSError as error:
             raise TransportError(f"The worker {self.pid} takes nobody in: {error}.") from None
 

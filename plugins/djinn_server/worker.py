@@ -14,7 +14,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+
+import attrs
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
@@ -23,6 +26,7 @@ from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOp
 from djinn.protocol.abilities import SettlingExecutor
 from djinn.protocol.messages import Hello
 from djinn.residency.tiers import Tiers
+from djinn_server.certificates import placed
 from djinn_server.control import Ask, Control, Dialed, Failed, GiveBack, Grant, Incoming, Ready, Recall, Setup, Stop
 from djinn_server.counting import Meters, Reporter
 from djinn_server.dialing import Dialer
@@ -200,7 +204,9 @@ def _open(setup: Setup, control: Control, fence: Fence, dialer: Dialer) -> tuple
     plugins = Plugins.load(config.selection)
     transport = plugins.transport_for(setup.transport)
     options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
-    listener = transport.listen(setup.address, options) if setup.address else None
+    with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
+        there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
+        listener = transport.listen(setup.address, there) if setup.address else None
     # Before a driver starts threads of its own, and after the last file that only the server's user may read.
     fence.enter()
     if setup.threads:

@@ -69,7 +69,11 @@ def connect_tls(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server over TLS and greet it; see `djinn.kinds.transport.Transport.connect`."""
     parse_address(address, scheme="tls")
     context = client_context(options)
-    return _connect(address, lambda target, _: open_tls(target, context, options), options)
+
+    def opened(target: str, options: ConnectOptions) -> FrameStream:
+        return open_tls(target, client_context(options) if options.tls_pin else context, options)
+
+    return _connect(address, opened, options)
 
 
 def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
@@ -107,13 +111,21 @@ def reach(
     redirect = connection.greet(options.token, deadline, options.owner, wish=wish)
     if redirect is None:
         return connection
+    expires_s = connection.certificate_expires_s
     connection.close()
     try:
         target = redirected(address, redirect.address)
     except ConfigurationError as error:
         raise TransportError(f"{address} leads to {redirect.address[:100]!r}, where nobody should go: {error.summary}",
                              hint="See how the server was started.") from None
-    connection = SocketConnection(address, opened(target, options), options.request_timeout_s)
+    try:
+        opened_there = opened(target, attrs.evolve(options, tls_pin=redirect.certificate))
+    except ConfigurationError as error:
+        raise TransportError(f"{address} leads to {target}, which cannot be trusted: {error.summary}",
+                             hint="See how the server was started.") from None
+    connection = SocketConnection(address, opened_there, options.request_timeout_s)
+    # Whoever asks means the server's own, which is what vouches for the other.
+    connection.vouched_until_s = expires_s
     if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket,
                         wish=wish) is not None:
         connection.close()
@@ -157,6 +169,7 @@ class SocketConnection:
         welcome: What the server said of itself.
         flush_every: Pending operations worth sending early: the server works while the client records.
         reconnections: How often the session went on over a new connection.
+        vouched_until_s: When the certificate ends of who sent the client here, in seconds since 1970, if anybody did.
     """
 
     def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
@@ -167,6 +180,7 @@ class SocketConnection:
         self._outbox = Outbox(frames.stream)
         self._request_timeout_s = request_timeout_s
         self.reconnections = 0
+        self.vouched_until_s: float | None = None
         self._copies = Copies()
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, bytes, int], SocketConnection] | None = None
@@ -194,7 +208,7 @@ class SocketConnection:
     @property
     def certificate_expires_s(self) -> float | None:
         """When the server's certificate ends; see `djinn.kinds.transport.CertifiedConnection`."""
-        return self._frames.stream.certificate_expires_s
+        return self.vouched_until_s or self._frames.stream.certificate_expires_s
 
     def take_up_again(
         self, again: Callable[[ConnectOptions, bytes, int], SocketConnection], options: ConnectOptions

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 
 from djinn.errors import ConfigurationError, RemoteTimeoutError, TransportError
-from djinn.kinds.transport import ConnectOptions
+from djinn.kinds.transport import PINNED_NAME, ConnectOptions
 from djinn_transport_tcp.address import parse_address, parse_path
 from djinn_transport_tcp.sockets import ByteStream, StreamSocket, configure
 from djinn_transport_tcp.stream import FrameStream
@@ -37,7 +37,7 @@ def open_tls(address: str, context: ssl.SSLContext, options: ConnectOptions) -> 
         sock = socket.create_connection((host, port), timeout=options.connect_timeout_s)
         try:
             configure(sock)
-            return TlsSocket(sock, context, host)
+            return TlsSocket(sock, context, PINNED_NAME if options.tls_pin else host)
         except BaseException:
             sock.close()
             raise

@@ -46,11 +46,13 @@ def client_context(options: ConnectOptions) -> ssl.SSLContext:
     """Make a client's side of TLS 1.3; the server's certificate and name are checked.
 
     Raises:
-        ConfigurationError: A file cannot be used.
+        ConfigurationError: A file, or the pinned certificate, cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    if options.tls_ca:
+    if options.tls_pin:
+        _load("certificate", "the server's process", lambda: context.load_verify_locations(cadata=options.tls_pin))
+    elif options.tls_ca:
         _load("authorities", options.tls_ca, lambda: context.load_verify_locations(options.tls_ca))
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)

@@ -167,6 +167,19 @@ def masked(secret: bytes) -> str:
     return bytes(byte ^ MASK for byte in secret).hex()
 
 
+def keys_of(pem: Path) -> dict[str, str]:
+    """The number that is a certificate's key, in the orders in which memory may have it, and a line of its file."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(pem.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    number = key.private_numbers().private_value
+    lines = [line for line in pem.read_bytes().partition(b"PRIVATE KEY-----")[2].splitlines() if len(line) > 60]
+    return {"key": masked(number.to_bytes(32, "big")), "key, lowest first": masked(number.to_bytes(32, "little")),
+            "line of the key": masked(lines[0])}
+
+
 @pytest.fixture(scope="module", params=["root", "unprivileged"])
 def fenced(request: pytest.FixtureRequest, certificates: Any) -> Iterator[Fenced]:
     if LACKING:
@@ -206,7 +219,7 @@ def fenced(request: pytest.FixtureRequest, certificates: Any) -> Iterator[Fenced
             "ports": [int(address.rpartition(":")[2]), metrics], "log": [str(log)],
             "secrets": [str(path) for path in sorted(private.iterdir(), reverse=True)],
             "shared": segment, "shared_key": 0x5EC12E7,
-            "hidden": {"canary": masked(CANARY), **{f"token of {name}": masked(token.encode())
+            "hidden": {"canary": masked(CANARY), **keys_of(key), **{f"token of {name}": masked(token.encode())
                                                     for name, token in tokens.items()}},
         }
         yield server

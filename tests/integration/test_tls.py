@@ -241,15 +241,16 @@ def test_a_server_that_stops_to_answer_in_the_handshake_is_given_up(certificates
 
 def test_a_ticket_is_good_once_and_nothing_else_is(tls_server: Any, certificates: Any) -> None:
     redirect = redirect_of(tls_server.address, certificates)
+    assert len(redirect.certificate) > 100
     worker = f"tls://127.0.0.1{redirect.address}"
-    first = greet(worker, certificates, redirect.ticket)
+    first = greet(worker, certificates, redirect.ticket, redirect.certificate)
     first.request(Batch(synchronize=True), ())
     altered = redirect_of(tls_server.address, certificates).ticket
     flipped = ("0" if altered[0] != "0" else "1") + altered[1:]
     for ticket in (redirect.ticket, "", "00", "zz", flipped, altered[:-2], altered + "00"):
         with pytest.raises(RefusedError, match="ticket is not valid"):
-            greet(worker, certificates, ticket)
-    greet(worker, certificates, altered).close()
+            greet(worker, certificates, ticket, redirect.certificate)
+    greet(worker, certificates, altered, redirect.certificate).close()
     first.request(Batch(synchronize=True), ())
     first.close()
 
@@ -262,15 +263,15 @@ def redirect_of(address: str, certificates: Any) -> Redirect:
     return redirect
 
 
-def greet(address: str, certificates: Any, ticket: str) -> SocketConnection:
-    connection = unconnected(address, certificates)
+def greet(address: str, certificates: Any, ticket: str, pin: str) -> SocketConnection:
+    connection = unconnected(address, certificates, pin)
     assert connection.greet("", time.monotonic() + 20, ticket=ticket) is None
     return connection
 
 
-def unconnected(address: str, certificates: Any) -> SocketConnection:
+def unconnected(address: str, certificates: Any, pin: str = "") -> SocketConnection:
     from djinn_transport_tcp.opening import open_tls
     from djinn_transport_tcp.tls import client_context
 
-    options = ConnectOptions(tls_ca=certificates.authority)
+    options = ConnectOptions(tls_ca=certificates.authority, tls_pin=pin)
     return SocketConnection(address, open_tls(address, client_context(options), options))

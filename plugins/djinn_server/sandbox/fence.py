@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 
 from djinn.errors import ConfigurationError
+from djinn_server.certificates import why_none
 from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import beneath, files_for, unreadable_for_others
 
@@ -52,11 +53,12 @@ def has_driver(device: str) -> bool:
     return device.partition(":")[0] not in ("cpu", "meta")
 
 
-def examine(secrets: Sequence[str] = ()) -> list[Part]:
+def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[Part]:
     """Look at what this system has, without using it.
 
     Args:
         secrets: Files that no worker may read.
+        encrypts: Whether connections are to be encrypted.
     """
     files_missing = landlock.why_not() or _exposed(secrets)
     return [
@@ -66,16 +68,18 @@ def examine(secrets: Sequence[str] = ()) -> list[Part]:
         Part("users", privileges.why_no_user(),
              "act as the server's user, as far as the other parts let it", is_needed=os.name == "posix"
              and os.geteuid() == 0),
+        *([Part("keys", why_none(), "pass itself off as the server, whose key it knows")] if encrypts else []),
     ]
 
 
-def plan(mode: SandboxMode, devices: Sequence[str], secrets: Sequence[str]) -> None:
+def plan(mode: SandboxMode, devices: Sequence[str], secrets: Sequence[str], *, encrypts: bool) -> None:
     """Say in the log what of the fence the workers of a server will have.
 
     Args:
         mode: What the operator wants.
         devices: What workers compute on.
         secrets: Files that no worker may read.
+        encrypts: Whether connections are encrypted.
 
     Raises:
         ConfigurationError: The mode is ``require``, and a part is missing.
@@ -83,7 +87,7 @@ def plan(mode: SandboxMode, devices: Sequence[str], secrets: Sequence[str]) -> N
     if mode is SandboxMode.off:
         _log.warning("no sandbox (--sandbox off): a worker that is taken over can do what the server's user can")
         return
-    parts = [part for part in examine(secrets) if part.missing]
+    parts = [part for part in examine(secrets, encrypts=encrypts) if part.missing]
     if any(map(has_driver, devices)) and mode is SandboxMode.auto:
         parts.append(Part("files", "the drivers of devices open files as they please; --sandbox require tries",
                           "read what its user can read"))
