@@ -142,6 +142,14 @@ _LIES = [
     _lie([_QUERY, _KEY], _ATTENTION, Ref(-1), Ref(-2), Ref(-2), results=2),
     _lie([_QUERY, _KEYS], _ATTENTION, Ref(-1), Ref(-2), Ref(-2), results=2),
     _lie([_QUERY, _TWO_KEYS], _ATTENTION, Ref(-1), Ref(-1), Ref(-2), results=2),
+    _lie([torch.tensor([-(2**63)]), torch.tensor([-1])], "aten::div.Tensor_mode", Ref(-1), Ref(-2),
+         rounding_mode="trunc"),
+    _lie([_QUERY, torch.ones(2, 8, dtype=torch.bool)], "aten::_masked_softmax", Ref(-1), Ref(-2), 3, 1),
+    _lie([filled((4, 3), torch.float32, 1), filled((2, 9), torch.float32, 2)], "aten::_compute_linear_combination",
+         Ref(-1), Ref(-2)),
+    _lie([torch.ones(1, 3, 4, 4, dtype=torch.uint8)], "aten::_upsample_nearest_exact2d", Ref(-1), [8, 8], 1e-30, 1e-30),
+    _lie([filled((5, 3), torch.float32, 1), torch.empty(5, 0)], "aten::linalg_lstsq", Ref(-1), Ref(-2), driver="gelss",
+         results=4),
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -21,6 +21,7 @@ from djinn.model.program import (
     count_tensors,
 )
 from djinn.model.schema import ReturnKind, SchemaFacts, facts_of, operator_named
+from djinn.model.spec import tensors_in
 from djinn.protocol.tensors import dtype_named
 
 _LAYOUTS = {"strided": torch.strided}
@@ -97,16 +98,29 @@ def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck]
 def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         prepared = check(args, kwargs)
-        if prepared is None:
-            return function(*args, **kwargs)
-        returned = function(*prepared.args, **prepared.kwargs)
-        for original, written in prepared.written:
-            if original.shape != written.shape:
-                original.resize_(written.shape)
-            original.copy_(written)
+        try:
+            if prepared is None:
+                return function(*args, **kwargs)
+            returned = function(*prepared.args, **prepared.kwargs)
+            for original, written in prepared.written:
+                if original.shape != written.shape:
+                    original.resize_(written.shape)
+                original.copy_(written)
+        except Exception:
+            _empty_what_reaches_beyond((*args, *kwargs.values()))
+            raise
         return returned
 
     return call
+
+
+def _empty_what_reaches_beyond(arguments: Sequence[Any]) -> None:
+    """Empty tensors that were given a new size and no memory for it: PyTorch leaves them with that size."""
+    for tensor in tensors_in(arguments):
+        if tensor.layout is torch.strided and tensor.numel():
+            last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+            if (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+                tensor.resize_(0)
 
 
 def _bind(template: Template, device: torch.device) -> Call:

@@ -10,6 +10,7 @@ import torch
 
 from djinn.kinds import Prepared
 from djinn_guard_core.expectations import too_large
+from djinn_guard_core.faults import FAULTS, FAULTS_READ
 from djinn_guard_core.kernels import RULES, VALUES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
 from djinn_guard_core.sizes import READS_VALUES, RESULT_BYTES, size_rule
@@ -74,7 +75,10 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
     """Return what must be asked before an overload is called; ``None`` if its kernel looks after itself."""
     base = base_of(operator)
     is_own = operator.namespace == "aten"
-    rules = tuple(rule for rule in (RULES.get(base), size_rule(operator, base)) if rule is not None and is_own)
+    given = {argument.name for argument in operator._schema.arguments}
+    # Only whole numbers are divided in another way than others.
+    fault = None if base.startswith("div") and "rounding_mode" not in given else FAULTS.get(base)
+    rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base)) if rule is not None and is_own)
     arrange = arrangement_of(operator, limit_bytes)
     size_of = RESULT_BYTES.get(base) if is_own else None
     if arrange is None and not rules and size_of is None:
@@ -82,4 +86,4 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
     arguments = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     return Asked(operator, base, tuple(argument.name for argument in arguments), defaults, arrange, rules, size_of,
-                 limit_bytes, is_own and (base in VALUES or base in READS_VALUES))
+                 limit_bytes, is_own and (base in VALUES or base in READS_VALUES or base in FAULTS_READ))

@@ -198,6 +198,7 @@ def _bags(named: Named) -> int:
 
 
 def _embedding_bag(named: Named) -> None:
+    expect(named["indices"].dim() == named["offsets"].dim() == 1, "indices or offsets have not 1 dimension")
     _bags(named)
     expect(named["weight"].dim() == 2, "weight has not 2 dimensions")
     within(named, "indices", 0, named["weight"].shape[0])
@@ -224,6 +225,7 @@ def _embedding_bag_backward(named: Named) -> None:
         within(named, "maximum_indices", -1, classes)
     elif "offsets" in named and not named["offset2bag"].numel():
         expect(named["offsets"].numel() <= bags, "more offsets than bags")
+        expect(named["offsets"].numel() > 0 or not indices.numel(), "no offsets")
 
 
 def _ctc_loss(named: Named) -> None:
@@ -275,7 +277,7 @@ def _cdist_backward(named: Named) -> None:
 
 def _pdist_backward(named: Named) -> None:
     tensor = named["self"]
-    expect(tensor.dim() == 2 and tensor.numel() > 0, "self has not 2 dimensions, or no elements")
+    expect(tensor.dim() == 2 and (tensor.shape[0] > 0 or not tensor.shape[1]), "self has not 2 dimensions, or no rows")
     for name in ("grad", "pdist"):
         numel_is(named, name, tensor.shape[0] * (tensor.shape[0] - 1) // 2)
 

@@ -108,6 +108,7 @@ _RULES: Mapping[str, Rule] = {
     "as_strided_scatter": _as_strided_scatter,
     **dict.fromkeys(("empty_strided", "new_empty_strided"), _laid_out),
     **dict.fromkeys(("resize_", "resize", "_resize_output_"), _sized),
+    **dict.fromkeys(("resize_as_", "resize_as"), lambda named: _fits(list(named["the_template"].shape))),
     **dict.fromkeys(("expand", "expand_copy", "broadcast_to"), _expanded),
     "repeat": _repeated,
     "tile": lambda named: _fits(named["dims"], elements=named["self"].numel()),
@@ -123,7 +124,8 @@ _RULES: Mapping[str, Rule] = {
 
 def _is_factory(operator: torch._ops.OpOverload) -> bool:
     facts = facts_of(operator)
-    return facts.returns == (ReturnKind.TENSOR,) and facts.aliases == (None,) and any(
+    makes_one = facts.returns == (ReturnKind.TENSOR,) and facts.aliases == (None,)
+    return (makes_one or "out" in facts.written) and any(
         argument.name == "size" and str(argument.type) == "List[int]" for argument in operator._schema.arguments)
 
 

@@ -1,0 +1,122 @@
+"""Kernels that fail on ordinary tensors: signals of the processor, and sizes that no kernel compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from djinn_guard_core.expectations import Named, expect, same_size, size_is
+from djinn_guard_core.layers import Rule
+
+__all__ = ("FAULTS", "FAULTS_READ")
+
+LARGEST_INDEX = 2**31
+"""Pixels of a source that is resampled; what is beyond does not fit the integers that kernels count with."""
+
+
+def _whole(named: Named) -> tuple[torch.Tensor, torch.Tensor, int] | None:
+    """Return the operands and the least number of their dtype, if kernels of the CPU divide them as whole numbers.
+
+    Smaller ones than of 32 bits are divided as such of 32 bits.
+    """
+    left, right = torch.as_tensor(named["self"]), torch.as_tensor(named["other"])
+    dtype = torch.result_type(left, right)
+    if left.device.type != "cpu" or right.device.type != "cpu" or dtype not in (torch.int32, torch.int64):
+        return None
+    return left, right, torch.iinfo(dtype).min
+
+
+def _truncated_division(named: Named) -> None:
+    """Expect no quotient that does not fit, for which a processor raises a signal."""
+    operands = _whole(named) if named["rounding_mode"] == "trunc" else None
+    if operands is not None:
+        left, right, least = operands
+        expect(not bool(((right == -1) & (left == least)).any()), f"{least} / -1 does not fit")
+
+
+def _common_multiple(named: Named) -> None:
+    """Expect no number without a negative: it is divided by what may come out as -1."""
+    operands = _whole(named)
+    if operands is not None:
+        left, right, least = operands
+        expect(not bool((left == least).any()) and not bool((right == least).any()), f"a multiple of {least}")
+
+
+def _masked_softmax(named: Named) -> None:
+    """Expect a mask of the size of the input, or, in a transformer, of sequences or of their padding."""
+    tensor, mask, kind = named["self"], named["mask"], named["mask_type"]
+    expect(mask.dtype is torch.bool, "mask is not boolean")
+    if tensor.dim() == 4 and mask.dim() == 2 and kind in (0, 1):
+        size_is(named, "mask", tensor.shape[2:] if kind == 0 else (tensor.shape[0], tensor.shape[3]))
+    else:
+        same_size(named, "self", "mask")
+
+
+def _linear_combination(named: Named) -> None:
+    tensor, coefficients = named["input"], named["coefficients"]
+    expect(tensor.dim() > 0 and coefficients.dim() == 2 and coefficients.shape[1] == tensor.shape[0],
+           f"coefficients of the size {list(coefficients.shape)} for {list(tensor.shape)}")
+    expect(tensor.dtype is coefficients.dtype, "input and coefficients of other dtypes")
+    if "out" in named:
+        size_is(named, "out", (coefficients.shape[0], *tensor.shape[1:]))
+
+
+def _resampled(named: Named) -> None:
+    """Expect scales by which pixels can be counted; kernels go by the sizes where there is none."""
+    wanted = named.get("output_size")
+    scales = [named.get(name) for name in ("scales", "scales_d", "scales_h", "scales_w") if name in named]
+    for scale, extent in zip(scales, wanted or (), strict=False):
+        expect(scale is None or not scale > 0 or (extent + 1) / scale < LARGEST_INDEX, f"a scale of {scale}")
+
+
+def _solution(named: Named) -> None:
+    """Expect factors for each of the right-hand sides; the kernel goes on to the next factor for each."""
+    factors, sides = named["LD"], named["B"]
+    expect(factors.dim() >= 2 and sides.dim() >= 2, "LD and B have not 2 dimensions")
+    batch = torch.broadcast_shapes(factors.shape[:-2], sides.shape[:-2])
+    expect(batch == factors.shape[:-2], f"B of the size {list(sides.shape)} for {list(factors.shape)}")
+
+
+def _least_squares(named: Named) -> None:
+    left, right = named["self"], named["b"]
+    is_empty = right.dim() > 0 and right.shape[-1] == 0 and left.numel() > 0
+    expect(named.get("driver") != "gelss" or not is_empty, "b has no columns")
+
+
+def _noise(named: Named) -> None:
+    same_size(named, "self", *(name for name in ("noise", "out") if name in named))
+
+
+def _averaged(named: Named) -> None:
+    gradient, tensor = named["grad_output"], named["self"]
+    expect(gradient.dim() == tensor.dim() and gradient.shape[:-3] == tensor.shape[:-3], "grad_output of other planes")
+
+
+def _weight_norm(named: Named) -> None:
+    weight, dim = named["v"], named["dim"]
+    if weight.dim() and dim in (0, weight.dim() - 1):
+        expect(named["g"].numel() == weight.shape[dim], "g does not fit v")
+
+
+_RESAMPLING = [f"{kind}d{suffix}" for suffix in ("", "_backward") for kind in (
+    *(f"upsample_{kind}" for kind in ("nearest1", "nearest2", "nearest3", "linear1", "bilinear2", "trilinear3",
+                                      "bicubic2")),
+    *(f"_upsample_nearest_exact{rank}" for rank in (1, 2, 3)))]
+
+FAULTS: Mapping[str, Rule] = {
+    **dict.fromkeys(("div", "div_", "divide", "divide_"), _truncated_division),
+    **dict.fromkeys(("lcm", "lcm_"), _common_multiple),
+    "_masked_softmax": _masked_softmax,
+    "_compute_linear_combination": _linear_combination,
+    **dict.fromkeys(_RESAMPLING, _resampled),
+    "linalg_lstsq": _least_squares,
+    **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_"), _noise),
+    "_weight_norm": _weight_norm,
+    "linalg_ldl_solve": _solution,
+    "adaptive_avg_pool3d_backward": _averaged,
+}
+"""By name of the operator, without overload."""
+
+FAULTS_READ = frozenset(("div", "div_", "divide", "divide_", "lcm", "lcm_"))
+"""Those whose rules look at elements."""
