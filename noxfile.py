@@ -71,11 +71,17 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
+    # The second part runs even if the first has failed; then what failed in either is named in the last lines.
+    reports = [Path(session.create_tmp()).absolute() / name for name in ("together.xml", "alone.xml")]
+    for report in reports:
+        report.unlink(missing_ok=True)
+    together, alone = (("-o", "junit_family=xunit1", f"--junitxml={report}") for report in reports)
     # By file, since tests of one file share servers; in the order of `testpaths`. One thread each: the processes have
     # the processors already.
     session.run("pytest", "-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder", "-m",
-                "not alone", env={**PROFILE, "OMP_NUM_THREADS": "1"})
-    session.run("pytest", "-m", "alone", env=PROFILE)
+                "not alone", *together, env={**PROFILE, "OMP_NUM_THREADS": "1"}, success_codes=[0, 1])
+    session.run("pytest", "-m", "alone", *alone, env=PROFILE, success_codes=[0, 1])
+    session.run("python", "tests/support/failed_tests.py", *map(str, reports))
 
 
 def _judge_everything(session: nox.Session, *arguments: str) -> Path:
