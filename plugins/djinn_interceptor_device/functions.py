@@ -14,7 +14,7 @@ from djinn import runtime
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor, pending_errors
-from djinn_interceptor_device import adoption, copying, gradients, recurrent, saving, shortcuts
+from djinn_interceptor_device import adoption, copying, gradients, losses, recurrent, saving, shortcuts
 from djinn_interceptor_device.attention import allowed_kernels, attend
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
@@ -117,6 +117,7 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), split_at_home),
     **recurrent.FUNCTIONS,
     **gradients.FUNCTIONS,
+    **({F.linear_cross_entropy: losses.linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}),
     torch.Tensor.untyped_storage: saving.untyped_storage,
     torch.Tensor.storage: saving.storage,
     torch.Tensor.__reduce_ex__: saving.reduce,
