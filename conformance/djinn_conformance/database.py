@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from djinn import runtime
-from djinn.errors import UnsupportedTensorError
+from djinn.errors import UnknownOperatorError, UnsupportedTensorError
 from djinn_conformance.lazily import compare, copies, sent
 
 __all__ = ("DTYPES", "STATUSES", "Difference", "Direction", "Unit", "Verdict", "judge", "operators", "units")
@@ -41,7 +41,7 @@ STATUSES = {
     "unstable": "elements differ, and eager itself gives other ones each time",
     "uninitialised": "elements differ, because nobody has written them",
     "metadata": "size, stride, storage offset, dtype or type differs",
-    "unsupported": "raises UnsupportedTensorError where eager gives a result",
+    "unsupported": "raises UnsupportedTensorError, or UnknownOperatorError, where eager gives a result",
     "refused": "raises something else where eager gives a result",
     "accepted": "gives a result where eager raises",
     "raised": "raises another exception than eager",
@@ -264,7 +264,7 @@ def _difference_of_errors(
     got: Exception | None, wanted: Exception | None, where: str
 ) -> tuple[str, str] | None:
     if wanted is None:
-        status = "unsupported" if isinstance(got, UnsupportedTensorError) else "refused"
+        status = "unsupported" if isinstance(got, (UnsupportedTensorError, UnknownOperatorError)) else "refused"
         return status, f"{type(got).__name__}: {got} [{where}]"[:2 * _SHOWN]
     if got is None:
         return "accepted", f"eager raises {type(wanted).__name__}: {wanted} [{where}]"[:2 * _SHOWN]
