@@ -7,10 +7,15 @@ same operands and numbers in the same order, the next call like it is recorded a
 
 Nothing is shortened where the way has more to do: with gradients, in a view or a write, under autocast, in transforms,
 in dispatch modes, while tracing or profiling.
+
+A real number may be another one in each call only if nothing on the way looks at it: the function is PyTorch's own
+binding, in C, of the operator that was recorded. Any other may choose the operator by the number, as attention does by
+the probability of dropout. There the number belongs to the key, as everything else does that is no tensor.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +32,7 @@ from djinn_interceptor_device import folding
 
 if TYPE_CHECKING:
     from djinn.session import Session
-    from djinn.tape import Signature
+    from djinn.tape import Node, Signature
 
 MAX_SHORTCUTS = 2048
 """Entries of each of two generations: what has not been used for that many others is forgotten."""
@@ -39,6 +44,8 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _is_tracing = torch._C._is_tracing
 _is_profiling = torch._C._autograd._profiler_enabled
 _is_running = runtime.is_initialized
+
+_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 _session: Session
 _apply: Callable[..., Any]
@@ -111,7 +118,8 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
         if shortcut is None:
             return long_way(function, args, kwargs)
         if shortcut is _unknown:
-            return _learn(hashable, long_way, function, args, kwargs, slots, numbers)
+            looks = settings is not None
+            return _learn(hashable, long_way, function, args, kwargs, slots, numbers, looks=looks)
         plan, fixed = shortcut
         result = _apply(plan, args, kwargs, slots, numbers if fixed is None else fixed)
         return result if plan.single is not None else result[0]
@@ -137,9 +145,9 @@ def _remember(key: tuple[Any, ...], shortcut: Any) -> None:
 
 def _learn(
     key: tuple[Any, ...], long_way: FunctionHandler, function: Callable[..., Any], args: tuple[Any, ...],
-    kwargs: dict[str, Any], slots: list[Any], numbers: list[Any],
+    kwargs: dict[str, Any], slots: list[Any], numbers: list[Any], *, looks: bool,
 ) -> Any:
-    """Call a function the long way, and remember what came of it."""
+    """Call a function the long way, which may look at numbers, and remember what came of it."""
     pending = _session.tape.nodes
     before = len(pending)
     result = long_way(function, args, kwargs)
@@ -157,21 +165,30 @@ def _learn(
                  and folding.can_depend_on_gradient(*args[:2]))
     )
     plan = _plan_of(node.signature) if is_all else None
-    if plan is None:
-        _remember(key, None)
-    elif [*map(repr, node.numbers)] == [*map(repr, numbers)]:
+    found = None if plan is None else (plan, list(node.numbers))
+    reals = _reals(numbers)
+    is_lifted = not looks and _binds(function, node) and [*map(repr, node.numbers)] == [*map(repr, numbers)]
+    if plan is not None and is_lifted:
         _remember(key, (plan, None))
-    elif _reals(numbers) and not isinstance(key[0], tuple):
-        # Real numbers are no part of the key yet; defaults, for one, are left out on the long way.
+    elif reals and not isinstance(key[0], tuple):
+        # Real numbers are no part of the key yet.
         _remember(key, _by_value)
-        _remember((key, *_reals(numbers)), (plan, list(node.numbers)))
+        _remember((key, *reals), found)
     else:
-        _remember(key, (plan, list(node.numbers)))
+        _remember(key, found)
     return result
 
 
-def _reals(numbers: list[Any]) -> tuple[float | complex, ...]:
-    return tuple(number for number in numbers if type(number) is float or type(number) is complex)
+def _binds(function: Callable[..., Any], node: Node) -> bool:
+    """Whether a function is written in C and named after the operator that it ended in."""
+    name = node.signature.template.operator.partition("::")[2].partition(".")[0]
+    return isinstance(function, _IN_C) and function.__name__.strip("_") == name
+
+
+def _reals(numbers: list[Any]) -> tuple[Any, ...]:
+    """List the real and complex numbers so that what differs is different: zeros by their sign; NaN equals NaN."""
+    return tuple([number if type(number) is float and number and number == number else repr(number)  # noqa: PLR0124  # NaN
+                  for number in numbers if type(number) is float or type(number) is complex])
 
 
 def _plan_of(signature: Signature) -> Plan | None:

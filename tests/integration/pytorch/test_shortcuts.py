@@ -102,6 +102,30 @@ def test_numbers_are_those_of_the_call(operands: tuple[Tensors, Tensors]) -> Non
             assert torch.equal(F.layer_norm(remote_x, (8,), eps=epsilon).cpu(), F.layer_norm(x, (8,), eps=epsilon))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_number_that_decides_which_operator_runs_is_looked_at_again(
+    mode: Callable[[], Any], operands: tuple[Tensors, Tensors]
+) -> None:
+    local, remote = ([tensor.view(1, 2, 8, 4) for tensor in side[:3]] for side in operands)
+    with mode():
+        for probability in (0.0, 0.0, 0.1, 0.1, 0.0, 0.1):
+            results = []
+            for queries in (local, remote):
+                torch.manual_seed(0)
+                results.append(F.scaled_dot_product_attention(*queries, dropout_p=probability, is_causal=True))
+            assert results[0].stride() == results[1].stride()
+            assert torch.equal(results[1].cpu(), results[0])
+
+
+def test_zeros_of_either_sign_and_nan_are_numbers_of_their_own(operands: tuple[Tensors, Tensors]) -> None:
+    (x, *_), (remote, *_) = operands
+    with torch.no_grad():
+        for number in (0.0, -0.0, float("nan"), 0.0, float("nan"), -0.0, 1.0):
+            for call in (torch.mul, torch.add, torch.div, torch.pow, lambda a, b: F.layer_norm(a, (8,), eps=abs(b))):
+                torch.testing.assert_close(call(remote, number).cpu(), call(x, number), rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(torch.signbit(torch.mul(remote, number).cpu()), torch.signbit(torch.mul(x, number)))
+
+
 def test_a_repeated_call_does_not_pass_the_dispatcher(operands: tuple[Tensors, Tensors]) -> None:
     x, y = operands[1][:2]
     with torch.no_grad():
