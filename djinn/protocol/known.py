@@ -17,12 +17,12 @@ from djinn.protocol.messages import Define, Poisoned
 
 @attrs.frozen
 class KnownProgram:
-    """A program that was defined: made ready to run, and what was found when it was checked; or why it cannot run.
+    """A program that was defined.
 
     Attributes:
         definition: What the client said.
         program: Made ready to run.
-        checked: What was found.
+        checked: The guard's answer.
         failed: Why it cannot run.
         stoppable: The program, if it can end between two steps.
     """
@@ -35,7 +35,7 @@ class KnownProgram:
 
     @property
     def changes_metadata(self) -> bool:
-        """Whether it may change sizes, strides or the storage of what it is given."""
+        """Whether it may change sizes, strides or storages of its inputs."""
         return self.program is not None and any(
             facts_of(operator_named(template.operator)).changes_metadata
             for template in self.definition.body.templates)
@@ -56,7 +56,7 @@ def made_ready(command: Define, checked: CheckedProgram | None, executor: Execut
 
     Args:
         command: Defines it.
-        checked: What was found when it was checked, if it was.
+        checked: The guard's answer, if there is a guard.
         executor: Runs it.
 
     Raises:

@@ -70,6 +70,9 @@ class SessionService:
         watch: Checks programs before they run; none where the client is this process itself.
         turns: Says when programs may run; without, any time.
 
+    Attributes:
+        skipped: Programs that were not run, because nobody wanted what they compute.
+
     Concurrency:
         One batch at a time; `held_bytes` may be read by any thread.
     """
@@ -100,6 +103,7 @@ class SessionService:
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
         self._run_time = RunTime(executor, self._attempt)
+        self.skipped = 0
 
     @property
     def held_bytes(self) -> int:
@@ -435,6 +439,7 @@ class SessionService:
     def _skipped(self, run: Run) -> list[Any]:
         """Say what comes of a run that is not wanted any more."""
         self._lookahead.drop()
+        self.skipped += 1
         poison = self._reason()
         known = self._programs.get(run.program)
         if known is not None and known.changes_metadata:

@@ -19,7 +19,7 @@ from djinn.kinds.transport import BoundedChannel, Channel, CountedChannel, Diges
 from djinn.protocol.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
 from djinn.protocol.resumption import ServerEnd, no_session
 
-__all__ = ("Resumable", "SteadyChannel")
+__all__ = ("Resumable", "SteadyChannel", "digest_of")
 
 log = logging.getLogger("djinn.server")
 _GOODBYE = Goodbye()
@@ -371,13 +371,13 @@ class Resumable:
         """Give a session a key, which is a secret."""
         key = secrets.token_bytes(RESUME_BYTES)
         with self._lock:
-            self._channels[_digest(key)] = channel
+            self._channels[digest_of(key)] = channel
         return key
 
     def remove(self, key: bytes) -> None:
         """A session is over."""
         with self._lock:
-            self._channels.pop(_digest(key), None)
+            self._channels.pop(digest_of(key), None)
 
     def find(self, key: bytes) -> SteadyChannel:
         """Return the session of a key.
@@ -386,7 +386,7 @@ class Resumable:
             RefusedError: There is none.
         """
         with self._lock:
-            found = self._channels.get(_digest(key))
+            found = self._channels.get(digest_of(key))
         if found is None:
             raise no_session()
         return found
@@ -397,8 +397,8 @@ def _interrupted() -> OperationCancelledError:
                                    hint="Compute it again.")
 
 
-def _digest(key: bytes) -> bytes:
-    """How long a look-up takes says nothing about the key."""
+def digest_of(key: bytes) -> bytes:
+    """Digest a key. How long it takes to look that up says nothing about the key."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,4 +1,7 @@
-"""``djinn serve`` and ``djinn token``: lets sessions in other processes and on other machines use an executor."""
+"""Lets sessions in other processes and on other machines use an executor.
+
+``djinn serve``, and what an operator says to servers: ``djinn token``, ``djinn sessions``, ``djinn kick``.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ __all__ = ("djinn_examine_system", "djinn_register_commands")
 
 @hookimpl
 def djinn_register_commands(app: typer.Typer) -> None:
-    """Add ``djinn serve`` and ``djinn token``."""
+    """Add ``djinn serve`` and what is said to servers: ``djinn token``, ``djinn sessions``, ``djinn kick``."""
     import typer
 
     from djinn_server.command import serve
+    from djinn_server.operator_command import kick, list_sessions
     from djinn_server.token_command import create, list_tokens, revoke
 
     app.command("serve")(serve)
+    app.command("sessions")(list_sessions)
+    app.command("kick")(kick)
     tokens = typer.Typer(name="token", no_args_is_help=True, help="Say who may use a server: make, take away and list "
                                                                   "tokens.")
     tokens.command("create")(create)

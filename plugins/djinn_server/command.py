@@ -31,6 +31,7 @@ from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
 from djinn_server.nursery import begin_nursery, fork_nursery, prepare
+from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.placement import default_places
 from djinn_server.sandbox.fence import SandboxMode, plan
 from djinn_server.supervisor import Supervisor
@@ -96,13 +97,19 @@ def serve(
         help="Run what a session will most likely ask for next while it asks for nothing.")] = True,
     max_sessions: Annotated[int, typer.Option(
         min=0, help="Sessions at a time; 0 for any number. With --tokens, this and the next three are for each tenant "
-                    "whose token does not say otherwise.")] = 0,
+                    "whose token does not say otherwise.")] = 256,
     max_inflight_mib: Annotated[int, typer.Option(
         min=0, help="MiB of tensors on their way into sessions at a time; 0 for any amount.")] = 0,
     max_handles: Annotated[int, typer.Option(
         min=0, help="Values that sessions hold; 0 for any number.")] = 0,
     max_nodes: Annotated[int, typer.Option(
         min=0, help="Operations in one program; 0 for as many as the protocol allows.")] = 0,
+    max_programs: Annotated[int, typer.Option(
+        min=0, help="Programs that one session has defined at a time; 0 for any number. djinn's clients keep 2048.",
+    )] = 4096,
+    max_run_s: Annotated[float, typer.Option(
+        min=0, help="Seconds that one program may run. Beyond, its session is ended; and its worker, if the program "
+                    "has not ended two seconds later. 0 for any time.")] = 3600,
     max_queued: Annotated[int, typer.Option(
         min=0, help="Programs that wait, all sessions together; 0 for any number. With --tokens, this and the next "
                     "are for each tenant too.")] = 0,
@@ -146,6 +153,10 @@ def serve(
     sandbox: Annotated[SandboxMode, typer.Option(
         help="Have the processes that run operations give up what they do not need of the system. auto: as far as the "
              "system can do that, the rest is logged; require: or else do not start.")] = SandboxMode.auto,
+    control: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH",
+        help="Unix-domain socket for djinn sessions and djinn kick, which only this user can connect to; in "
+             "XDG_RUNTIME_DIR, or else beside the tokens, if not given.")] = "",
     log_format: Annotated[LogChoice, typer.Option(help="What a line of the log looks like.")] = LogChoice.text,
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
@@ -162,7 +173,8 @@ def serve(
         tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
         keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
         limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s,
-                      host_bytes=max_host_mib * 2**20),
+                      host_bytes=max_host_mib * 2**20, programs=max_programs),
+        max_run_s=max_run_s, control=control,
         memory_bytes=memory_mib * 2**20, memory_warning=memory_warning, memory_critical=memory_critical,
         public_contents=public_contents, device_turns=device_turns, peers=peers,
         program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()),
@@ -212,6 +224,8 @@ class Offer:
     log_format: LogFormat
     lease_s: float
     sandbox: SandboxMode
+    max_run_s: float
+    control: str
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -281,7 +295,23 @@ def _open(offer: Offer) -> Gateway:
         tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
     supervisor = Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}, devices=offer.devices,
                             turns=offer.turns, nursery=nursery, exchange=exchange)
-    return Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None)
+    return Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None,
+                   max_run_s=offer.max_run_s, control=_control(offer.control))
+
+
+def _control(path: str) -> Path | None:
+    """Return where the operator reaches this server. Without a place for that it serves all the same."""
+    if path:
+        return Path(path).absolute()
+    try:
+        made = default_folder()
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = made / f"{os.getpid()}.sock"
+        check_path(found)
+    except (OSError, RuntimeError, ConfigurationError) as error:
+        _log.warning("djinn sessions and djinn kick do not reach this server: %s", error)
+        return None
+    return found
 
 
 def _check(offer: Offer, has_token: bool) -> bool:

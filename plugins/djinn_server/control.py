@@ -18,8 +18,8 @@ from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
 from djinn_server.sandbox.fence import SandboxMode
 
-__all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "Ended", "Failed", "GiveBack", "Grant", "Incoming",
-           "Ready", "Recall", "Setup", "Spawn", "Spawned", "Stop")
+__all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "EndSession", "Ended", "Failed", "GiveBack", "Grant",
+           "Incoming", "Look", "Ready", "Recall", "Seen", "SessionState", "Setup", "Spawn", "Spawned", "Stop")
 
 SEND_TIMEOUT_S = 5
 """How long a worker may take to listen; it does nothing else in the thread that does."""
@@ -120,6 +120,59 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """
 
     timeout_s: float
+
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """To a worker: say what your sessions do."""
+
+    number: int
+
+
+class SessionState(msgspec.Struct, frozen=True, array_like=True):
+    """What a session does.
+
+    Attributes:
+        session: Its name.
+        key_digest: Of the key to take it up again.
+        peer: Who is at the other end.
+        age_s: Since when it is there.
+        idle_s: Since when nothing has come from its client; 0 while it has anything to do.
+        queued: Programs of the last message that are not through.
+        running_s: For how long its program has run; 0 if none runs.
+        held_bytes: What it holds.
+        handles: Values that it holds.
+    """
+
+    session: str
+    key_digest: bytes
+    peer: str
+    age_s: float
+    idle_s: float
+    queued: int
+    running_s: float
+    held_bytes: int
+    handles: int
+
+
+class Seen(msgspec.Struct, frozen=True, tag="seen"):
+    """From a worker: the answer to a `Look`."""
+
+    number: int
+    sessions: tuple[SessionState, ...]
+
+
+class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
+    """To a worker: end a session, and let its client hear why.
+
+    Attributes:
+        session: Its name; empty for all.
+        code, summary, hint: Of the error.
+    """
+
+    session: str
+    code: str
+    summary: str
+    hint: str
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -224,7 +277,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Limits | Stop | Report | Ask | Grant | Recall | GiveBack
-    | Dial | Dialed | Spawn | Spawned | Ended)
+    | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen | EndSession)
 
 
 class Control:

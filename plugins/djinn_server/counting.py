@@ -18,7 +18,7 @@ from djinn.kinds.transport import CountedChannel
 from djinn.residency.keeper import Keeper
 from djinn_server.limits import Limited
 
-__all__ = ("BUCKETS_S", "Amounts", "Counts", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",
+__all__ = ("BUCKETS_S", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",
            "ProtocolFault", "Reason", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
 
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -27,7 +27,8 @@ REPORT_S = 0.25
 """How often a worker tells; less often, and what happens in a second would not show well in two."""
 STOP_TIMEOUT_S = 1.0
 Outcome: TypeAlias = Literal["ok", "failed", "refused", "lost", "error"]
-Reason: TypeAlias = Literal["token", "waiting_room", "worker", "ticket"] | Limited
+Reason: TypeAlias = Literal["token", "waiting_room", "worker", "ticket", "offender"] | Limited
+EndedBy: TypeAlias = Literal["kicked", "max_run"]
 ProtocolFault: TypeAlias = Literal["malformed", "version", "timeout"]
 MemoryKind: TypeAlias = Literal["weight", "kv_cache", "activation", "gradient", "optimizer_state", "unknown",
                                 "results_ahead", "moved_to_host", "mailboxes"]
@@ -57,6 +58,8 @@ class Counts(msgspec.Struct, frozen=True):
         restores: How often something came back.
         moved_bytes: What was copied to the host and back.
         no_room: How often there was no room.
+        ended: Sessions that were ended for their clients, by what.
+        dropped: Programs that were not run, because their session had ended or cancelled them.
     """
 
     requests: dict[Outcome, Count] = {}
@@ -75,6 +78,8 @@ class Counts(msgspec.Struct, frozen=True):
     restores: Count = 0
     moved_bytes: dict[Literal["out", "in"], Count] = {}
     no_room: Count = 0
+    ended: dict[EndedBy, Count] = {}
+    dropped: Count = 0
 
 
 class Amounts(msgspec.Struct, frozen=True):
@@ -158,9 +163,14 @@ class Meter:
     Args:
         channel: The connection.
 
+    Attributes:
+        dropped: See `Counts`.
+
     Concurrency:
         `answered` and `refused` are called by the connection's thread; `counts` by any.
     """
+
+    dropped = 0
 
     def __init__(self, channel: object) -> None:
         self._channel = channel if isinstance(channel, CountedChannel) else None
@@ -188,7 +198,7 @@ class Meter:
         return Counts(
             dict(self._requests.copy()), tuple(self._durations), self._duration_ns,
             received_bytes=0 if channel is None else channel.bytes_received,
-            sent_bytes=0 if channel is None else channel.bytes_sent)
+            sent_bytes=0 if channel is None else channel.bytes_sent, dropped=self.dropped)
 
 
 class Meters:
@@ -204,6 +214,7 @@ class Meters:
         self._closed = Counts()
         self._rejections: Counter[Reason] = Counter()
         self._faults: Counter[ProtocolFault] = Counter()
+        self._ended: Counter[EndedBy] = Counter()
 
     def open(self, channel: object) -> Meter:
         """Begin to count for a connection."""
@@ -223,6 +234,11 @@ class Meters:
         with self._lock:
             self._rejections[reason] += 1
 
+    def end(self, by: EndedBy, count: int = 1) -> None:
+        """Count sessions that were ended."""
+        with self._lock:
+            self._ended[by] += count
+
     def ended(self, error: Exception) -> None:
         """Count the end of a connection, if it had said nothing sensible."""
         fault = fault_of(error)
@@ -233,7 +249,7 @@ class Meters:
     def counts(self) -> Counts:
         """Return what was counted so far."""
         with self._lock:
-            own = Counts(rejections=dict(self._rejections), faults=dict(self._faults))
+            own = Counts(rejections=dict(self._rejections), faults=dict(self._faults), ended=dict(self._ended))
             return added((self._closed, own, *(meter.counts() for meter in self._open)))
 
 

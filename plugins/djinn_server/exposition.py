@@ -16,7 +16,7 @@ import torch
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.protocol.messages import PROTOCOL_VERSION
-from djinn_server.counting import BUCKETS_S, Counts, Evicted, MemoryKind
+from djinn_server.counting import BUCKETS_S, Counts, EndedBy, Evicted, MemoryKind
 from djinn_server.ledger import Ledger, TenantTotals
 from djinn_server.limits import Limited
 
@@ -99,10 +99,13 @@ def _requests(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
 def _turns(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
     waits = _histogram("queue_wait_seconds", "From when a program could have run until it was its turn.")
     used = _counter("device_seconds", "Time for which programs ran.")
+    dropped = _counter("programs_dropped", "Programs that were not run, because their session had ended or cancelled "
+                                           "them.")
     for label, found in totals.items():
         waits.add_metric((label,), list(_cumulative(found.counts.waits)), found.counts.wait_ns / 1e9)
         used.add_metric((label,), found.counts.device_ns / 1e9)
-    yield from (waits, used)
+        dropped.add_metric((label,), found.counts.dropped)
+    yield from (waits, used, dropped)
 
 
 def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
@@ -125,7 +128,10 @@ def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
                 by_fault[fault] += count
     for name, count in by_fault.items():
         faults.add_metric((name,), count)
-    yield from (rejections, wire, faults)
+    ended = _counter("sessions_ended", "Sessions that were ended for their clients, by what.", "reason")
+    for by in get_args(EndedBy):
+        ended.add_metric((by,), own.ended.get(by, 0))
+    yield from (rejections, wire, faults, ended)
 
 
 def _amounts(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
@@ -173,7 +179,7 @@ def _pressure(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
     from prometheus_client.core import CounterMetricFamily
 
-    own = () if name == "protocol_errors" else _TENANT
+    own = () if name in ("protocol_errors", "sessions_ended") else _TENANT
     return CounterMetricFamily(f"djinn_{name}", text, labels=(*own, *labels))
 
 

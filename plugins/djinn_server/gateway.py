@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +17,9 @@ from djinn.protocol.post import check_courier
 from djinn_server.counting import Reason
 from djinn_server.exposition import MetricsPage
 from djinn_server.greeting import check_versions, receive_greeting
+from djinn_server.operating import Operating
+from djinn_server.operator_socket import OperatorSocket
+from djinn_server.oversight import RunWatch, Verdicts
 from djinn_server.server import refuse
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import Tenant, Tenants
@@ -39,6 +43,11 @@ class Gateway:
         supervisor: Has the workers; stopped by `stop`.
         first: Whose worker is started before anybody connects, if anybody's is.
         room: For those who have not said who they are.
+        max_run_s: How long a program may run; 0: for any time.
+        control: Where the operator reaches it; ``None`` for nowhere.
+
+    Raises:
+        ConfigurationError: The operator cannot reach it there.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is greeted on its own.
@@ -46,7 +55,7 @@ class Gateway:
 
     def __init__(
         self, listener: Listener, tenants: Tenants, supervisor: Supervisor, *, first: Tenant | None = None,
-        room: WaitingRoom | None = None,
+        room: WaitingRoom | None = None, max_run_s: float = 0.0, control: Path | None = None,
     ) -> None:
         self._listener = listener
         self._tenants = tenants
@@ -55,6 +64,10 @@ class Gateway:
         self._counts = supervisor.ledger.gateway
         self._room = room or WaitingRoom(reject=lambda: self._counts.reject("waiting_room"))
         self._page: MetricsPage | None = None
+        self._verdicts = Verdicts()
+        self._runs = RunWatch(supervisor.workers, self._verdicts, max_run_s, self._counts) if max_run_s else None
+        self._operator = None if control is None else OperatorSocket(
+            control, Operating(supervisor, self._verdicts).handlers())
         self._stopping = threading.Event()
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="djinn-tenants", daemon=True)
@@ -108,6 +121,10 @@ class Gateway:
                 raise
         self._acceptor.start()
         self._watcher.start()
+        if self._runs is not None:
+            self._runs.start()
+        if self._operator is not None:
+            self._operator.start()
         _log.info("accepting on %s", self.address)
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -120,6 +137,10 @@ class Gateway:
             Whether all workers ended by themselves.
         """
         self._stopping.set()
+        if self._operator is not None:
+            self._operator.stop()
+        if self._runs is not None:
+            self._runs.stop()
         self._listener.close()
         self._room.close()
         ended = self._supervisor.stop(timeout_s)
@@ -173,6 +194,11 @@ class Gateway:
             tenant = self._tenants.admit(greeting.token)
         self._room.leave(channel)
         channel.greeted()
+        if greeting.resume:
+            self._verdicts.check(greeting.resume)
+        else:
+            with self._rejecting("offender"):
+                self._supervisor.offenders.check(greeting.owner)
         with self._rejecting("worker"):
             # What a worker held that died is gone: whoever wants to go on with that need not wait for the next one.
             worker = (self._supervisor.present_worker(tenant) if greeting.resume

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from djinn.errors import LimitError
 from djinn.model.program import Program
+from djinn.protocol.messages import Batch, Define, Forget
 
 __all__ = ("Allowances", "Limits", "SessionAllowance", "memory_limit")
 
@@ -19,7 +20,7 @@ WAIT_S = 30.0
 """How long the tensors of one session wait for those of the tenant's others to be carried out."""
 _ASK = "Ask the server's operator for more."
 _Limit = Annotated[int, Meta(ge=0)]
-Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait"]
+Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait", "programs"]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
@@ -34,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
         wait_s: How long a program is expected to wait for those ahead of it when a session begins.
         memory_bytes: What the device may hold of them.
         host_bytes: What may be moved to memory of the host, with what is kept there.
+        programs: Programs that one session has defined.
     """
 
     sessions: _Limit = 0
@@ -44,6 +46,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
     wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     memory_bytes: _Limit = 0
     host_bytes: _Limit = 0
+    programs: _Limit = 0
 
 
 def memory_limit(server_bytes: int, limits: Limits) -> int:
@@ -150,6 +153,24 @@ class SessionAllowance:
         self._allowances = allowances
         self._handles = 0
         self._inflight_bytes = 0
+        self._programs: set[int] = set()
+
+    def admit_programs(self, batch: Batch) -> None:
+        """Let a message in that defines programs.
+
+        Raises:
+            LimitError: There would be too many.
+        """
+        for command in batch.commands:
+            if type(command) is Define:
+                self._programs.add(command.program)
+            elif type(command) is Forget:
+                self._programs.difference_update(command.programs)
+        limit = self._allowances.limits.programs
+        if limit and len(self._programs) > limit:
+            self._allowances.reject("programs")
+            raise LimitError(f"The session would have {len(self._programs)} programs; the limit is {limit}.",
+                             hint=f"A client has to forget programs that it does not use any more. {_ASK}")
 
     def admit_program(self, program: Program) -> None:
         """Let a program in; see `djinn.protocol.abilities.Allowance.admit_program`."""

@@ -15,6 +15,7 @@ import msgspec
 from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.model.metadata import ExecutionPhase
 from djinn.protocol.messages import Batch, Rerun, Run
+from djinn_server.board import NOBODY, Board, Mark
 from djinn_server.counting import BUCKETS_S, Counts
 from djinn_server.limits import Limited, Limits
 
@@ -64,6 +65,7 @@ class Line:
         limits: What the tenant may use now.
         settle: Waits until the device is through with what was begun.
         reject: Told of each limit that was in somebody's way.
+        board: Where it is written whose program runs; ``None`` if nobody reads that.
 
     Concurrency:
         Any thread; each `Place` is used by one.
@@ -72,7 +74,9 @@ class Line:
     def __init__(
         self, turnstile: Turnstile | None = None, *, limits: Callable[[], Limits] = Limits,
         settle: Callable[[], None] = lambda: None, reject: Callable[[Limited], None] = lambda limited: None,
+        board: Board | None = None,
     ) -> None:
+        self._board = board
         self.limits = limits
         self.reject = reject
         self.settle = settle
@@ -207,6 +211,8 @@ class Line:
         self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
         self._last_end_s = now
         self.running = None
+        if self._board is not None:
+            self._board.end()
         if self.is_recalled and now >= self._until_s:
             self._give_back(wants_more=bool(self._waiting or place.left))
         elif self._waiting:
@@ -239,6 +245,8 @@ class Line:
 
     def _begin(self, place: Place) -> None:
         self.running = place
+        if self._board is not None:
+            self._board.begin(place.mark)
         self._virtual = max(self._virtual, place.kind.start)
         place.kind.virtual = max(place.kind.virtual, place.start)
 
@@ -259,18 +267,24 @@ class Place:
 
     Attributes:
         stop: Not empty any more once what the session runs is not wanted: then why.
+        mark: What is written on the board while its programs run.
+        heard_s: When a message came last, or was carried out.
+        is_busy: Whether a message is being carried out.
 
     Concurrency:
-        The session's thread; `give_up` is called by any.
+        The session's thread; `give_up` and `running_s` are called by any.
     """
 
     stop: Sequence[DjinnError] = ()
+    mark: Mark = NOBODY
 
     def __init__(self, line: Line) -> None:
         self._line = line
         self._gate = threading.Lock()
         self._gate.acquire()
         self._is_busy = False
+        self.is_busy = False
+        self.heard_s = time.monotonic()
         self._excess = 0
         self.left = 0
         """Programs of the present message that are not through."""
@@ -283,6 +297,7 @@ class Place:
 
     def received(self, batch: Batch) -> None:
         """A message was received, and is going to be carried out."""
+        self.is_busy = True
         if batch.phase is not None:
             self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
         runs = 0
@@ -308,6 +323,7 @@ class Place:
         Args:
             has_more: Whether the next one is there already.
         """
+        self.is_busy, self.heard_s = has_more, time.monotonic()
         if not self._is_busy:
             return
         line = self._line
@@ -348,6 +364,10 @@ class Place:
                 self.left -= 1
                 line.queued -= 1
             line.end(self, time.monotonic())
+
+    def running_s(self, now: float) -> float:
+        """Say for how long the session's program has run; 0 if none runs."""
+        return max(0.0, now - self.began_s) if self._line.running is self else 0.0
 
     def give_up(self) -> None:
         """Let `begin` raise, if it waits: ``stop`` says why."""

@@ -28,10 +28,11 @@ from djinn.protocol.mailbox import Mailbox, MailRoom
 from djinn.protocol.messages import Batch, Courier, Hello, Refusal
 from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
-from djinn.protocol.steady import Resumable, SteadyChannel
+from djinn.protocol.steady import Resumable, SteadyChannel, digest_of
 from djinn.residency.keeper import Keeper
 from djinn.residency.service import BudgetedService
 from djinn.residency.tiers import Tiers
+from djinn_server.board import mark_of
 from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report, told_of_memory
 from djinn_server.couriers import Couriers, PeerRules
 from djinn_server.greeting import (
@@ -47,6 +48,7 @@ from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_lim
 from djinn_server.line import Line, Place
 from djinn_server.log_lines import printable
 from djinn_server.memory import return_memory
+from djinn_server.sessions import Held, Sessions
 
 __all__ = ("Server", "refuse")
 
@@ -88,6 +90,9 @@ class Server:
         line: Says whose programs run when; without, one of the server's own, which has the device to itself.
         lease_s: How long a session stays whose connection broke; 0: not at all.
 
+    Attributes:
+        sessions: Those that there are.
+
     Concurrency:
         `start` and `stop` are called by one thread; every connection is served on its own.
     """
@@ -116,7 +121,7 @@ class Server:
         self._couriers = Couriers(self._room, peers or PeerRules(), transport_for, dial)
         self._lease_s = lease_s
         self._resumable = Resumable()
-        self._sessions: dict[str, tuple[SessionService, MailPost]] = {}
+        self.sessions = Sessions()
         self._present: set[Mailbox] = set()
         """Mailboxes of sessions, from before their clients are told that they have begun."""
         self._watch = watch
@@ -160,6 +165,7 @@ class Server:
     def start(self) -> None:
         """Begin to accept connections."""
         self._acceptor.start()
+        self.sessions.start()
         _log.info("serving %s on %s", self._executor.device, self.address)
 
     def stop(self, timeout_s: float = 5.0) -> bool:
@@ -175,12 +181,12 @@ class Server:
         with self._lock:
             self._stopping = True
             serving = dict(self._connections)
-            posts = [post for _, post in self._sessions.values()]
+        self.sessions.stop()
         self._listener.close()
         self._room.close()
         self._line.close()
-        for post in posts:
-            post.close()
+        for session in self.sessions.all():
+            session.post.close()
         for channel in serving.values():
             channel.close()
         threads = [thread for thread in (self._acceptor, *serving) if thread.ident is not None]
@@ -299,18 +305,19 @@ class Server:
             post = MailPost(session, mailbox, carry, steady.is_gone)
             place = self._line.open()
             place.stop, steady.stopped = steady.stop, place.give_up
+            key_digest = digest_of(key)
+            place.mark = mark_of(session, key_digest, hello.owner)
             begin = SessionService if self._keeper is None else partial(BudgetedService, self._keeper)
             service = begin(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
                             watch=self._watch(), turns=place)
-            with self._lock:
-                self._sessions[session] = service, post
+            self.sessions.add(Held(session, key_digest, steady, service, post, place, mailbox))
             try:
                 self._answer_all(steady, service, allowance, meter, place)
             finally:
                 place.carried_out()
                 self._resumable.remove(key)
+                self.sessions.remove(session)
                 with self._lock:
-                    del self._sessions[session]
                     self._present.discard(mailbox)
                 post.close(0.0 if self._stopping else DRAIN_S)
                 held = service.live_handles
@@ -325,16 +332,16 @@ class Server:
             self._room.remove(mailbox)
 
     def _load(self, mailbox: Mailbox) -> Load:
+        services = [session.service for session in self.sessions.all()]
         with self._lock:
-            services, others = [service for service, _ in self._sessions.values()], len(self._present)
+            others = len(self._present)
             self._present.add(mailbox)
         limit_bytes = memory_limit(self._memory_bytes, self._allowances.limits)
         return Load(limit_bytes, sum(service.held_bytes for service in services), others)
 
     def report(self) -> Report:
         """Say what was counted, and what there is now."""
-        with self._lock:
-            services = [service for service, _ in self._sessions.values()]
+        services = [session.service for session in self.sessions.all()]
         counts = msgspec.structs.replace(self._line.counts(self._meters.counts()), cache_hits=self._store.hits,
                                          cache_misses=self._store.misses)
         amounts = Amounts(len(services), sum(service.live_handles for service in services),
@@ -393,7 +400,9 @@ def _answer_next(channel: SteadyChannel, service: SessionService, allowance: Ses
     if not isinstance(message, Batch):
         raise ProtocolError(f"A {type(message).__name__} where a Batch was expected.")
     outcome: Outcome = "error"
+    allowance.admit_programs(message)
     place.received(message)
+    skipped = service.skipped
     try:
         result, data = service.handle(message, tensors, channel.stop)
         allowance.settle(service.live_handles)
@@ -403,4 +412,5 @@ def _answer_next(channel: SteadyChannel, service: SessionService, allowance: Ses
         outcome = "failed" if result.failures else "ok"
     finally:
         meter.answered(outcome, time.perf_counter_ns() - begin_ns)
+        meter.dropped += service.skipped - skipped
     return True

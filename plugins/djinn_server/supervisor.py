@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -23,14 +24,29 @@ from djinn.kinds.transport import Channel, MovableChannel
 from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn.protocol.post import no_mailbox
 from djinn.protocol.resumption import no_session
+from djinn_server.board import Board
 from djinn_server.certificates import make_pair, why_none
-from djinn_server.control import Ask, Control, Dial, Failed, GiveBack, Incoming, Ready, Setup, Stop
+from djinn_server.control import (
+    Ask,
+    Control,
+    Dial,
+    Failed,
+    GiveBack,
+    Incoming,
+    Look,
+    Ready,
+    Seen,
+    SessionState,
+    Setup,
+    Stop,
+)
 from djinn_server.counting import Report
 from djinn_server.desk import Customer, Desk
 from djinn_server.dialing import Exchange
 from djinn_server.ledger import Ledger
 from djinn_server.limits import memory_limit
 from djinn_server.nursery import Child, Nursery
+from djinn_server.oversight import Offenders
 from djinn_server.placement import least_loaded
 from djinn_server.tenants import Tenant
 from djinn_server.tickets import KEY_BYTES, issue
@@ -61,6 +77,8 @@ class Worker:
 
     Attributes:
         mailbox_prefix: How the keys of its mailboxes begin.
+        board: Whose program it runs.
+        cause: Why it was killed, if it was the gateway that did.
 
     Raises:
         OSError: It could not be started.
@@ -69,15 +87,23 @@ class Worker:
     def __init__(self, setup: Setup, environment: dict[str, str], nursery: Nursery | None = None) -> None:
         self._key = setup.ticket_key
         self.mailbox_prefix = setup.mailbox_prefix
-        self._process, ours = _begin(environment, nursery)
+        self.board, descriptor = Board.create()
+        self.cause = ""
         self._certificate = ""
         if setup.tls_cert and not why_none():
             pair = make_pair()
             self._certificate = pair.certificate
             setup = msgspec.structs.replace(setup, tls_cert="", tls_key="", tls_pair=pair.certificate + pair.key)
-        self._control = Control(ours)
         self._port = ""
-        self._control.send(setup)
+        self._looking = threading.Lock()
+        self._looks = 0
+        self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+        try:
+            self._process, ours = _begin(environment, nursery)
+            self._control = Control(ours)
+            self._control.send(setup, descriptor)
+        finally:
+            os.close(descriptor)
 
     @property
     def pid(self) -> int:
@@ -115,6 +141,22 @@ class Worker:
                 exchange.connect(message, self._control)
             elif isinstance(message, Report):
                 heed(message)
+            elif isinstance(message, Seen):
+                self._seen.put(message)
+
+    def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
+        """Ask what its sessions do; ``None`` if it does not say so in time."""
+        with self._looking:
+            self._looks += 1
+            self.tell(Look(self._looks))
+            deadline = time.monotonic() + timeout_s
+            while True:
+                try:
+                    seen = self._seen.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    return None
+                if seen.number == self._looks:
+                    return seen.sessions
 
     def is_stopped(self) -> bool:
         """Whether the process stands still, as far as the system tells."""
@@ -156,6 +198,11 @@ class Worker:
         """End it at once."""
         self._process.kill()
 
+    def end(self, cause: str) -> None:
+        """Kill it, for a reason that is counted."""
+        self.cause = cause
+        self.kill()
+
     def reap(self) -> int:
         """Wait for its end, and return its status as `subprocess` gives it."""
         status = self._process.wait()
@@ -177,6 +224,8 @@ class _Post:
     is_ready: bool = False
     is_ending: bool = False
     failures: int = 0
+    is_excused: bool = False
+    """Whether it is known whose program the last worker died of, so that nobody else need wait."""
     problem: DjinnError | None = None
 
 
@@ -192,6 +241,10 @@ class Supervisor:
         nursery: Forks workers; without, each is a process that begins from nothing.
         exchange: Connects them to other servers; without, they reach none.
 
+    Attributes:
+        ledger: What workers tell.
+        offenders: Clients that wait because of what their programs have done.
+
     Concurrency:
         Any thread.
     """
@@ -201,6 +254,7 @@ class Supervisor:
                  turns: Sequence[Settings] = (), nursery: Nursery | None = None,
                  exchange: Exchange | None = None) -> None:
         self.ledger = ledger or Ledger()
+        self.offenders = Offenders()
         self._devices = tuple(devices)
         self._desk = Desk(turns or [Settings()] * max(1, len(self._devices)))
         self._make_setup = make_setup
@@ -283,6 +337,12 @@ class Supervisor:
             return ""
         return "No worker serves at the moment; the server's log says why."
 
+    def workers(self) -> list[tuple[Tenant, Worker]]:
+        """List the workers that serve."""
+        with self._changed:
+            return [(post.tenant, post.worker) for post in self._posts.values()
+                    if post.is_ready and post.worker is not None]
+
     def tenants(self) -> list[Tenant]:
         """List those who have workers."""
         with self._changed:
@@ -356,7 +416,9 @@ class Supervisor:
             served_s = self._run_once(post)
             if post.is_ending:
                 break
-            post.failures = 1 if served_s > MAX_DELAY_S else post.failures + 1
+            if served_s > MAX_DELAY_S or post.is_excused:
+                post.failures = 0
+            post.failures, post.is_excused = post.failures + 1, False
             delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(post.failures - 1, 16))
             _log.warning("%sanother worker starts in %g s", _for(post.tenant), delay_s)
             with self._changed:
@@ -405,12 +467,26 @@ class Supervisor:
             worker.kill()
         status = worker.reap()
         if not post.is_ending:
-            self.ledger.restarted(post.tenant.name, _told(status) if status < 0 else "exit")
+            self.ledger.restarted(post.tenant.name, worker.cause or (_told(status) if status < 0 else "exit"))
+            post.is_excused = self._blame(post, worker)
         (_log.info if post.is_ending else _log.error)(  # no bug
             "%sworker %d has ended: %s", _for(post.tenant), worker.pid, _told(status))
         with self._changed:
             post.worker = post.customer = None
         return time.monotonic() - began
+
+    def _blame(self, post: _Post, worker: Worker) -> bool:
+        """Keep out for a while whose program a worker has died of; whether that is known.
+
+        A tenant with a name of his own has a worker of his own, and waits for that.
+        """
+        running = worker.board.read()
+        if running is None or not running.owner_digest or post.tenant.name:
+            return False
+        delay_s = self.offenders.add(running.owner_digest)
+        _log.warning("worker %d has died while it ran a program of session %s, whose client waits %g s", worker.pid,
+                     running.session, delay_s)
+        return True
 
     def _device_for(self, post: _Post) -> str:
         """Choose where a worker computes: each anew, since none of its sessions has anything anywhere yet."""

@@ -41,6 +41,8 @@ def create(
         min=0, help="MiB that the device may hold; 0: what the server says, which is also the most.")] = 0,
     max_host_mib: Annotated[int, typer.Option(
         min=0, help="MiB that may be moved to memory of the host; 0: what the server says.")] = 0,
+    max_programs: Annotated[int, typer.Option(
+        min=0, help="Programs that one session has defined; 0: what the server says.")] = 0,
 ) -> None:
     """Make a token for a new tenant, and print it. It is not kept: only its digest is, so it is printed this once.
 
@@ -50,7 +52,7 @@ def create(
     try:
         token = file.create(name, weight=weight,
                             limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued,
-                                          max_wait_s, max_memory_mib * 2**20, max_host_mib * 2**20))
+                                          max_wait_s, max_memory_mib * 2**20, max_host_mib * 2**20, max_programs))
     except ConfigurationError as error:
         raise _ended(error) from None
     typer.echo(token)
@@ -70,7 +72,7 @@ def list_tokens(tokens: _Path = "") -> None:
     """List tenants: name, day, weight, and their own limits.
 
     These are sessions, bytes in flight, values, operations, programs that wait, seconds that they wait, bytes on the
-    device and bytes on the host.
+    device, bytes on the host, and programs of a session.
     """
     try:
         found = _file(tokens).read().tenants

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import attrs
@@ -24,10 +24,26 @@ from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
 from djinn.protocol.abilities import SettlingExecutor
-from djinn.protocol.messages import Hello
+from djinn.protocol.messages import Goodbye, Hello
 from djinn.residency.tiers import Tiers
+from djinn_server.board import Board
 from djinn_server.certificates import placed
-from djinn_server.control import Ask, Control, Dialed, Failed, GiveBack, Grant, Incoming, Ready, Recall, Setup, Stop
+from djinn_server.control import (
+    Ask,
+    Control,
+    Dialed,
+    EndSession,
+    Failed,
+    GiveBack,
+    Grant,
+    Incoming,
+    Look,
+    Ready,
+    Recall,
+    Seen,
+    Setup,
+    Stop,
+)
 from djinn_server.counting import Meters, Reporter
 from djinn_server.dialing import Dialer
 from djinn_server.limits import Allowances, Limits
@@ -36,6 +52,7 @@ from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes
 from djinn_server.sandbox.fence import Fence
 from djinn_server.server import Server
+from djinn_server.sessions import Sessions
 from djinn_server.tickets import TicketCheck
 from djinn_server.waiting import WaitingRoom
 
@@ -124,12 +141,12 @@ def main() -> None:
     received = control.receive()
     if received is None or not isinstance(received[0], Setup):
         sys.exit(1)
-    setup = received[0]
+    setup, board = received[0], received[1]
     write_to(sys.stderr, setup.log_format, role="worker", **({"tenant": setup.tenant} if setup.tenant else {}))
     fence = Fence(setup.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:
-        server, inlet, allowances, line = _open(setup, control, fence, dialer)
+        server, inlet, allowances, line = _open(setup, control, _board(board), fence, dialer)
         fence.seal()
     except DjinnError as error:
         control.send(Failed(error.code, error.summary, error.hint))
@@ -138,7 +155,7 @@ def main() -> None:
     control.send(Ready(server.device, inlet.address))
     reporter = Reporter(server.report, control.send)
     reporter.start()
-    stopped = server.stop(_obey(control, inlet.hand, allowances, line, server.limit_memory, dialer))
+    stopped = server.stop(_obey(control, inlet.hand, allowances, line, server.limit_memory, dialer, server.sessions))
     reporter.stop()
     logging.shutdown()
     # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
@@ -169,7 +186,7 @@ class GatewayTurns:
 
 def _obey(
     control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line,
-    limit_memory: Callable[[Limits], None], dialer: Dialer,
+    limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions,
 ) -> float:
     """Do what the gateway says, until it says to stop; return how long programs may go on."""
     while (received := control.receive()) is not None:
@@ -188,13 +205,20 @@ def _obey(
         elif isinstance(message, Limits):
             allowances.limits = message
             limit_memory(message)
+        elif isinstance(message, Look):
+            with suppress(OSError):  # the gateway is gone, which shows when its next order is awaited
+                control.send(Seen(message.number, sessions.states()))
+        elif isinstance(message, EndSession):
+            sessions.end(message.session, Goodbye(message.code, message.summary, message.hint))
         elif isinstance(message, Stop):
             return message.timeout_s
     _log.warning("the gateway has vanished")
     return STOP_TIMEOUT_S
 
 
-def _open(setup: Setup, control: Control, fence: Fence, dialer: Dialer) -> tuple[Server, Inlet, Allowances, Line]:
+def _open(
+    setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
+) -> tuple[Server, Inlet, Allowances, Line]:
     from djinn.config import Config
     from djinn.logs import configure
     from djinn.plugins import Plugins
@@ -220,7 +244,8 @@ def _open(setup: Setup, control: Control, fence: Fence, dialer: Dialer) -> tuple
     inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key), meters)
     allowances = Allowances(setup.limits, meters.reject)
     line = Line(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
-                settle=executor.settle if isinstance(executor, SettlingExecutor) else _nothing, reject=meters.reject)
+                settle=executor.settle if isinstance(executor, SettlingExecutor) else _nothing, reject=meters.reject,
+                board=board)
     bounds = Bounds(executor.device,
                     device_bytes(executor.device) if setup.program_bytes is None else setup.program_bytes,
                     frozenset(setup.namespaces))
@@ -232,6 +257,14 @@ def _open(setup: Setup, control: Control, fence: Fence, dialer: Dialer) -> tuple
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, lease_s=setup.lease_s)
     return server, inlet, allowances, line
+
+
+def _board(descriptor: int | None) -> Board | None:
+    if descriptor is None:
+        return None
+    made = Board(descriptor)
+    os.close(descriptor)
+    return made
 
 
 def _nothing() -> None:

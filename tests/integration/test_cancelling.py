@@ -4,61 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from djinn_transport_tcp.client import SocketConnection, connect
+from djinn_transport_tcp.client import SocketConnection
+from djinn_transport_tcp.opening import open_tcp
+from serving import Serving
 from tcp_support import frame, raw_socket
+from working import COUNTER, LONG, PRODUCT, SHORT, STEPS_OF_LONG, Working
 
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Define, Free, Hello, Poisoned, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Poisoned
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="how much a process has computed is read from /proc")
-FACTOR, COUNTER, PRODUCT = 1, 2, 3
-SHORT, LONG = 1, 2
-STEPS_OF_LONG = 60
-NUMBERS = {SHORT: [1], LONG: [1] * STEPS_OF_LONG}
+LEASE_S = 1.0
 
 
-def products(count: int) -> Program:
-    """Multiply an input by itself so many times, and count on another one, in place, how often that was."""
-    def template(operator: Any, *arguments: Any) -> Template:
-        return Template(operator.name(), facts_of(operator).digest, arguments)
-
-    templates = (template(torch.ops.aten.mm.default, TensorArgument(), TensorArgument()),
-                 template(torch.ops.aten.add_.Scalar, TensorArgument(), NumberArgument()))
-    steps = [step for _ in range(count) for step in (Step(0, (-1, -1), 1), Step(1, (-2,), 0))]
-    return Program(templates, tuple(steps), 2, (count - 1,))
-
-
-class Working:
-    """A session of its own with work that takes long.
-
-    Args:
-        address: Of the server.
-        side: Extent of the matrices.
-    """
-
-    def __init__(self, address: str, side: int = 700) -> None:
-        self.connection = connect(address, ConnectOptions(connect_timeout_s=60, request_timeout_s=120, resume=True))
-        counter = torch.zeros((), dtype=torch.int64)
-        factor = torch.full((side, side), 1e-3)
-        self.connection.request(Batch([
-            Upload(FACTOR, header_of(factor)), Upload(COUNTER, header_of(counter)), Define(SHORT, products(1)),
-            Define(LONG, products(STEPS_OF_LONG))], synchronize=True), [factor, counter])
-
-    def submit(self, program: int) -> None:
-        self.connection.submit(Batch([Run(program, (FACTOR, COUNTER), NUMBERS[program], (PRODUCT,))]), ())
-
-    def counted(self) -> int:
-        result, data = self.connection.request(Batch(fetch=(COUNTER,)), ())
-        assert len(data) == 1, result.failures
-        return int(data[0])
+@pytest.fixture
+def working(server: Any) -> Iterator[Working]:
+    made = Working(server.address)
+    yield made
+    made.close()
 
 
 def cancel(connection: SocketConnection) -> None:
@@ -66,39 +33,22 @@ def cancel(connection: SocketConnection) -> None:
     hello = Hello(PROTOCOL_VERSION, "", "", sys.byteorder, resume=connection.welcome.resume,
                   answered=connection._end.answered, cancelled=connection._sequence)
     with connection._in_use:
-        sock = raw_socket(connect_only(connection))
+        another = SocketConnection(connection.address, open_tcp(connection.address, ConnectOptions()))
+        sock = raw_socket(another)
         sock.sendall(frame(hello))
         assert sock.recv(32)
-        sock.close()
-
-
-def connect_only(connection: SocketConnection) -> SocketConnection:
-    from djinn_transport_tcp.opening import open_tcp
-    return SocketConnection(connection.address, open_tcp(connection.address, ConnectOptions()))
-
-
-@pytest.fixture
-def working(server: Any) -> Iterator[Working]:
-    made = Working(server.address)
-    yield made
-    made.connection.close()
+        another._disconnect()
 
 
 @pytest.mark.parametrize("program", [SHORT, LONG], ids=["between programs", "between steps"])
 def test_what_is_cancelled_is_not_run_and_the_session_lives_on(working: Working, program: int) -> None:
     connection = working.connection
     for _ in range(2):
-        working.submit(SHORT)  # from the second time on, programs are compiled
-    assert working.counted() == 2
-    if program == LONG:
-        # Twice, so that the one that is cut short is compiled.
-        working.submit(LONG)
-        assert working.counted() == 2 + STEPS_OF_LONG
+        working.submit(program)  # from the second time on, programs are compiled
     before, runs = working.counted(), 400 if program == SHORT else 8
     began = time.monotonic()
     for _ in range(runs):
         working.submit(program)
-    time.sleep(0.1)
     cancel(connection)
     result, _ = connection.request(Batch(fetch=(PRODUCT,)), ())
     took_s = time.monotonic() - began
@@ -109,7 +59,49 @@ def test_what_is_cancelled_is_not_run_and_the_session_lives_on(working: Working,
     assert ran < whole / 2, f"{ran} of {whole} steps in {took_s:.2f} s"
     working.submit(SHORT)
     assert working.counted() == before + ran + 1
-    result, data = connection.request(Batch(fetch=(PRODUCT,)), ())
+    result, data = connection.request(Batch(fetch=(PRODUCT, COUNTER)), ())
     assert not result.failures
-    assert len(data) == 1
-    connection.submit(Batch([Free((PRODUCT,))]), ())
+    assert len(data) == 2
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """A server that keeps sessions for `LEASE_S`, and says what it has run."""
+    with Serving(tmp_path_factory.mktemp("counting") / "log", "--lease-s", str(LEASE_S), "--metrics-port", "0"
+                 ) as running:
+        yield running
+
+
+def counted(server: Serving, series: str) -> int:
+    """Return what the server counts, one sample's value."""
+    page = server.log.read_text().partition("metrics on ")[2].split()[0].removesuffix("/metrics")
+    told = urllib.request.urlopen(f"{page}/metrics").read().decode()
+    return sum(int(float(line.split()[-1])) for line in told.splitlines() if line.startswith(f"{series}{{"))
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False], ids=["goodbye", "killed"])
+def test_what_a_client_has_left_behind_is_dropped(counting: Serving, says_goodbye: bool) -> None:
+    pytest.importorskip("prometheus_client")
+    other, leaving = Working(counting.address, side=64), Working(counting.address)
+    leaving.submit(SHORT)
+    assert leaving.counted() == 1
+    ran, dropped = (counted(counting, f"djinn_{name}") for name in (
+        "queue_wait_seconds_count", "programs_dropped_total"))
+    runs = 40
+    for _ in range(runs):
+        leaving.submit(LONG)
+    if says_goodbye:
+        leaving.close()
+    else:
+        leaving.vanish()
+    deadline = time.monotonic() + 60
+    while f"session {leaving.name} ends" not in counting.log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    other.submit(SHORT)
+    assert other.counted() == 1
+    time.sleep(1)  # until the worker has told
+    ran = counted(counting, "djinn_queue_wait_seconds_count") - ran - 1
+    assert ran < runs / 2, f"{ran} of {runs} programs were run for nobody"
+    assert counted(counting, "djinn_programs_dropped_total") >= dropped
+    other.close()

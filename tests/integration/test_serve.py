@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_transport_tcp.client import connect, connect_tls
+from working import ENDLESS, Working
 
 from djinn.errors import RefusedError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -92,16 +93,22 @@ def endless(connection: Any, seconds: float) -> Batch:
     return Batch([Define(2, program(min(steps, 900_000))), Run(2, (1,), [], ())], synchronize=True)
 
 
-def test_a_program_that_runs_does_not_keep_the_server_from_ending(start_server: Any) -> None:
+@pytest.mark.parametrize("has_steps", [True, False], ids=["between steps", "in a kernel"])
+def test_a_program_that_runs_does_not_keep_the_server_from_ending(start_server: Any, has_steps: bool) -> None:
     server = start_server()
-    connection = connect(server.address, ConnectOptions())
-    connection.submit(endless(connection, seconds=60), ())
+    if has_steps:
+        connection = connect(server.address, ConnectOptions())
+        connection.submit(endless(connection, seconds=60), ())
+    else:
+        working = Working(server.address)
+        working.submit(ENDLESS)
+        connection = working.connection
     time.sleep(0.5)
     began = time.monotonic()
     server.process.terminate()
     assert server.process.wait(15) == 0
     assert time.monotonic() - began < 10
-    assert "still running" in server.log.read_text()
+    assert ("still running" in server.log.read_text()) is not has_steps
     connection.close()
 
 

@@ -1,0 +1,118 @@
+"""The board: memory that a worker shares with the gateway, where it writes whose program it runs, and since when.
+
+The gateway can read it when the worker has no time to say anything: while a kernel runs, and after a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+import tempfile
+import time
+from typing import Self
+
+import attrs
+
+__all__ = ("NOBODY", "Board", "Mark", "Running", "digest_of", "mark_of")
+
+_BEGAN = struct.Struct("<Q")
+_SESSION_BYTES, _DIGEST_BYTES = 16, 32
+_MARK_BYTES = _SESSION_BYTES + 2 * _DIGEST_BYTES
+_SIZE = _BEGAN.size + _MARK_BYTES
+Mark = bytes
+"""Of a session: its name, and digests of the key to take it up again and of its owner."""
+NOBODY: Mark = bytes(_MARK_BYTES)
+
+
+@attrs.frozen
+class Running:
+    """A program that runs.
+
+    Attributes:
+        began_ns: When it began, by the monotonic clock; it tells the program from all others of the worker.
+        session: Name of its session.
+        key_digest: Of the key to take the session up again.
+        owner_digest: Of the session's owner; empty if it has none.
+    """
+
+    began_ns: int
+    session: str
+    key_digest: bytes
+    owner_digest: bytes
+
+    @property
+    def age_s(self) -> float:
+        """For how long it has run."""
+        return (time.monotonic_ns() - self.began_ns) / 1e9
+
+
+def mark_of(session: str, key_digest: bytes, owner: str) -> Mark:
+    """Make a session's mark.
+
+    Args:
+        session: Its name, 32 hexadecimal digits.
+        key_digest: Of the key to take it up again.
+        owner: What its client says whose it is; empty for nobody's.
+    """
+    return bytes.fromhex(session) + key_digest + digest_of(owner)
+
+
+def digest_of(owner: str) -> bytes:
+    """Digest what a client says whose it is; zeros for nobody."""
+    return hashlib.sha256(owner.encode("utf-8", "surrogateescape")).digest() if owner else bytes(_DIGEST_BYTES)
+
+
+class Board:
+    """One worker's board.
+
+    Args:
+        descriptor: Of the memory; may be closed afterwards.
+
+    Concurrency:
+        One thread at a time writes; any process reads. A read during a write may be mixed.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, _SIZE)
+        self._mark = NOBODY
+
+    @classmethod
+    def create(cls) -> tuple[Self, int]:
+        """Make a board, and a descriptor of its memory for the process that writes, which is the caller's.
+
+        Raises:
+            OSError: There is no memory for it.
+        """
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("djinn-board")
+        else:
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
+        try:
+            os.truncate(descriptor, _SIZE)
+            return cls(descriptor), descriptor
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    def begin(self, mark: Mark) -> None:
+        """A program of the session with this mark begins."""
+        if mark is not self._mark:
+            self._memory[_BEGAN.size:] = self._mark = mark
+        _BEGAN.pack_into(self._memory, 0, time.monotonic_ns())
+
+    def end(self) -> None:
+        """It has ended."""
+        _BEGAN.pack_into(self._memory, 0, 0)
+
+    def read(self) -> Running | None:
+        """Return the program that runs, or ran when the worker died; ``None`` if none does."""
+        data = self._memory[:]
+        (began_ns,) = _BEGAN.unpack_from(data)
+        if not began_ns:
+            return None
+        session, rest = data[_BEGAN.size:_BEGAN.size + _SESSION_BYTES], data[_BEGAN.size + _SESSION_BYTES:]
+        owner = rest[_DIGEST_BYTES:]
+        return Running(began_ns, session.hex(), rest[:_DIGEST_BYTES], b"" if owner == bytes(_DIGEST_BYTES) else owner)

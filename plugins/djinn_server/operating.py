@@ -1,0 +1,154 @@
+"""What the operator can ask of a server that runs: which sessions there are, and to end some."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from djinn.errors import ConfigurationError, SessionTerminatedError
+from djinn_server.control import EndSession, SessionState
+from djinn_server.operator_socket import Handler
+from djinn_server.oversight import Verdicts
+from djinn_server.supervisor import Supervisor, Worker
+from djinn_server.tenants import Tenant
+
+__all__ = ("EVERYBODY", "Operating", "SessionRow")
+
+EVERYBODY = "-"
+"""Stands for the tenant without a name: everybody, where there is one token or none."""
+LOOK_TIMEOUT_S = 2.0
+"""How long a worker may take to say what its sessions do."""
+TICK_S = 0.05
+MIN_PREFIX = 4
+_HINT = "Ask the server's operator why. djinn.init() starts a new session."
+
+
+class SessionRow(msgspec.Struct):
+    """A session, as the operator sees it.
+
+    Attributes:
+        tenant: Whose it is; empty where everybody is one.
+        session: Its name; empty for a worker that does not answer and runs no program.
+        worker: Process that runs it.
+        peer: Who is at the other end.
+        age_s: Since when it is there.
+        idle_s: Since when nothing has come from its client; 0 while it has anything to do.
+        queued: Programs of the last message that are not through.
+        running_s: For how long its program has run; 0 if none runs.
+        held_bytes: What it holds.
+        values: How many values.
+        answers: Whether its worker says so; if not, only what it runs is known, and since when.
+    """
+
+    tenant: str
+    session: str
+    worker: int
+    peer: str = ""
+    age_s: float = 0.0
+    idle_s: float = 0.0
+    queued: int = 0
+    running_s: float = 0.0
+    held_bytes: int = 0
+    values: int = 0
+    answers: bool = True
+
+
+class _Kick(msgspec.Struct, forbid_unknown_fields=True):
+    target: str
+    wait_s: float = 5.0
+    keeps_worker: bool = False
+
+
+class Operating:
+    """Carries out commands.
+
+    Args:
+        supervisor: Has the workers.
+        verdicts: Learn which sessions were ended.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, supervisor: Supervisor, verdicts: Verdicts) -> None:
+        self._supervisor = supervisor
+        self._verdicts = verdicts
+
+    def handlers(self) -> dict[str, Handler]:
+        """List the commands."""
+        return {"sessions": lambda _: self.sessions(),
+                "kick": lambda arguments: self.kick(msgspec.convert(arguments, _Kick))}
+
+    def sessions(self) -> list[SessionRow]:
+        """List all sessions, and workers that do not answer."""
+        return [row for tenant, worker in self._supervisor.workers() for row in _rows(tenant, worker)]
+
+    def kick(self, wanted: _Kick) -> dict[str, Any]:
+        """End a tenant's sessions, or one session.
+
+        Returns:
+            How many ``sessions`` were asked to end, which ``worker`` had to be killed for it (0: none), and which
+            session ``remains`` because its program still runs.
+
+        Raises:
+            ConfigurationError: There is no such tenant and no such session, or more than one.
+        """
+        workers = self._supervisor.workers()
+        for tenant, worker in workers:
+            if wanted.target == (tenant.name or EVERYBODY):
+                return self._kick_tenant(tenant, worker, wanted)
+        found = [(row, worker) for tenant, worker in workers for row in _rows(tenant, worker)
+                 if len(wanted.target) >= MIN_PREFIX and row.session.startswith(wanted.target)]
+        if len(found) != 1:
+            raise ConfigurationError(
+                f"There are {len(found)} sessions that begin with {wanted.target!r}." if found
+                else f"There is neither a tenant nor a session {wanted.target!r}.",
+                hint=f"`djinn sessions` lists them; {MIN_PREFIX} characters of a session's name are needed at least.")
+        return self._kick_session(*found[0], wanted)
+
+    def _kick_tenant(self, tenant: Tenant, worker: Worker, wanted: _Kick) -> dict[str, Any]:
+        error = SessionTerminatedError("The server's operator has ended this tenant's sessions.", hint=_HINT)
+        states = worker.look(LOOK_TIMEOUT_S) or ()
+        for state in states:
+            self._verdicts.add(state.key_digest, error)
+        worker.tell(EndSession("", error.code, error.summary, error.hint))
+        self._supervisor.ledger.gateway.end("kicked", max(1, len(states)))
+        has_ended = self._supervisor.end(tenant, wanted.wait_s)
+        return {"sessions": len(states), "worker": 0 if has_ended else worker.pid, "remains": ""}
+
+    def _kick_session(self, row: SessionRow, worker: Worker, wanted: _Kick) -> dict[str, Any]:
+        error = SessionTerminatedError("The server's operator has ended this session.", hint=_HINT)
+        running = worker.board.read()
+        for state in worker.look(LOOK_TIMEOUT_S) or ():
+            if state.session == row.session:
+                self._verdicts.add(state.key_digest, error)
+        if running is not None and running.session == row.session:
+            self._verdicts.add(running.key_digest, error)
+        worker.tell(EndSession(row.session, error.code, error.summary, error.hint))
+        self._supervisor.ledger.gateway.end("kicked", 1)
+        deadline = time.monotonic() + wanted.wait_s
+        while _has(worker.look(LOOK_TIMEOUT_S), row.session):
+            if time.monotonic() >= deadline:
+                if wanted.keeps_worker:
+                    return {"sessions": 1, "worker": 0, "remains": row.session}
+                worker.end("kicked")
+                return {"sessions": 1, "worker": worker.pid, "remains": ""}
+            time.sleep(TICK_S)
+        return {"sessions": 1, "worker": 0, "remains": ""}
+
+
+def _has(states: tuple[SessionState, ...] | None, session: str) -> bool:
+    """Whether a session is still there; one of a worker that does not answer is."""
+    return states is None or any(state.session == session for state in states)
+
+
+def _rows(tenant: Tenant, worker: Worker) -> list[SessionRow]:
+    states = worker.look(LOOK_TIMEOUT_S)
+    if states is None:
+        running = worker.board.read()
+        return [SessionRow(tenant.name, "" if running is None else running.session, worker.pid,
+                           running_s=0.0 if running is None else running.age_s, answers=False)]
+    return [SessionRow(tenant.name, state.session, worker.pid, state.peer, state.age_s, state.idle_s, state.queued,
+                       state.running_s, state.held_bytes, state.handles) for state in states]

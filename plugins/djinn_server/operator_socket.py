@@ -1,0 +1,233 @@
+"""The operator's socket: where ``djinn sessions`` and ``djinn kick`` reach a server that runs.
+
+A Unix-domain socket that only the server's user can connect to. Each connection carries one request and its answer, a
+line of JSON each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from djinn import errors
+from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
+
+__all__ = ("Handler", "OperatorSocket", "ask", "check_path", "default_folder", "servers")
+
+Handler: TypeAlias = Callable[[dict[str, Any]], Any]
+"""Carries out a command, given its arguments; what it returns can be written as JSON."""
+MAX_REQUEST_BYTES = 2**16
+MAX_ANSWER_BYTES = 2**26
+REQUEST_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 120.0
+MAX_OPERATORS = 8
+"""Who comes while so many are being answered is sent away."""
+_MAX_PATH_BYTES = 107
+_CREDENTIALS = struct.Struct("3i")
+_CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
+_log = logging.getLogger("djinn.server")
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    command: str
+    arguments: dict[str, Any] = {}
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    summary: str
+    hint: str = ""
+
+
+class _Answer(msgspec.Struct, omit_defaults=True):
+    result: Any = None
+    problem: _Problem | None = None
+
+
+def default_folder() -> Path:
+    """Return where servers of this user have their sockets: ``XDG_RUNTIME_DIR``, or else beside the tokens."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "djinn"
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "djinn" / "run"
+
+
+def check_path(path: Path) -> None:
+    """Make sure that a socket may be bound to a path.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ConfigurationError(f"{path} is too long for a socket: {_MAX_PATH_BYTES} bytes at most.",
+                                 hint="Give another with --control.")
+    if path.parent.exists() and not os.access(path.parent, os.W_OK):
+        raise ConfigurationError(f"{path.parent} cannot be written to.", hint="Give another path with --control.")
+
+
+def servers(folder: Path) -> Iterator[Path]:
+    """List the sockets in a folder, oldest process first; those of servers that died are removed."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in sorted(folder.glob("*.sock"), key=lambda path: path.stat().st_mtime):
+            with socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink(missing_ok=True)
+                    continue
+                except OSError as error:
+                    _log.info("%s: %s", path, error)
+                    continue
+            yield path
+
+
+def ask(path: Path, command: str, **arguments: Any) -> Any:
+    """Have a server carry out a command.
+
+    Raises:
+        TransportError: No server listens there, or it does not answer.
+        DjinnError: What the server says against it.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(ANSWER_TIMEOUT_S)
+            sock.connect(str(path))
+            sock.sendall(msgspec.json.encode(_Request(command, arguments)) + b"\n")
+            data = _line(sock, MAX_ANSWER_BYTES)
+        answer = msgspec.json.decode(data, type=_Answer)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TransportError(f"No server answers at {path}: {error}.", hint="See whether it runs.") from None
+    if answer.problem is not None:
+        raise _CODES.get(answer.problem.code, DjinnError)(answer.problem.summary, hint=answer.problem.hint)
+    return answer.result
+
+
+class OperatorSocket:
+    """Listens for commands and has them carried out.
+
+    Args:
+        path: Where; the folder is made, for this user alone, if there is none.
+        handlers: What to do, by command. Each is called in a thread of its own.
+
+    Raises:
+        ConfigurationError: Nothing can listen there.
+
+    Concurrency:
+        `start` and `stop` are called by one thread.
+    """
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        self.path = path
+        self._handlers = handlers
+        self._places = threading.BoundedSemaphore(MAX_OPERATORS)
+        check_path(path)
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._remove_stale()
+            # On Linux the file takes the socket's mode, so that there is no moment at which others could connect.
+            os.fchmod(self._socket.fileno(), 0o600)
+            self._socket.bind(str(path))
+            path.chmod(0o600)
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise ConfigurationError(f"Cannot listen for the operator at {path}: {error.strerror or error}.",
+                                     hint="Give a path of this machine with --control.") from None
+        self._thread = threading.Thread(target=self._accept, name="djinn-operator", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening. Commands that run are not interrupted."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+    def _remove_stale(self) -> None:
+        if not self.path.is_socket():
+            return
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.path))
+            except ConnectionRefusedError:
+                self.path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError:
+                # It was closed: the server ends.
+                return
+            if not self._places.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock,), name="djinn-operator", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with sock:
+                sock.settimeout(REQUEST_TIMEOUT_S)
+                answer = self._answer(sock)
+                sock.settimeout(REQUEST_TIMEOUT_S)
+                sock.sendall(msgspec.json.encode(answer) + b"\n")
+        except OSError as error:
+            _log.info("an operator has left: %s", error)
+        finally:
+            self._places.release()
+
+    def _answer(self, sock: socket.socket) -> _Answer:
+        try:
+            _check_user(sock)
+            request = msgspec.json.decode(_line(sock, MAX_REQUEST_BYTES), type=_Request)
+            handler = self._handlers.get(request.command)
+            if handler is None:
+                raise ProtocolError(f"There is no command {request.command[:40]!r}.",
+                                    hint="Use the djinn release of the server.")
+            _log.info("the operator asks: %s", request.command)
+            return _Answer(handler(request.arguments))
+        except DjinnError as error:
+            return _Answer(problem=_Problem(error.code, error.summary, error.hint))
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return _Answer(problem=_Problem(ProtocolError.code, f"That is no request: {error}."))
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  # logged whole; it must not end the server
+            _log.exception("a command of the operator failed")
+            return _Answer(problem=_Problem(DjinnError.code, f"The command failed: {error}.", "See the server's log."))
+
+
+def _check_user(sock: socket.socket) -> None:
+    """Let in the server's user and root alone, where the system tells; elsewhere the file's mode does.
+
+    Raises:
+        RefusedError: It is another.
+    """
+    if hasattr(socket, "SO_PEERCRED"):
+        _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user not in (0, os.geteuid()):
+            raise RefusedError("Only the server's user may do that.")
+
+
+def _line(sock: socket.socket, limit_bytes: int) -> bytes:
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        part = sock.recv(2**16)
+        data += part
+        if not part or len(data) > limit_bytes:
+            raise OSError("the other side has said too little, or too much")
+    return bytes(data)

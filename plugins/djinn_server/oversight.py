@@ -1,0 +1,194 @@
+"""Oversight of workers: programs that run too long, clients whose programs kill workers, sessions that were ended.
+
+The gateway does all of it, by what workers have written on their boards.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import attrs
+
+from djinn.errors import DjinnError, ProgramTimeoutError, RefusedError
+from djinn.protocol.steady import digest_of
+from djinn_server.board import Board, Running
+from djinn_server.board import digest_of as digest_of_owner
+from djinn_server.control import EndSession
+from djinn_server.counting import Meters
+
+__all__ = ("Offenders", "RunWatch", "Verdicts")
+
+LOOK_S = 0.1
+"""How often to look for how long programs have run; a tenth of the limit, if that is less."""
+GRACE_S = 2.0
+"""How long a session's program may go on once the session was ended; it may end between two of its steps."""
+MAX_REMEMBERED = 1000
+FIRST_DELAY_S, MAX_DELAY_S = 0.2, 30.0
+"""How long a client is kept out whose program has killed a worker; twice as long each time."""
+FORGIVEN_S = 300.0
+"""After so long without another one, it counts as the first."""
+_log = logging.getLogger("djinn.server")
+
+
+class _Watched(Protocol):
+    """A worker, as far as it is overseen."""
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+
+    @property
+    def board(self) -> Board:
+        """Its board."""
+
+    def tell(self, message: EndSession) -> None:
+        """Send it a message."""
+
+    def end(self, cause: str) -> None:
+        """Kill it."""
+
+
+class Verdicts:
+    """Why sessions were ended, for clients that did not hear it and come to take their sessions up again.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, DjinnError] = OrderedDict()
+
+    def add(self, key_digest: bytes, error: DjinnError) -> None:
+        """A session was ended for good."""
+        with self._lock:
+            self._known[key_digest] = error
+            while len(self._known) > MAX_REMEMBERED:
+                self._known.popitem(last=False)
+
+    def check(self, key: bytes) -> None:
+        """Raise the error for which the session was ended that has this key, if it was.
+
+        Raises:
+            DjinnError: It was.
+        """
+        with self._lock:
+            error = self._known.get(digest_of(key))
+        if error is not None:
+            raise type(error)(error.summary, hint=error.hint)
+
+
+@attrs.define
+class _Offender:
+    times: int = 0
+    last_s: float = 0.0
+    until_s: float = 0.0
+
+
+class Offenders:
+    """Owners of sessions whose programs have killed the worker that everybody shares; each time they wait longer.
+
+    An owner is what a client says. A client that means harm can say another each time.
+
+    Args:
+        clock: Tells the time.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, _Offender] = OrderedDict()
+
+    def add(self, owner_digest: bytes) -> float:
+        """A worker died while it ran a program of this owner; return how long he has to wait, in seconds."""
+        now = self._clock()
+        with self._lock:
+            offender = self._known.setdefault(owner_digest, _Offender())
+            self._known.move_to_end(owner_digest)
+            offender.times = offender.times + 1 if now - offender.last_s < FORGIVEN_S else 1
+            delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(offender.times - 1, 16))
+            offender.last_s, offender.until_s = now, now + delay_s
+            while len(self._known) > MAX_REMEMBERED:
+                self._known.popitem(last=False)
+        return delay_s
+
+    def check(self, owner: str) -> None:
+        """Keep an owner out who has to wait.
+
+        Raises:
+            RefusedError: Says how long.
+        """
+        with self._lock:
+            offender = self._known.get(digest_of_owner(owner)) if owner and self._known else None
+        left_s = 0.0 if offender is None else offender.until_s - self._clock()
+        if offender is not None and left_s > 0:
+            raise RefusedError(
+                f"The server's worker has died {offender.times} times in a row while it ran a program of this client.",
+                hint=f"Try again in {left_s:.3g} s; the server's log says how it died.", retry_after_s=left_s)
+
+
+class RunWatch:
+    """Ends sessions whose programs run too long, and workers in which such a program does not end then.
+
+    Args:
+        workers: Lists the workers that there are.
+        verdicts: Learn why.
+        limit_s: How long a program may run.
+        meters: Count ended sessions.
+
+    Concurrency:
+        `start` and `stop` are called by one thread.
+    """
+
+    def __init__(self, workers: Callable[[], Sequence[tuple[object, _Watched]]], verdicts: Verdicts, limit_s: float,
+                 meters: Meters) -> None:
+        self._workers = workers
+        self._verdicts = verdicts
+        self._limit_s = limit_s
+        self._meters = meters
+        self._told: dict[tuple[int, int], float] = {}
+        """When sessions were ended, by process and by the program that had run too long."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="djinn-run-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(min(LOOK_S, self._limit_s / 10)):
+            late: dict[tuple[int, int], float] = {}
+            for _, worker in self._workers():
+                running = worker.board.read()
+                if running is not None and running.age_s > self._limit_s:
+                    key = worker.pid, running.began_ns
+                    told_s = late[key] = self._told.get(key) or self._tell(worker, running)
+                    if time.monotonic() - told_s > GRACE_S:
+                        _log.error("worker %d is ended: a program of session %s has run for %.1f s; the limit is %g s",
+                                   worker.pid, running.session, running.age_s, self._limit_s)
+                        worker.end("max_run")
+            self._told = late
+
+    def _tell(self, worker: _Watched, running: Running) -> float:
+        _log.warning("session %s is ended: its program has run for %.1f s; the limit is %g s", running.session,
+                     running.age_s, self._limit_s)
+        error = ProgramTimeoutError(
+            f"A program of session {running.session[:12]} ran for longer than {self._limit_s:g} s.",
+            hint="Make programs shorter, or ask the server's operator for a higher --max-run-s; then call djinn.init() "
+                 "to start a new session.")
+        self._verdicts.add(running.key_digest, error)
+        self._meters.end("max_run")
+        worker.tell(EndSession(running.session, error.code, error.summary, error.hint))
+        return time.monotonic()
