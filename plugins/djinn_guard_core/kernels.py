@@ -53,6 +53,8 @@ def _batch_norm(*, trains: bool | None = None) -> Rule:
 def _batch_norm_backward(named: Named) -> None:
     gradient = "grad_out" if "grad_out" in named else "grad_output"
     tensor = named["input"]
+    # The kernel divides by the number of elements.
+    expect(tensor.numel() > 0, "input is empty")
     expect(tensor.dim() >= 2, f"input has {tensor.dim()} dimensions, and 2 are needed at least")
     same_size(named, "input", gradient)
     variance = next(name for name in ("save_invstd", "save_var", "save_var_transform") if name in named)
@@ -194,7 +196,9 @@ def _bags(named: Named) -> int:
         return int(indices.shape[0])
     in_order(named, "offsets", 0, indices.numel())
     expect(offsets.numel() > 0, "offsets is empty")
-    return int(offsets.numel()) - bool(named.get("include_last_offset"))
+    bags = int(offsets.numel()) - bool(named.get("include_last_offset"))
+    expect(bags > 0 or not indices.numel(), "indices in no bag")
+    return bags
 
 
 def _embedding_bag(named: Named) -> None:
@@ -352,6 +356,8 @@ def _weight_norm(named: Named) -> None:
     weight = named["v"] if "v" in named else named["saved_v"]
     dim, rank = named["dim"], weight.dim()
     expect(rank > 0 and dim in (0, rank - 1), f"dim {dim} of {rank} dimensions")
+    # The kernel divides by it.
+    expect(weight.shape[dim] > 0, f"dim {dim} is empty")
     for name in ("g", "saved_g", "saved_norms"):
         numel_is(named, name, weight.shape[dim])
     if "grad_w" in named:

@@ -85,8 +85,8 @@ class Settings:
     attempts: int
     seconds: float
     dtypes: int = 7
-    samples: int = 6
-    proposals: int = 160
+    samples: int = 4
+    proposals: int = 40
     seed: int = 0
     capability: str = ""
 
@@ -118,14 +118,25 @@ class Found:
 
 def look(
     names: Sequence[str], settings: Settings, library: Path, corpus: Path, result: Path,
-    taken_out: Sequence[str] = (), limit_s: float = 3600,
+    taken_out: Sequence[str] = (), trusted: Sequence[str] = (), limit_s: float = 3600,
 ) -> dict[str, Any]:
     """Call overloads, in a process of its own and what that forks.
+
+    Args:
+        names: The overloads.
+        settings: How thoroughly.
+        library: What `build` made.
+        corpus: Keeps the calls that are changed.
+        result: Where to write what came of it.
+        taken_out: Operators whose rules the guard is to forget.
+        trusted: Operators that it is to hold for proven.
+        limit_s: How long it may take.
 
     Raises:
         AssertionError: The fuzzer failed.
     """
-    job = {"overloads": list(names), "taken_out": list(taken_out), "corpus": str(corpus), "result": str(result),
+    job = {"overloads": list(names), "taken_out": list(taken_out), "trusted": list(trusted),
+           "corpus": str(corpus), "result": str(result),
            **{key: value for key, value in attrs.asdict(settings).items() if key != "capability"}}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(job, file)
@@ -148,7 +159,7 @@ def environment(library: Path, capability: str = "") -> dict[str, str]:
 
 
 def look_everywhere(
-    names: Sequence[str], rounds: Sequence[Settings], folder: Path, parts: int, processes: int
+    names: Sequence[str], rounds: Sequence[Settings], folder: Path, corpus: Path, parts: int, processes: int
 ) -> Found:
     """Call overloads part by part; parts that `folder` has from a run that was interrupted are not done again.
 
@@ -156,6 +167,7 @@ def look_everywhere(
         names: The overloads.
         rounds: How thoroughly, one after the other.
         folder: Keeps what came of each part.
+        corpus: Keeps the calls that are changed.
         parts: How many there are.
         processes: How many run side by side.
     """
@@ -167,7 +179,7 @@ def look_everywhere(
         if result.exists():
             made: dict[str, Any] = json.loads(result.read_text())
         else:
-            made = look(names[part::parts], rounds[number], library, folder / "corpus", result, limit_s=4 * 3600)
+            made = look(names[part::parts], rounds[number], library, corpus, result, limit_s=4 * 3600)
             ran = sum(entry["outcomes"]["ran"] for entry in made["overloads"].values())
             print(f"part {part + 1} of {parts}, round {number + 1}: {ran} calls ran, {len(made['findings'])} findings",
                   flush=True)
@@ -204,13 +216,12 @@ def told(finding: Mapping[str, Any]) -> str:
             f"{'' if finding['again'] else ' (not again in a second process)'}: {finding['call']}")
 
 
-def digest() -> str:
-    """Name the state of what is judged and what judges: results are good as long as it is the same."""
+def digest(*folders: str) -> str:
+    """Name the state of what calls are made with, and of folders: what was found is good as long as it is the same."""
     root = HERE.parents[1]
-    files = [*sorted((root / "plugins" / "djinn_guard_core").rglob("*.*")), *sorted(HERE.glob("operator*")),
-             *sorted((root / "plugins" / "djinn_executor_torch").glob("*.py")), SOURCE]
+    files = [SOURCE, *HERE.glob("operator*"), *(file for folder in folders for file in (root / folder).rglob("*.*"))]
     made = hashlib.blake2b(release().encode(), digest_size=8)
-    for file in files:
+    for file in sorted(files):
         if file.suffix in {".py", ".toml", ".txt", ".c"}:
             made.update(file.read_bytes())
     return made.hexdigest()

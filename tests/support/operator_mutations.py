@@ -354,6 +354,16 @@ def _list(items: list[Any], kind: str, choose: random.Random) -> list[Any]:
     return items
 
 
+def changed(plan: Plan, made: Mapping[str, Any]) -> list[str]:
+    """Name what is really changed in a call: a tensor of one element can be expanded, and is what it was."""
+    found = []
+    for mutation in plan.mutations:
+        tensor = at(made, mutation.path)
+        if mutation.kind not in STRIDES or (isinstance(tensor, torch.Tensor) and not tensor.is_contiguous()):
+            found.append(mutation.kind)
+    return list(dict.fromkeys([*(found or ["unchanged"]), *(["scaled"] if plan.scale else [])]))
+
+
 def example_text(values: Mapping[str, Any]) -> str:
     """Write arguments down for people."""
     return ", ".join(f"{name}={_text(item)}" for name, item in values.items())
@@ -376,4 +386,4 @@ def _text(item: Any) -> str:
     return repr(item).removeprefix("torch.")
 
 
-__all__ = ("KINDS", "STRIDES", "Example", "Mutation", "Plan", "carried_out", "example_text", "planned")
+__all__ = ("KINDS", "STRIDES", "Example", "Mutation", "Plan", "carried_out", "changed", "example_text", "planned")

@@ -28,7 +28,8 @@ def _recurrent(gates: int, states: int) -> Recipe:
     def recipe() -> dict[str, Any]:
         state = [torch.rand(1, 2, 4) for _ in range(states)]
         return {
-            "data": torch.rand(5, 3), "batch_sizes": torch.tensor([2, 2, 1]), "hx": state if states > 1 else state[0],
+            "data": torch.rand(5, 3), "batch_sizes": torch.tensor([2, 2, 1]), "input": torch.rand(5, 2, 3),
+            "batch_first": False, "hx": state if states > 1 else state[0],
             "params": [torch.rand(4 * gates, 3), torch.rand(4 * gates, 4), torch.rand(4 * gates),
                        torch.rand(4 * gates)],
             "has_biases": True, "num_layers": 1, "dropout": 0.0, "train": False, "bidirectional": False}
@@ -140,7 +141,7 @@ def _packed_scalars() -> dict[str, Any]:
     return {"self": tensors[0], "tensor1": tensors[1], "tensor2": tensors[2], "scalars": torch.rand(2)}
 
 
-def _one(**values: Callable[[], Any] | float | list[int] | None) -> Recipe:
+def _one(**values: Callable[[], Any] | float | str | list[int] | None) -> Recipe:
     """Make what is given, anew each time where it is a function."""
     return lambda: {name: value() if callable(value) else value for name, value in values.items()}
 
@@ -182,8 +183,23 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
     **dict.fromkeys(("_pack_padded_sequence", "_pack_padded_sequence_backward", "_pad_packed_sequence"), (_packed,)),
     **{f"_foreach_addc{kind}{end}": (_packed_scalars,) for kind in ("mul", "div") for end in ("", "_")},
     "_int_mm": (_one(self=_rand(17, 16, dtype=torch.int8), mat2=_rand(16, 8, dtype=torch.int8)),),
-    "gradient": tuple(_one(self=_rand(4, 5), spacing=spacing, dim=[0, 1])
-                      for spacing in (1.0, [1, 2], lambda: [torch.rand(4), torch.rand(5)])),
+    "_convolution_mode": tuple(lambda padding=padding: {**_convolution(), "padding": padding}
+                               for padding in ("same", "valid")),
+    "_reshape_from_tensor": (_one(self=_rand(2, 3), shape=_ints(3, 2)),),
+    "_scaled_mm": (lambda: {
+        "self": torch.rand(16, 32).to(torch.float8_e4m3fn), "mat2": torch.rand(16, 32).to(torch.float8_e4m3fn).t(),
+        "scale_a": torch.ones(()), "scale_b": torch.ones(()), "out_dtype": torch.float32},),
+    **dict.fromkeys(("glu_jvp", "glu_backward_jvp"), (
+        _one(glu=_rand(2, 2), x=_rand(2, 4), dx=_rand(2, 4), dim=1, grad_x=_rand(2, 4), grad_glu=_rand(2, 2),
+             dgrad_glu=_rand(2, 2)),)),
+    "linalg_norm": (_one(self=_rand(3, 4), ord="fro", dim=[0, 1], keepdim=False),),
+    "gradient": (
+        lambda: {"self": torch.rand(4, 5), "spacing": [torch.rand(4)], "dim": 0},
+        *(_one(self=_rand(4, 5), spacing=spacing, dim=[0, 1])
+          for spacing in (1.0, [1, 2], lambda: [torch.rand(4), torch.rand(5)]))),
+    **dict.fromkeys(("nll_loss2d", "nll_loss2d_forward"), (lambda: {
+        "self": torch.rand(2, 3, 4, 4), "target": torch.randint(0, 3, (2, 4, 4)), "weight": None, "reduction": 1,
+        "ignore_index": -100},)),
     "_compute_linear_combination": (_one(input=_rand(4, 3), coefficients=_rand(2, 4)),),
     **dict.fromkeys(("conv_tbc", "conv_tbc_backward"), (
         _one(self=_rand(5, 2, 3), input=_rand(5, 2, 3), weight=_rand(3, 3, 4), bias=_rand(4), pad=1),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import hashlib
 import json
 import mmap
 import os
@@ -26,12 +25,12 @@ import attrs
 import torch
 from djinn_conformance.programs import Call, Recording, Ref, assemble
 from djinn_executor_torch.executor import TorchExecutor
-from djinn_guard_core import kernels
+from djinn_guard_core import kernels, layouts
 from djinn_guard_core.guard import CoreGuard
 from djinn_shapes_meta.shapes import MetaShapes
 from fuzz_feeding import limit_memory
 from operator_corpus import Corpus, Example, duplicate, mapped, pickled, record
-from operator_mutations import KINDS, Plan, carried_out, example_text, planned
+from operator_mutations import KINDS, Plan, carried_out, changed, example_text, planned
 from operator_synthesis import example_of, proposals, slots
 
 from djinn.errors import DjinnError
@@ -51,6 +50,8 @@ MOST_CPU_S = 3.0
 """What one call may take of a processor."""
 MOST_SHOWN = 3
 """Findings of one overload and kernel that are looked at closely; others are counted."""
+MADE_UP = 8
+"""Calls that are made up for an overload, if so many run."""
 MOST_CRASHES = 60
 """After so many, an overload is left alone."""
 RAN, REFUSED, RAISED, CRASHED, HUNG, TOO_LARGE = range(6)
@@ -77,6 +78,7 @@ class Job:
         proposals: How many calls are made up for an overload that nothing was recorded of.
         seed: Of all that is left to chance.
         taken_out: Names of operators whose rules the guard is to forget.
+        trusted: Names of operators that the guard is to hold for proven.
         corpus: Where calls are kept between jobs; empty for nowhere.
         result: Where to write what came of it.
     """
@@ -90,6 +92,7 @@ class Job:
     proposals: int
     seed: int
     taken_out: Sequence[str]
+    trusted: Sequence[str]
     corpus: str
     result: str
 
@@ -177,15 +180,17 @@ class Maker:
     def _watching(self) -> list[Watch]:
         return [self._guard.watch(bounds, MetaShapes()) for bounds in BOUNDS]
 
-    def make(self, plan: Plan) -> tuple[int, str]:
-        """Make a planned call; say what came of it."""
+    def make(self, plan: Plan) -> tuple[int, Sequence[str]]:
+        """Make a planned call; say what came of it, and what was changed."""
         self._memory.begin()
         self._memory.arm(1, plan.place, plan.filling)
         try:
             values = carried_out(plan, self._corpus)
-        except Exception as error:  # a change that cannot be made, for example of a dtype
-            return RAISED, f"not made: {error}"
-        return self._make(plan.name, values, 3 if plan.guards_all else 1, plan.place, plan.filling, plan.number)
+        except Exception:  # a change that cannot be made, for example of a dtype
+            return RAISED, ()
+        kinds = changed(plan, values)
+        outcome, _ = self._make(plan.name, values, 3 if plan.guards_all else 1, plan.place, plan.filling, plan.number)
+        return outcome, kinds
 
     def try_out(self, name: str, example: Example) -> tuple[int, str]:
         """Make a call as it is, and write to copies only."""
@@ -356,8 +361,7 @@ class Runner:
     def run(self) -> dict[str, Any]:
         """Record, make calls, and say what came of it."""
         job, began = self._job, time.monotonic()
-        for name in job.taken_out:
-            take_out(name)
+        plant(job.taken_out, job.trusted)
         self._corpus = self._recorded()
         recorded_s = time.monotonic() - began
         self._memory.open()
@@ -414,25 +418,32 @@ class Runner:
     # Calls for overloads that nothing was recorded of.
 
     def _find_calls(self) -> None:
-        """Make calls up, each in a process that may crash, and keep those that run."""
-        lacking = [name for name in self._job.overloads if not self._corpus.examples(name)]
-        key = hashlib.blake2b(repr((lacking, self._job.seed, self._job.proposals)).encode(), digest_size=8).hexdigest()
-        path = Path(self._job.corpus or self._job.result).with_suffix(f".{key}")
-        done = path.with_name(path.name + ".done")
-        if not done.exists():
-            path.write_bytes(b"")
-            self._think_of(lacking, path)
-        with path.open("rb") as file:
-            while True:
-                try:
-                    name, kept, said = pickle.load(file)
-                except EOFError:
-                    break
-                self._said[name] = said
-                if kept:
-                    known = self._corpus.calls.setdefault(name, {})
-                    known.update({("made up", len(known) + index): example for index, example in enumerate(kept)})
-        done.touch()
+        """Make calls up, each in a process that may crash, and keep those that run, for other jobs as well."""
+        kept = Path(self._job.corpus or self._job.result)
+        kept = kept.with_name(f"{kept.name}.made-up-{self._job.proposals}")
+        self._take_over(kept)
+        lacking = [name for name in self._job.overloads if name not in self._said and not self._corpus.examples(name)]
+        mine = kept.with_name(f"{kept.name}.{os.getpid()}")
+        if lacking:
+            self._think_of(lacking, mine)
+            self._take_over(kept)
+
+    def _take_over(self, kept: Path) -> None:
+        """Read what was made up; of what another job is at, only what is complete."""
+        for path in sorted(kept.parent.glob(f"{kept.name}.*")):
+            made: dict[str, list[Example]] = {}
+            with path.open("rb") as file:
+                while True:
+                    try:
+                        name, example, said = pickle.load(file)
+                    except (EOFError, pickle.UnpicklingError):
+                        break
+                    if example is not None:
+                        made.setdefault(name, []).append(example)
+                    elif name not in self._said:
+                        self._said[name] = said
+                        self._corpus.calls[name] = {("made up", index): known
+                                                    for index, known in enumerate(made.get(name, ()))}
 
     def _think_of(self, lacking: Sequence[str], path: Path) -> None:
         progress = mmap.mmap(-1, 16)
@@ -449,27 +460,27 @@ class Runner:
             position, skip = (position, skip + 1) if crashes[position] < MOST_CRASHES else (position + 1, 0)
 
     def _proposed(self, name: str) -> Iterator[Example]:
-        return proposals(name, self._corpus, self._job.seed, self._job.proposals)
+        return proposals(name, self._corpus, 0, self._job.proposals)
 
     def _propose(self, names: Sequence[str], first: int, skip: int, progress: mmap.mmap, path: Path) -> None:
-        for position in range(first, len(names)):
-            name, kept, said = names[position], [], "no call was thought of"
-            for number, example in enumerate(self._proposed(name)):
-                if position == first and number < skip:
-                    continue
-                struct.pack_into("qq", progress, 0, position, number)
-                outcome, text = self._maker.try_out(name, example)
-                if outcome == RAN:
-                    kept.append(example)
-                    with path.open("ab") as file:
-                        file.write(pickled((name, [example], "")))
-                    if len(kept) >= 8:
-                        break
-                else:
-                    said = text
-            if not kept:
-                with path.open("ab") as file:
-                    file.write(pickled((name, [], said)))
+        with path.open("ab") as file:
+            for position in range(first, len(names)):
+                name, found, said = names[position], 0, ""
+                for number, example in enumerate(self._proposed(name)):
+                    if position == first and number < skip:
+                        continue
+                    struct.pack_into("qq", progress, 0, position, number)
+                    outcome, text = self._maker.try_out(name, example)
+                    if outcome == RAN:
+                        found += 1
+                        file.write(pickled((name, example, "")))
+                        file.flush()
+                        if found >= MADE_UP:
+                            break
+                    # The likeliest calls come first.
+                    said = said or text
+                file.write(pickled((name, None, "" if found else said)))
+                file.flush()
 
     def _note_proposal(self, name: str, number: int, status: int) -> None:
         if status == 70:
@@ -480,7 +491,7 @@ class Runner:
         text = Path(self._job.result).with_suffix(".call")
         text.write_text("?")
         again = self._forked(lambda: self._try_again(name, number, text))
-        self._findings.append({
+        self._tell({
             "overload": name, "number": -1 - number, "kind": described(fault), "kernel": kernel_of(fault),
             "call": text.read_text(), "changed": ["made up"], "again": again != 0, "frames": fault["frames"][:24]})
         text.unlink()
@@ -491,6 +502,12 @@ class Runner:
             example.kwargs)
         text.write_text(example_text(values))
         self._maker.try_out(name, example)
+
+    def _tell(self, finding: dict[str, Any]) -> None:
+        """Keep a finding, and write it down at once."""
+        self._findings.append(finding)
+        with Path(self._job.result).with_suffix(".findings").open("a") as file:
+            file.write(json.dumps(finding) + "\n")
 
     # Changed calls.
 
@@ -504,8 +521,7 @@ class Runner:
             until = time.monotonic() + job.seconds
             while ledger.ran(index) < job.target and ledger.tried(index) < job.attempts and time.monotonic() < until:
                 plan = planned(name, ledger.next(index), self._corpus, job.seed)
-                outcome, _ = self._maker.make(plan)
-                ledger.note(index, outcome, plan.kinds)
+                ledger.note(index, *self._maker.make(plan))
                 made += 1
                 if made >= CALLS_OF_A_PROCESS:
                     os._exit(RELIEVED)
@@ -526,7 +542,7 @@ class Runner:
         if self._alike[same] > MOST_SHOWN:
             return
         smaller, is_again = self._minimised(plan, fault) if status != STOPPED else (plan, True)
-        self._findings.append({
+        self._tell({
             "overload": name, "number": number,
             "kind": f"more than {MOST_CPU_S:g} s" if status == STOPPED else described(fault),
             "kernel": kernel_of(fault), "call": self._text(smaller), "changed": list(smaller.kinds), "again": is_again,
@@ -559,9 +575,12 @@ class Runner:
             return f"? {error}"
 
 
-def take_out(name: str) -> None:
-    """Have the guard forget its rule for an operator."""
-    del kernels.RULES[name]  # type: ignore[attr-defined]  # a dictionary, which nobody else changes
+def plant(taken_out: Sequence[str], trusted: Sequence[str]) -> None:
+    """Have the guard forget rules, and trust kernels that do not go by strides: holes that must be found."""
+    for name in taken_out:
+        del kernels.RULES[name]  # type: ignore[attr-defined]  # a dictionary, which nobody else changes
+    proven = layouts._proven().union(trusted)
+    layouts._proven = lambda: proven  # type: ignore[assignment]  # a cached function of no arguments
 
 
 def main() -> None:
