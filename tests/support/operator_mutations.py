@@ -109,9 +109,11 @@ def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
 
 
 def at(values: Mapping[str, Any], path: Path) -> Any:
-    """Look an argument up."""
+    """Look an argument up; ``None`` if a change has removed it."""
     found = values.get(path[0])
-    return found if path[1] < 0 else found[path[1]]  # type: ignore[index]  # such a path leads into a list
+    if path[1] < 0:
+        return found
+    return found[path[1]] if isinstance(found, (list, tuple)) and path[1] < len(found) else None
 
 
 def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def _share(made: dict[str, Any], path: Path, choose: random.Random) -> None:
         other = torch.as_strided(other, mine.shape, mine.stride(), 0)
     if path[1] < 0:
         made[path[0]] = other
-    else:
+    elif isinstance(made[path[0]], list):
         made[path[0]][path[1]] = other
 
 

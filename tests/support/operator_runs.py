@@ -446,18 +446,25 @@ class Runner:
                                                     for index, known in enumerate(made.get(name, ()))}
 
     def _think_of(self, lacking: Sequence[str], path: Path) -> None:
-        progress = mmap.mmap(-1, 16)
+        progress = mmap.mmap(-1, 24)
         position = skip = 0
         crashes: dict[int, int] = {}
         while position < len(lacking):
-            struct.pack_into("qq", progress, 0, position, skip)
+            struct.pack_into("qqq", progress, 0, position, skip, 0)
             status = self._forked(lambda: self._propose(lacking, position, skip, progress, path))  # noqa: B023  # at once
-            position, skip = struct.unpack_from("qq", progress, 0)
+            position, skip, is_called = struct.unpack_from("qqq", progress, 0)
             if status == 0:
                 break
-            self._note_proposal(lacking[position], skip, status)
             crashes[position] = crashes.get(position, 0) + 1
-            position, skip = (position, skip + 1) if crashes[position] < MOST_CRASHES else (position + 1, 0)
+            if is_called:
+                self._note_proposal(lacking[position], skip, status)
+            if is_called and crashes[position] < MOST_CRASHES:
+                skip += 1
+            else:
+                # Thinking of calls takes calls, too, and the next attempt would end in the same way.
+                with path.open("ab") as file:
+                    file.write(pickled((lacking[position], None, "its calls end the process")))
+                position, skip = position + 1, 0
 
     def _proposed(self, name: str) -> Iterator[Example]:
         return proposals(name, self._corpus, 0, self._job.proposals)
@@ -466,11 +473,13 @@ class Runner:
         with path.open("ab") as file:
             for position in range(first, len(names)):
                 name, found, said = names[position], 0, ""
+                struct.pack_into("qqq", progress, 0, position, 0, 0)
                 for number, example in enumerate(self._proposed(name)):
                     if position == first and number < skip:
                         continue
-                    struct.pack_into("qq", progress, 0, position, number)
+                    struct.pack_into("qqq", progress, 0, position, number, 1)
                     outcome, text = self._maker.try_out(name, example)
+                    struct.pack_into("qqq", progress, 0, position, number, 0)
                     if outcome == RAN:
                         found += 1
                         file.write(pickled((name, example, "")))
@@ -486,7 +495,9 @@ class Runner:
         if status == 70:
             raise RuntimeError(f"the fuzzer itself failed at {name}")
         fault = self._memory.fault()
-        if status == STOPPED:
+        same = (name, kernel_of(fault), "made up")
+        self._alike[same] = self._alike.get(same, 0) + 1
+        if status == STOPPED or self._alike[same] > MOST_SHOWN:
             return
         text = Path(self._job.result).with_suffix(".call")
         text.write_text("?")

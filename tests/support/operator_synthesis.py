@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_guard_core.calls import check_of
 from operator_corpus import Corpus, Example, mapped
 from operator_recipes import RECIPES
 
@@ -200,9 +201,13 @@ def _results_of(name: str, values: Mapping[str, Any]) -> Iterator[list[Any]]:
         if other._schema.is_mutable:
             continue
         example = example_of(other.name(), {key: mapped(item, torch.clone) for key, item in values.items()})
+        check = check_of(other, 2**26)
         try:
+            # Nothing else stands before this call.
+            prepared = None if check is None else check(example.args, example.kwargs)
+            args, kwargs = (example.args, example.kwargs) if prepared is None else (prepared.args, prepared.kwargs)
             with torch.no_grad():
-                made = other(*example.args, **example.kwargs)
+                made = other(*args, **kwargs)
         except Exception:  # it was a proposal
             continue
         yield list(made) if isinstance(made, (list, tuple)) else [made]
