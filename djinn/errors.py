@@ -14,8 +14,8 @@ __all__ = (
     "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError", "PluginError", "PluginLoadError",
     "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError",
     "RecoveryBudgetError", "RefusedError", "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError",
-    "SessionClosedError", "SessionTerminatedError", "StateLostError", "TransportError", "UnknownHandleError",
-    "UnknownOperatorError", "UnsupportedTensorError",
+    "ServerDrainingError", "SessionClosedError", "SessionTerminatedError", "StateLostError", "TokenEndedError",
+    "TransportError", "UnknownHandleError", "UnknownOperatorError", "UnsupportedTensorError",
 )
 
 
@@ -209,6 +209,18 @@ class OperationCancelledError(DjinnError, RuntimeError):
     """The operation was queued and has not run: its session was interrupted, or has ended."""
 
     code = "DJ316"
+
+
+class ServerDrainingError(RefusedError):
+    """The server is shutting down: it lets sessions end that it has, and takes no new ones."""
+
+    code = "DJ317"
+
+
+class TokenEndedError(RefusedError):
+    """The token has expired or was revoked; sessions that used it end."""
+
+    code = "DJ318"
 
 
 class RecoveryBudgetError(DjinnError, RuntimeError):

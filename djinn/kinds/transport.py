@@ -62,7 +62,8 @@ class ListenOptions:
     tls_key: str = ""
     """File with its key; empty if the certificate's file has it."""
     tls_client_ca: str = ""
-    """File with the certificates of the authorities that have to vouch for clients; empty to ask for none."""
+    """File with the certificates of the authorities that have to vouch for clients, or these certificates themselves
+    as PEM; empty to ask for none."""
 
 
 class Connection(Protocol):

@@ -117,6 +117,18 @@ class Redirect(msgspec.Struct, frozen=True, omit_defaults=True, tag="redirect"):
     certificate: Text = ""
 
 
+class Starting(msgspec.Struct, frozen=True, tag="starting"):
+    """Before the answer to `Hello`: the client may come in, and the process that is to serve it is starting.
+
+    It comes again every second or so until the answer does.
+
+    Attributes:
+        waited_s: How long the client has waited, in seconds.
+    """
+
+    waited_s: Annotated[float, Meta(ge=0)] = 0.0
+
+
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """The connection is about to be closed, and why.
 
@@ -466,7 +478,8 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
     told: tuple[Failure, ...] = ()
 
 
-Message: TypeAlias = Hello | Welcome | Redirect | Refusal | Courier | Batch | Result | Taken | Goodbye | Parcel
+Message: TypeAlias = (
+    Hello | Welcome | Redirect | Starting | Refusal | Courier | Batch | Result | Taken | Goodbye | Parcel)
 
 
 class _Complex(msgspec.Struct, frozen=True):

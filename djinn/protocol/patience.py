@@ -43,7 +43,7 @@ def patiently(
             # The jitter keeps those who were refused together from coming back together.
             pause_s = error.retry_after_s * 1.5 ** (tries - 1) * _random.uniform(1, 1.5)
             if tries == MAX_TRIES or clock() + pause_s >= deadline_s:
-                raise RefusedError(
+                raise type(error)(
                     f"{error.summary} It was asked {tries} times in {timeout_s - deadline_s + clock():.1f} s.",
                     hint=f"Try again in {error.retry_after_s:.1g} s, allow more time with connect_timeout_s, or use "
                          "another server.", retry_after_s=error.retry_after_s) from None

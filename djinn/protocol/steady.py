@@ -23,6 +23,8 @@ __all__ = ("Resumable", "SteadyChannel", "digest_of")
 
 log = logging.getLogger("djinn.server")
 _GOODBYE = Goodbye()
+REASON_S = 0.5
+"""How long an answer that is being sent may keep the reason why the session ends from being sent."""
 
 
 @runtime_checkable
@@ -283,7 +285,8 @@ class SteadyChannel:
         if line is None:
             return
         # A client that does not take up sessions expects none, but for a reason.
-        if is_first and (self._end.lease_s or goodbye.code) and self._sending.acquire(blocking=False):
+        patience_s = REASON_S if goodbye.code else 0
+        if is_first and (self._end.lease_s or goodbye.code) and self._sending.acquire(timeout=patience_s):
             with contextlib.suppress(DjinnError):  # it learns by itself that there is no session any more
                 line.channel.send(0, goodbye)
             self._sending.release()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
-from djinn.errors import DjinnError, TransportError
+from djinn.errors import DjinnError, TokenEndedError, TransportError
 from djinn.kinds import Connection
 
 log = logging.getLogger("djinn.recovery")
@@ -61,6 +61,9 @@ class Reconnector:
                 if found[index] is None:
                     try:
                         found[index] = self.open(address)
+                    except TokenEndedError:
+                        # Nothing that is waited for makes the token valid again.
+                        raise
                     except DjinnError as error:
                         reason = error.summary
             left_s = deadline - time.monotonic()

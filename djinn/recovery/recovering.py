@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from djinn.errors import DjinnError, ProgramTimeoutError, SessionClosedError, SessionTerminatedError, TransportError
+from djinn.errors import (
+    DjinnError,
+    ProgramTimeoutError,
+    SessionClosedError,
+    SessionTerminatedError,
+    TokenEndedError,
+    TransportError,
+)
 from djinn.fleet.fleet import Fleet
 from djinn.kinds import Connection
 from djinn.link import Link
@@ -310,7 +317,7 @@ class Recovering:
         log.warning("%s died: %s", self.address, error.summary)
 
     def _look_whether_final(self, error: DjinnError) -> None:
-        if isinstance(error, ProgramTimeoutError | SessionTerminatedError):
+        if isinstance(error, ProgramTimeoutError | SessionTerminatedError | TokenEndedError):
             # To do the same again would end the same.
             self._ended = error
 
@@ -339,6 +346,9 @@ class Recovering:
             began = time.monotonic()
             try:
                 connections = self._reconnector.connect()
+            except TokenEndedError as error:
+                self._ended = error
+                continue
             except TransportError as error:
                 self._ended = TransportError(error.summary, hint=error.hint)
                 continue

@@ -24,14 +24,15 @@ def djinn_register_commands(app: typer.Typer) -> None:
 
     from djinn_server.command import serve
     from djinn_server.operator_command import kick, list_sessions
-    from djinn_server.token_command import create, list_tokens, revoke
+    from djinn_server.token_command import create, list_tokens, revoke, rotate
 
     app.command("serve")(serve)
     app.command("sessions")(list_sessions)
     app.command("kick")(kick)
-    tokens = typer.Typer(name="token", no_args_is_help=True, help="Say who may use a server: make, take away and list "
-                                                                  "tokens.")
+    tokens = typer.Typer(name="token", no_args_is_help=True, help="Say who may use a server: make, replace, take away "
+                                                                  "and list tokens.")
     tokens.command("create")(create)
+    tokens.command("rotate")(rotate)
     tokens.command("revoke")(revoke)
     tokens.command("list")(list_tokens)
     app.add_typer(tokens)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import ipaddress
 import logging
 import os
-import queue
-import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import attrs
 import typer
 
 import djinn
-from djinn.errors import ConfigurationError
+from djinn.errors import ConfigurationError, TransportError
 from djinn.protocol.contents import read_digests
 from djinn.residency.tiers import CRITICAL, WARNING, Tiers
+from djinn_server.config_file import reread, use_config
 from djinn_server.control import Setup
 from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.dialing import Exchange
+from djinn_server.draining import DRAIN_S
 from djinn_server.gateway import Gateway
 from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits
@@ -33,7 +33,9 @@ from djinn_server.memory import default_keep_bytes
 from djinn_server.nursery import begin_nursery, fork_nursery, prepare
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.placement import default_places
+from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import SandboxMode, plan
+from djinn_server.signals import Operation, catch_signals
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant, Tenant
 from djinn_server.tokens import TokenFile
@@ -56,7 +58,12 @@ class LogChoice(enum.Enum):
     json = "json"
 
 
+def _configured(context: typer.Context, path: str) -> str:
+    return use_config(context, path, serve)
+
+
 def serve(
+    context: typer.Context,
     host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 or ::1 for this machine only.")] = (
         LOOPBACK),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 finds a free one.")] = 0,
@@ -158,42 +165,47 @@ def serve(
         help="Unix-domain socket for djinn sessions and djinn kick, which only this user can connect to; in "
              "XDG_RUNTIME_DIR, or else beside the tokens, if not given.")] = "",
     log_format: Annotated[LogChoice, typer.Option(help="What a line of the log looks like.")] = LogChoice.text,
+    drain_s: Annotated[float, typer.Option(
+        min=0.0, help="Seconds that sessions may go on after SIGTERM, while no new ones begin; 0: not at all.",
+    )] = DRAIN_S,
+    with_parent: Annotated[bool, typer.Option(
+        "--with-parent", help="End, as on SIGTERM, when the process that started this one has ended.")] = False,
+    config: Annotated[str, typer.Option(
+        show_default=False, metavar="PATH", is_eager=True, callback=_configured,
+        help="TOML file with values of these options, such as max-sessions = 4; the command line and the environment "
+             "win. SIGHUP has limits, certificates, the token and drain-s read again.")] = "",
 ) -> None:
     """Let sessions in other processes, or on other machines, compute on a device of this machine.
 
     Prints one line, "djinn serving tcp://HOST:PORT", "djinn serving tls://HOST:PORT" or "djinn serving unix://PATH",
     once it accepts connections; give that address to clients as DJINN_SERVER or djinn.init(server=...). Logs go to
-    standard error, as much as DJINN_LOG_LEVEL says. Ends on SIGTERM or Ctrl-C.
+    standard error, as much as DJINN_LOG_LEVEL says. SIGTERM lets sessions end first, for --drain-s; a second one, or
+    Ctrl-C, ends it at once. SIGHUP has tokens, certificates and limits read again, and ends nothing.
 
     Whoever can connect can compute here and use this machine's memory. An address that other machines can reach is
     therefore refused unless it has both: encryption (--tls-cert), and a token or tokens.
     """
-    offer = Offer(
-        host=host, port=port, unix=unix, device=device, token=token, tokens=tokens, tls_cert=_full(tls_cert),
-        tls_key=_full(tls_key), tls_client_ca=_full(tls_client_ca), threads=threads or 0,
-        keep_bytes=default_keep_bytes() if keep_mib is None else keep_mib * 2**20, looks_ahead=look_ahead,
-        limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s,
-                      host_bytes=max_host_mib * 2**20, programs=max_programs),
-        max_run_s=max_run_s, control=control,
-        memory_bytes=memory_mib * 2**20, memory_warning=memory_warning, memory_critical=memory_critical,
-        public_contents=public_contents, device_turns=device_turns, peers=peers,
-        program_bytes=None if program_mib is None else program_mib * 2**20, namespaces=tuple(allow_namespace or ()),
-        log_format=log_format.value, lease_s=lease_s, sandbox=sandbox)
-    # A queue, because only its `put` may be called from a signal handler that interrupts its own `get`.
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    values = dict(context.params)
+    parent = os.getppid() if with_parent else 0
+    signals = catch_signals()
+
+    def read() -> tuple[Offer, list[str]]:
+        now, left = reread(config, context, serve, values)
+        return _offer(now), left
+
     try:
-        server = _open(offer)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda caught, _: signals.put(caught))
+        offer = _offer(values)
+        server, reloading = _open(offer, read)
         if metrics_port is not None:
             page = server.show_metrics(metrics_host, metrics_port, djinn.__version__)
             if not _is_loopback(metrics_host):
                 _log.warning("other machines can read the metrics on %s", page)
         server.start()
-    except ConfigurationError as error:
+    except (ConfigurationError, ListenError) as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
-    _run(server, signals)
+    print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
+    _run(server, Operation(server, signals, reloading.reload, lambda: reloading.offer.drain_s, parent))
 
 
 @attrs.frozen
@@ -214,7 +226,6 @@ class Offer:
     looks_ahead: bool
     limits: Limits
     device_turns: int | None
-    memory_bytes: int
     memory_warning: float
     memory_critical: float
     public_contents: str
@@ -226,6 +237,7 @@ class Offer:
     sandbox: SandboxMode
     max_run_s: float
     control: str
+    drain_s: float
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -249,11 +261,37 @@ class Offer:
         return f"{'tls' if self.tls_cert else 'tcp'}://{host}:{port}"
 
 
+def _offer(given: Mapping[str, Any]) -> Offer:
+    """Make what the parameters of `serve` say."""
+    return Offer(
+        host=given["host"], port=given["port"], unix=given["unix"], device=given["device"], token=given["token"],
+        tokens=given["tokens"], tls_cert=_full(given["tls_cert"]), tls_key=_full(given["tls_key"]),
+        tls_client_ca=_full(given["tls_client_ca"]), threads=given["threads"] or 0,
+        keep_bytes=default_keep_bytes() if given["keep_mib"] is None else given["keep_mib"] * 2**20,
+        looks_ahead=given["look_ahead"],
+        limits=Limits(given["max_sessions"], given["max_inflight_mib"] * 2**20, given["max_handles"],
+                      given["max_nodes"], given["max_queued"], given["max_wait_s"],
+                      memory_bytes=given["memory_mib"] * 2**20, host_bytes=given["max_host_mib"] * 2**20,
+                      programs=given["max_programs"]),
+        memory_warning=given["memory_warning"], memory_critical=given["memory_critical"],
+        public_contents=given["public_contents"], device_turns=given["device_turns"], peers=given["peers"],
+        program_bytes=None if given["program_mib"] is None else given["program_mib"] * 2**20,
+        namespaces=tuple(given["allow_namespace"] or ()), log_format=given["log_format"].value,
+        lease_s=given["lease_s"], sandbox=given["sandbox"], max_run_s=given["max_run_s"],
+        control=given["control"], drain_s=given["drain_s"])
+
+
+class ListenError(TransportError):
+    """The address cannot be had."""
+
+    code = TransportError.code
+
+
 def _full(path: str) -> str:
     return str(Path(path).absolute()) if path else ""
 
 
-def _open(offer: Offer) -> Gateway:
+def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
     from djinn.config import Config
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
     from djinn.logs import configure
@@ -271,32 +309,40 @@ def _open(offer: Offer) -> Gateway:
     scheme = offer.address.partition("://")[0]
     transport = plugins.transport_for(scheme)
     hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
+    try:
+        # Before anything that takes time: an address that is taken is the mistake that is made most often.
+        listener = transport.listen(offer.address, ListenOptions(
+            tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
+    except TransportError as error:
+        raise ListenError(error.summary, hint=error.hint) from None
     tenants = (KnownTenants(TokenFile(Path(offer.tokens)), offer.limits) if offer.tokens
                else OneTenant(config.token, Tenant("", offer.limits)))
 
     public_digests = read_digests(Path(offer.public_contents)) if offer.public_contents else frozenset()
 
     def setup_for(tenant: Tenant) -> Setup:
-        return Setup(tenant.name, offer.devices[0], scheme, offer.keep_bytes, offer.looks_ahead, tenant.limits,
-                     offer.threads, "" if hands_over else offer.on_port(0), b"", offer.tls_cert, offer.tls_key,
-                     offer.tls_client_ca, offer.memory_bytes, sandbox=offer.sandbox,
-                     program_bytes=offer.program_bytes, namespaces=offer.namespaces, log_format=offer.log_format,
-                     memory_warning=offer.memory_warning, memory_critical=offer.memory_critical,
-                     public_digests=public_digests, takes_turns=bool(offer.tokens), lease_s=offer.lease_s)
+        now = reloading.offer
+        return Setup(tenant.name, now.devices[0], scheme, now.keep_bytes, now.looks_ahead, tenant.limits,
+                     now.threads, "" if hands_over else now.on_port(0), b"", now.tls_cert, now.tls_key,
+                     now.tls_client_ca, sandbox=now.sandbox,
+                     program_bytes=now.program_bytes, namespaces=now.namespaces, log_format=now.log_format,
+                     memory_warning=now.memory_warning, memory_critical=now.memory_critical,
+                     public_digests=public_digests, takes_turns=bool(now.tokens), lease_s=now.lease_s)
 
     # Secrets are this process's business alone.
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     # What this process knows, its forks know.
-    knows_secrets = bool(offer.tokens or config.token or not _SECRETS.isdisjoint(os.environ))
+    knows_secrets = bool(offer.tokens or offer.tls_cert or config.token or not _SECRETS.isdisjoint(os.environ))
     nursery = begin_nursery(environment) if knows_secrets else fork_nursery(partial(prepare, plugins))
     exchange = Exchange(PeerRules.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
                         plugins.transport_for)
-    listener = transport.listen(offer.address, ListenOptions(
-        tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
     supervisor = Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}, devices=offer.devices,
                             turns=offer.turns, nursery=nursery, exchange=exchange)
-    return Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None,
-                   max_run_s=offer.max_run_s, control=_control(offer.control))
+    gateway = Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None,
+                      max_run_s=offer.max_run_s, control=_control(offer.control))
+    reloading = Reloading(offer, read, lambda other: _check(other, bool(other.token)), listener, tenants, supervisor,
+                          gateway.watch.look)
+    return gateway, reloading
 
 
 def _control(path: str) -> Path | None:
@@ -361,21 +407,10 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
-def _run(server: Gateway, signals: queue.SimpleQueue[int]) -> NoReturn:
+def _run(server: Gateway, operation: Operation) -> NoReturn:
     """Serve until a signal comes."""
-    print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
-    caught = _wait(server, signals)
-    status = 1 if caught is None else 0
-    _log.info("stopping: %s", "the listener failed" if caught is None else signal.Signals(caught).name)
+    status = operation.run()
     server.stop()
     # Nothing is left to be put in order, and to take PyTorch down takes seconds.
     logging.shutdown()
     os._exit(status)
-
-
-def _wait(server: Gateway, signals: queue.SimpleQueue[int]) -> int | None:
-    """Wait for a signal; ``None`` if the server stops to accept without one."""
-    while server.is_accepting:
-        with contextlib.suppress(queue.Empty):
-            return signals.get(timeout=1.0)
-    return None

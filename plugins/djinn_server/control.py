@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import threading
@@ -18,8 +19,9 @@ from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
 from djinn_server.sandbox.fence import SandboxMode
 
-__all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "EndSession", "Ended", "Failed", "GiveBack", "Grant",
-           "Incoming", "Look", "Ready", "Recall", "Seen", "SessionState", "Setup", "Spawn", "Spawned", "Stop")
+__all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "Drain", "Drained", "EndSession", "EndSessions",
+           "Ended", "Failed", "GiveBack", "Grant", "Incoming", "Look", "Ready", "Recall", "Renew", "Seen",
+           "SessionState", "Setup", "Spawn", "Spawned", "Stop", "ignore_signals")
 
 SEND_TIMEOUT_S = 5
 """How long a worker may take to listen; it does nothing else in the thread that does."""
@@ -42,7 +44,6 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         ticket_key: What tickets are made with.
         tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
         tls_pair: A certificate and a key of its own, as PEM, instead of the first two.
-        memory_bytes: What all sessions together should hold at most; 0 if nobody says.
         mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
         program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
         namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
@@ -66,7 +67,6 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
-    memory_bytes: int = 0
     mailbox_prefix: bytes = b""
     program_bytes: int | None = None
     namespaces: tuple[str, ...] = ()
@@ -106,10 +106,12 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
     Attributes:
         peer: Who is at its other end.
         received: What was read from it already, as `djinn.kinds.transport.MovableChannel.detach` gave it.
+        token: By which token its client was let in; see `djinn_server.tokens.Secret.identity`.
     """
 
     peer: str
     received: bytes
+    token: bytes = b""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -117,9 +119,49 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
     Attributes:
         timeout_s: How long programs that run may go on.
+        code, summary, hint: Of the error that says why to clients; without a code they hear that the server has ended
+            the session.
     """
 
     timeout_s: float
+    code: str = ""
+    summary: str = ""
+    hint: str = ""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """To a worker: begin no more sessions, and answer with `Drained` when the last one has ended."""
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """From a worker that drains: it has no session any more."""
+
+
+class Renew(msgspec.Struct, frozen=True, tag="renew"):
+    """To a worker that listens: use another certificate for connections from now on.
+
+    A descriptor comes along. It is of a file with the certificate, its chain and its key, because a worker need not be
+    able to open the files that the gateway has read.
+
+    Attributes:
+        tls_client_ca: Certificates of the authorities that have to vouch for clients, as PEM; empty to ask for none.
+    """
+
+    tls_client_ca: str
+
+
+class EndSessions(msgspec.Struct, frozen=True, tag="end_sessions"):
+    """To a worker: end the sessions that were let in by a token.
+
+    Attributes:
+        token: Its identity; see `djinn_server.tokens.Secret.identity`.
+        code, summary, hint: Of the error that says why to clients.
+    """
+
+    token: bytes
+    code: str
+    summary: str
+    hint: str
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
@@ -276,8 +318,18 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 ControlMessage: TypeAlias = (
-    Setup | Ready | Failed | Incoming | Limits | Stop | Report | Ask | Grant | Recall | GiveBack
-    | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen | EndSession)
+    Setup | Ready | Failed | Incoming | Limits | Stop | Drain | Drained | Renew | EndSessions | Report
+    | Ask | Grant | Recall | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen | EndSession)
+
+
+def ignore_signals() -> None:
+    """Leave signals to the gateway.
+
+    Ctrl-C, a terminal that is closed and service managers send them to all processes of a group. It is the gateway that
+    decides what becomes of sessions then; they end when it says so, or is gone.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 class Control:

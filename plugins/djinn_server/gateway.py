@@ -12,7 +12,7 @@ from typing import Self
 
 from djinn.errors import DjinnError, RefusedError
 from djinn.kinds.transport import Channel, Listener
-from djinn.protocol.messages import Courier
+from djinn.protocol.messages import Courier, Starting
 from djinn.protocol.post import check_courier
 from djinn_server.counting import Reason
 from djinn_server.exposition import MetricsPage
@@ -21,16 +21,14 @@ from djinn_server.operating import Operating
 from djinn_server.operator_socket import OperatorSocket
 from djinn_server.oversight import RunWatch, Verdicts
 from djinn_server.server import refuse
+from djinn_server.starting import await_worker
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import Tenant, Tenants
 from djinn_server.waiting import WaitingRoom
+from djinn_server.watching import TenantWatch
 
 __all__ = ("Gateway",)
 
-LOOK_S = 1.0
-"""How often to look who is no tenant any more."""
-END_TIMEOUT_S = 2.0
-"""How long programs of somebody who is no tenant any more may go on."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -48,6 +46,9 @@ class Gateway:
 
     Raises:
         ConfigurationError: The operator cannot reach it there.
+
+    Attributes:
+        watch: Over its tenants.
 
     Concurrency:
         `start` and `stop` are called by one thread; every connection is greeted on its own.
@@ -68,9 +69,8 @@ class Gateway:
         self._runs = RunWatch(supervisor.workers, self._verdicts, max_run_s, self._counts) if max_run_s else None
         self._operator = None if control is None else OperatorSocket(
             control, Operating(supervisor, self._verdicts).handlers())
-        self._stopping = threading.Event()
+        self.watch = TenantWatch(tenants, supervisor)
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
-        self._watcher = threading.Thread(target=self._watch, name="djinn-tenants", daemon=True)
 
     @property
     def address(self) -> str:
@@ -108,24 +108,33 @@ class Gateway:
         return self._page.address
 
     def start(self) -> None:
-        """Begin to accept connections.
+        """Begin to accept connections, and wait for the first worker. Clients that connect meanwhile wait for it, too.
 
         Raises:
             DjinnError: The first worker cannot begin.
         """
+        self._acceptor.start()
         if self._first is not None:
             try:
                 self._supervisor.worker_of(self._first, patience_s=None, is_first=True)
             except BaseException:
                 self.stop()
                 raise
-        self._acceptor.start()
-        self._watcher.start()
+        self.watch.start()
         if self._runs is not None:
             self._runs.start()
         if self._operator is not None:
             self._operator.start()
         _log.info("accepting on %s", self.address)
+
+    def drain(self) -> None:
+        """Let no more sessions begin. Those that there are go on, also over new connections."""
+        self._supervisor.drain()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the last session has ended since `drain`."""
+        return self._supervisor.is_drained
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Stop accepting and end all workers.
@@ -136,7 +145,7 @@ class Gateway:
         Returns:
             Whether all workers ended by themselves.
         """
-        self._stopping.set()
+        self.watch.stop()
         if self._operator is not None:
             self._operator.stop()
         if self._runs is not None:
@@ -191,7 +200,8 @@ class Gateway:
             return
         check_versions(greeting)
         with self._rejecting("token"):
-            tenant = self._tenants.admit(greeting.token)
+            admitted = self._tenants.admit(greeting.token, resumes=bool(greeting.resume))
+        tenant = admitted.tenant
         self._room.leave(channel)
         channel.greeted()
         if greeting.resume:
@@ -202,8 +212,13 @@ class Gateway:
         with self._rejecting("worker"):
             # What a worker held that died is gone: whoever wants to go on with that need not wait for the next one.
             worker = (self._supervisor.present_worker(tenant) if greeting.resume
-                      else self._supervisor.worker_of(tenant))
-        worker.take(channel, sequence, greeting)
+                      else await_worker(self._supervisor, tenant,
+                                        lambda waited_s: channel.send(sequence, Starting(waited_s))))
+        if (why := self._tenants.why_ended(tenant, admitted.token)) is not None:
+            # It was good when the client came, and has ended while the worker was starting.
+            raise why
+        worker.take(channel, sequence, greeting, admitted.token)
+        self.watch.let_in(tenant, admitted.token)
 
     @contextlib.contextmanager
     def _rejecting(self, reason: Reason) -> Iterator[None]:
@@ -213,14 +228,3 @@ class Gateway:
         except RefusedError:
             self._counts.reject(reason)
             raise
-
-    def _watch(self) -> None:
-        """End the sessions of those who are no tenants any more, and tell workers of other limits."""
-        while not self._stopping.wait(LOOK_S):
-            for tenant in self._supervisor.tenants():
-                now = self._tenants.current(tenant)
-                if now is not None:
-                    self._supervisor.change(now)
-                    continue
-                _log.warning("%s is no tenant any more: its sessions end", tenant.name)
-                threading.Thread(target=self._supervisor.end, args=(tenant, END_TIMEOUT_S), daemon=True).start()

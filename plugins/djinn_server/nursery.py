@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from djinn_server.control import Control, Ended, Spawn, Spawned
+from djinn_server.control import Control, Ended, Spawn, Spawned, ignore_signals
 
 if TYPE_CHECKING:
     from djinn.plugins import Plugins
@@ -226,7 +226,7 @@ class _Forker:
         """Fork and reap until the gateway is gone. What then still runs ends by itself."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ignore_signals()
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker)
         commands = self._socket.fileno()
@@ -321,7 +321,7 @@ def main() -> None:
     from djinn.config import Config
     from djinn.plugins import Plugins
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     _name("djinn-nursery")
     sock = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path

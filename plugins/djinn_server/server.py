@@ -25,7 +25,7 @@ from djinn.kinds.guard import Watch
 from djinn.kinds.transport import Carrier, Channel, Listener, Transport
 from djinn.protocol.contents import ContentStore
 from djinn.protocol.mailbox import Mailbox, MailRoom
-from djinn.protocol.messages import Batch, Courier, Hello, Refusal
+from djinn.protocol.messages import Batch, Courier, Goodbye, Hello, Refusal
 from djinn.protocol.post import DRAIN_S, MailPost, deliver
 from djinn.protocol.service import SessionService
 from djinn.protocol.steady import Resumable, SteadyChannel, digest_of
@@ -35,6 +35,8 @@ from djinn.residency.tiers import Tiers
 from djinn_server.board import mark_of
 from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report, told_of_memory
 from djinn_server.couriers import Couriers, PeerRules
+from djinn_server.draining import server_drains
+from djinn_server.grants import Grants
 from djinn_server.greeting import (
     LEASE_S,
     Load,
@@ -89,8 +91,10 @@ class Server:
         meters: Count what happens; without, the server's own.
         line: Says whose programs run when; without, one of the server's own, which has the device to itself.
         lease_s: How long a session stays whose connection broke; 0: not at all.
+        grants: Entered there is by which token a session was let in.
 
     Attributes:
+        is_draining: Whether no more sessions begin; those that there are may be taken up again.
         sessions: Those that there are.
 
     Concurrency:
@@ -104,7 +108,7 @@ class Server:
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
         meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S, tiers: Tiers | None = None,
         public_digests: frozenset[bytes] = frozenset(),
-        dial: Callable[[str, Courier], tuple[int, bytes]] | None = None,
+        dial: Callable[[str, Courier], tuple[int, bytes]] | None = None, grants: Grants | None = None,
     ) -> None:
         self._listener = listener
         self._line = line or Line()
@@ -121,6 +125,7 @@ class Server:
         self._couriers = Couriers(self._room, peers or PeerRules(), transport_for, dial)
         self._lease_s = lease_s
         self._resumable = Resumable()
+        self._grants = grants or Grants()
         self.sessions = Sessions()
         self._present: set[Mailbox] = set()
         """Mailboxes of sessions, from before their clients are told that they have begun."""
@@ -129,6 +134,7 @@ class Server:
         self._connections: dict[threading.Thread, Channel] = {}
         self._count = 0
         self._stopping = False
+        self.is_draining = False
         self.limit_memory(self._allowances.limits)
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
 
@@ -168,11 +174,12 @@ class Server:
         self.sessions.start()
         _log.info("serving %s on %s", self._executor.device, self.address)
 
-    def stop(self, timeout_s: float = 5.0) -> bool:
+    def stop(self, timeout_s: float = 5.0, goodbye: Goodbye | None = None) -> bool:
         """Stop accepting, end all sessions, and wait for their threads.
 
         Args:
             timeout_s: How long to wait for programs that are running; they cannot be interrupted.
+            goodbye: What clients hear.
 
         Returns:
             Whether every thread has ended.
@@ -188,7 +195,11 @@ class Server:
         for session in self.sessions.all():
             session.post.close()
         for channel in serving.values():
-            channel.close()
+            if isinstance(channel, SteadyChannel) and goodbye is not None and goodbye.code:
+                # Each waits a moment until its client has read why.
+                threading.Thread(target=channel.close, args=(goodbye,), daemon=True).start()
+            else:
+                channel.close()
         threads = [thread for thread in (self._acceptor, *serving) if thread.ident is not None]
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -262,6 +273,8 @@ class Server:
             if greeting.resume:
                 self._take_up(channel, sequence, greeting, meter)
                 return False
+            if self.is_draining:
+                raise server_drains()
             self._line.check()
             allowance = self._allowances.open()
             try:
@@ -276,6 +289,7 @@ class Server:
     def _take_up(self, channel: Channel, sequence: int, hello: Hello, meter: Meter) -> None:
         """Give a session its new connection. The thread that holds the session goes on with it."""
         steady = self._resumable.find(hello.resume)
+        self._grants.hold(channel, steady)
 
         def welcome(taken: int) -> None:
             answer_again(channel, sequence, hello, self._executor.device, steady, taken)
@@ -285,8 +299,9 @@ class Server:
 
     def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance,
                       meter: Meter) -> None:
-        mailbox = self._room.open()
         steady = SteadyChannel(channel, sequence, self._lease_s if hello.resumes else 0.0)
+        self._grants.hold(channel, steady)
+        mailbox = self._room.open()
         key = self._resumable.add(steady) if steady.lease_s else b""
         try:
             session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,

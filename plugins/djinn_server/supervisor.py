@@ -3,211 +3,43 @@
 from __future__ import annotations
 
 import logging
-import os
-import queue
 import secrets
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import attrs
 import msgspec
 
-from djinn import errors
 from djinn.errors import DjinnError, RefusedError, TransportError
-from djinn.kinds.transport import Channel, MovableChannel
-from djinn.protocol.messages import Courier, Hello, Redirect
 from djinn.protocol.post import no_mailbox
 from djinn.protocol.resumption import no_session
-from djinn_server.board import Board
-from djinn_server.certificates import make_pair, why_none
-from djinn_server.control import (
-    Ask,
-    Control,
-    Dial,
-    Failed,
-    GiveBack,
-    Incoming,
-    Look,
-    Ready,
-    Seen,
-    SessionState,
-    Setup,
-    Stop,
-)
-from djinn_server.counting import Report
+from djinn_server.control import Drain, Setup, Stop
 from djinn_server.desk import Customer, Desk
 from djinn_server.dialing import Exchange
+from djinn_server.draining import server_drains
 from djinn_server.ledger import Ledger
-from djinn_server.limits import memory_limit
-from djinn_server.nursery import Child, Nursery
+from djinn_server.nursery import Nursery
 from djinn_server.oversight import Offenders
 from djinn_server.placement import least_loaded
-from djinn_server.tenants import Tenant
-from djinn_server.tickets import KEY_BYTES, issue
+from djinn_server.tenants import NoWorkerError, Tenant, token_ended
+from djinn_server.tickets import KEY_BYTES
 from djinn_server.turns import Settings
+from djinn_server.worker_process import Worker
 
-__all__ = ("Supervisor", "Worker")
+__all__ = ("Supervisor",)
 
-START_TIMEOUT_S = 120.0
-"""How long a worker may take to begin: a device may have to wake up."""
 PATIENCE_S = 30.0
 """How long a client waits for a worker."""
 PREFIX_BYTES = 3
 """Of the 16 of a mailbox's key; what is left cannot be guessed either."""
 FIRST_DELAY_S = 0.2
+DISPLACED_S = 1.0
+"""How long programs may go on of somebody whose name is another tenant's by now."""
 MAX_DELAY_S = 30.0
 """Before a worker that died is replaced; each time twice as long, until one has served for as long as the longest."""
-_CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 _log = logging.getLogger("djinn.server")
-
-
-class Worker:
-    """A worker process.
-
-    Args:
-        setup: What it is for.
-        environment: Its environment variables.
-        nursery: Forks it, if there is one.
-
-    Attributes:
-        mailbox_prefix: How the keys of its mailboxes begin.
-        board: Whose program it runs.
-        cause: Why it was killed, if it was the gateway that did.
-
-    Raises:
-        OSError: It could not be started.
-    """
-
-    def __init__(self, setup: Setup, environment: dict[str, str], nursery: Nursery | None = None) -> None:
-        self._key = setup.ticket_key
-        self.mailbox_prefix = setup.mailbox_prefix
-        self.board, descriptor = Board.create()
-        self.cause = ""
-        self._certificate = ""
-        if setup.tls_cert and not why_none():
-            pair = make_pair()
-            self._certificate = pair.certificate
-            setup = msgspec.structs.replace(setup, tls_cert="", tls_key="", tls_pair=pair.certificate + pair.key)
-        self._port = ""
-        self._looking = threading.Lock()
-        self._looks = 0
-        self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
-        try:
-            self._process, ours = _begin(environment, nursery)
-            self._control = Control(ours)
-            self._control.send(setup, descriptor)
-        finally:
-            os.close(descriptor)
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
-    def await_ready(self) -> None:
-        """Wait until it serves.
-
-        Raises:
-            DjinnError: It cannot, or died.
-        """
-        patience = threading.Timer(START_TIMEOUT_S, self._process.kill)
-        patience.daemon = True
-        patience.start()
-        received = self._control.receive()
-        patience.cancel()
-        message = received[0] if received is not None else None
-        if isinstance(message, Failed):
-            raise _CODES.get(message.code, DjinnError)(message.summary, hint=message.hint)
-        if not isinstance(message, Ready):
-            raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
-        self._port = message.address.rpartition(":")[2]
-
-    def watch(self, heed: Callable[[Report], None], desk: Desk, customer: Customer,
-              exchange: Exchange | None = None) -> None:
-        """Wait until it ends, and hear what it tells meanwhile."""
-        while (received := self._control.receive()) is not None:
-            message = received[0]
-            if isinstance(message, Ask):
-                desk.ask(customer)
-            elif isinstance(message, GiveBack):
-                desk.give_back(customer, message.turn, wants_more=message.wants_more)
-            elif isinstance(message, Dial) and exchange is not None:
-                exchange.connect(message, self._control)
-            elif isinstance(message, Report):
-                heed(message)
-            elif isinstance(message, Seen):
-                self._seen.put(message)
-
-    def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
-        """Ask what its sessions do; ``None`` if it does not say so in time."""
-        with self._looking:
-            self._looks += 1
-            self.tell(Look(self._looks))
-            deadline = time.monotonic() + timeout_s
-            while True:
-                try:
-                    seen = self._seen.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    return None
-                if seen.number == self._looks:
-                    return seen.sessions
-
-    def is_stopped(self) -> bool:
-        """Whether the process stands still, as far as the system tells."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            # Not every system tells; a process that is gone is noticed by whoever waits for it.
-            return False
-        return state in "TtZX"
-
-    def take(self, channel: Channel, sequence: int, greeting: Hello | Courier) -> None:
-        """Give it a client or courier that was let in: the connection itself if that can be, or else the next one.
-
-        Raises:
-            TransportError: It is gone.
-        """
-        try:
-            if not self._port and isinstance(channel, MovableChannel):
-                if isinstance(greeting, Hello):
-                    greeting = msgspec.structs.replace(greeting, token="")
-                descriptor, received = channel.detach(sequence, greeting)
-                try:
-                    self._control.send(Incoming(channel.peer, received), descriptor)
-                finally:
-                    os.close(descriptor)
-            else:
-                channel.send(sequence, Redirect(f":{self._port}", issue(self._key), self._certificate))
-        except OSError as error:
-            raise TransportError(f"The worker {self.pid} takes nobody in: {error}.") from None
-
-    def tell(self, message: msgspec.Struct) -> None:
-        """Send it a message, if it is there to receive one."""
-        try:
-            self._control.send(message)  # type: ignore[arg-type]  # of the kinds that `Control` knows
-        except OSError as error:
-            _log.info("worker %d receives nothing: %s", self.pid, error)
-
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-
-    def end(self, cause: str) -> None:
-        """Kill it, for a reason that is counted."""
-        self.cause = cause
-        self.kill()
-
-    def reap(self) -> int:
-        """Wait for its end, and return its status as `subprocess` gives it."""
-        status = self._process.wait()
-        self._control.close()
-        return status
 
 
 @attrs.define(eq=False)
@@ -223,6 +55,7 @@ class _Post:
     is_placed: bool = False
     is_ready: bool = False
     is_ending: bool = False
+    is_drained: bool = False
     failures: int = 0
     is_excused: bool = False
     """Whether it is known whose program the last worker died of, so that nobody else need wait."""
@@ -264,6 +97,7 @@ class Supervisor:
         self._changed = threading.Condition()
         self._posts: dict[str, _Post] = {}
         self._stopping = False
+        self._draining = False
 
     def worker_of(self, tenant: Tenant, *, patience_s: float | None = PATIENCE_S, is_first: bool = False) -> Worker:
         """Return a tenant's worker, once it serves.
@@ -274,27 +108,38 @@ class Supervisor:
             is_first: Give up at once if it cannot begin.
 
         Raises:
-            RefusedError: It does not, for now.
+            RefusedError: It does not, for now: a `NoWorkerError` if it may soon.
             DjinnError: Why it could not begin, if ``is_first``.
         """
         with self._changed:
+            if self._draining:
+                raise server_drains()
             post = self._posts.get(tenant.name)
-            if post is not None and post.tenant.key != tenant.key:
-                raise RefusedError("Sessions of an earlier token of that name are still ending.",
-                                   hint="Try again in a few seconds.")
+            if post is not None and not self._stopping and (post.is_ending or post.tenant.key != tenant.key):
+                # What is left of the tenant who had that name, or of this one before, ends beside the new worker.
+                if not post.is_ending:
+                    threading.Thread(target=self._end, args=(post, DISPLACED_S, token_ended()), daemon=True).start()
+                post = None
             if post is None and not self._stopping:
                 post = self._posts[tenant.name] = _Post(tenant, self._make_setup(tenant))
                 post.thread = threading.Thread(target=self._attend, args=(post,), name="djinn-supervisor", daemon=True)
                 post.thread.start()
             self._changed.wait_for(
-                lambda: post is None or post.is_ready or post.is_ending or (is_first and post.problem is not None),
-                patience_s)
+                lambda: post is None or post.is_ready or post.is_ending or self._draining or (
+                    is_first and post.problem is not None), patience_s)
             if post is not None and post.is_ready and post.worker is not None:
                 return post.worker
             if is_first and post is not None and post.problem is not None:
                 raise post.problem
-            raise RefusedError("The server has no worker for this session at the moment.",
-                               hint="Try again in a few seconds; the server's log says why.")
+            if self._draining:
+                raise server_drains()
+            if post is None or post.is_ending:
+                raise RefusedError("The tenant's sessions, or the server, are ending.", hint="Try again in a second.",
+                                   retry_after_s=1.0)
+            error = NoWorkerError("The server has no worker for this session at the moment.",
+                                  hint="Try again in a few seconds; the server's log says why.")
+            error.is_starting = post.worker is not None
+            raise error
 
     def present_worker(self, tenant: Tenant) -> Worker:
         """Return a tenant's worker if it serves now.
@@ -333,6 +178,8 @@ class Supervisor:
             posts = list(self._posts.values())
         if self._stopping:
             return "The server is ending."
+        if self._draining:
+            return "The server is draining: it waits for its sessions to end, and takes no new ones."
         if not posts or any(post.is_ready for post in posts):
             return ""
         return "No worker serves at the moment; the server's log says why."
@@ -361,20 +208,32 @@ class Supervisor:
         if customer is not None:
             self._desk.reweigh(customer, tenant.weight)
 
-    def end(self, tenant: Tenant, timeout_s: float) -> bool:
+    def tell(self, tenant: Tenant, message: msgspec.Struct) -> bool:
+        """Send a tenant's worker a message; whether there is one."""
+        with self._changed:
+            post = self._posts.get(tenant.name)
+            worker = post.worker if post is not None and post.tenant.key == tenant.key else None
+        if worker is not None:
+            worker.tell(message)
+        return worker is not None
+
+    def end(self, tenant: Tenant, timeout_s: float, why: DjinnError | None = None) -> bool:
         """End a tenant's worker and its sessions.
 
         Args:
             tenant: The tenant.
             timeout_s: How long programs that run may go on.
+            why: What clients hear.
 
         Returns:
             Whether it ended by itself; it is killed if it does not.
         """
         with self._changed:
             post = self._posts.get(tenant.name)
-            if post is None:
-                return True
+        return post is None or post.tenant.key != tenant.key or self._end(post, timeout_s, why)
+
+    def _end(self, post: _Post, timeout_s: float, why: DjinnError | None = None) -> bool:
+        with self._changed:
             post.is_ending = True
             self._changed.notify_all()
             worker, thread, customer = post.worker, post.thread, post.customer
@@ -382,7 +241,7 @@ class Supervisor:
             # Others need not wait for what it still runs.
             self._desk.leave(customer)
         if worker is not None:
-            worker.tell(Stop(timeout_s))
+            worker.tell(Stop(timeout_s) if why is None else Stop(timeout_s, why.code, why.summary, why.hint))
             if not post.is_ready:
                 worker.kill()
         if thread is None:
@@ -395,6 +254,29 @@ class Supervisor:
             worker.kill()
         thread.join(1)
         return False
+
+    def renew(self) -> list[Worker]:
+        """Have workers begin as `make_setup` says by now, and return those that have begun."""
+        with self._changed:
+            for post in self._posts.values():
+                post.setup = self._make_setup(post.tenant)
+            return [post.worker for post in self._posts.values() if post.worker is not None]
+
+    def drain(self) -> None:
+        """Begin no more sessions. Those that there are may be taken up again when their connections break."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+            workers = [post.worker for post in self._posts.values() if post.worker is not None]
+        for worker in workers:
+            worker.tell(Drain())
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the last session has ended since `drain`."""
+        with self._changed:
+            # A worker that does not serve has none.
+            return self._draining and all(post.is_drained or not post.is_ready for post in self._posts.values())
 
     def stop(self, timeout_s: float) -> bool:
         """End all workers; whether all ended by themselves."""
@@ -456,8 +338,10 @@ class Supervisor:
         with self._changed:
             post.customer = customer
         self._note(post, None, is_ready=True)
-        account = self.ledger.open(post.tenant.name, memory_limit(setup.memory_bytes, setup.limits), post.device)
-        worker.watch(account.heed, self._desk, customer, self._exchange)
+        if self._draining:
+            worker.tell(Drain())
+        account = self.ledger.open(post.tenant.name, setup.limits.memory_bytes, post.device)
+        worker.watch(account.heed, self._desk, customer, lambda: self._drained(post), self._exchange)
         # Before it is said that none serves, so that nobody reads of one that does at the same time.
         self.ledger.close(account)
         self._desk.leave(customer)
@@ -488,6 +372,10 @@ class Supervisor:
                      running.session, delay_s)
         return True
 
+    def _drained(self, post: _Post) -> None:
+        with self._changed:
+            post.is_drained = True
+
     def _device_for(self, post: _Post) -> str:
         """Choose where a worker computes: each anew, since none of its sessions has anything anywhere yet."""
         if not self._devices:
@@ -508,40 +396,6 @@ class Supervisor:
             if problem is not None:
                 post.worker = None
             self._changed.notify_all()
-
-
-def _begin(
-    environment: dict[str, str], nursery: Nursery | None
-) -> tuple[Child | subprocess.Popen[bytes], socket.socket]:
-    """Begin a worker's process: forked if that can be, since otherwise it takes seconds to import PyTorch.
-
-    Returns:
-        The process, and the gateway's end of the channel to it, whose other end no second process ever gets.
-
-    Raises:
-        OSError: It could not be started.
-    """
-    if nursery is not None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                return nursery.spawn(theirs.fileno(), environment), ours
-            except OSError as error:
-                _log.warning("workers begin more slowly from now on: %s", error)
-                # A fork that comes late all the same reads the end of this, and ends.
-                ours.shutdown(socket.SHUT_RDWR)
-                ours.close()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            # Its standard output is not this process's, of which callers expect one line. NumPy's threads, which nobody
-            # uses there, would stay out of the sandbox.
-            process = subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(),
-                                       stdout=2, env=environment | {"OPENBLAS_NUM_THREADS": "1"})
-        except OSError:
-            ours.close()
-            raise
-    return process, ours
 
 
 def _for(tenant: Tenant) -> str:

@@ -21,13 +21,13 @@ _EXPIRY = struct.Struct("<Q")
 _WIDTH = _NONCE_BYTES + _EXPIRY.size + _PROOF_BYTES
 
 
-def issue(key: bytes) -> str:
+def issue(key: bytes, token: bytes = b"") -> str:
     """Make a ticket for the worker that has the key, which no other worker has.
 
-    It is made of 128 random bits, a time on the monotonic clock of this machine, and a proof of 128 bits. So a worker
-    knows it without having been told of it.
+    It is made of 128 random bits, a time on the monotonic clock of this machine, the identity of the token that its
+    client was let in by, and a proof of 128 bits. So a worker knows it without having been told of it.
     """
-    claim = secrets.token_bytes(_NONCE_BYTES) + _EXPIRY.pack(time.monotonic_ns() + int(VALID_S * 1e9))
+    claim = secrets.token_bytes(_NONCE_BYTES) + _EXPIRY.pack(time.monotonic_ns() + int(VALID_S * 1e9)) + token
     return (claim + _proof(key, claim)).hex()
 
 
@@ -43,8 +43,8 @@ class TicketCheck:
         self._lock = threading.Lock()
         self._used: dict[bytes, int] = {}
 
-    def redeem(self, ticket: str) -> None:
-        """Take a ticket.
+    def redeem(self, ticket: str) -> bytes:
+        """Take a ticket, and return the identity of the token that its client was let in by.
 
         Raises:
             RefusedError: It is none, is another worker's, was used, or has expired; which of these is not said.
@@ -55,14 +55,15 @@ class TicketCheck:
         except ValueError:
             data = b""
         claim, proof = data[:-_PROOF_BYTES], data[-_PROOF_BYTES:]
-        good = hmac.compare_digest(_proof(self._key, claim), proof) and len(data) == _WIDTH
-        expires = _EXPIRY.unpack(claim[_NONCE_BYTES:])[0] if good else 0
+        good = len(data) >= _WIDTH and hmac.compare_digest(_proof(self._key, claim), proof)
+        expires = _EXPIRY.unpack_from(claim, _NONCE_BYTES)[0] if good else 0
         with self._lock:
             self._used = {used: until for used, until in self._used.items() if until > now}
             if expires <= now or claim in self._used:
                 raise RefusedError("The ticket is not valid here, or not any more.",
                                    hint="Connect to the server's own address.")
             self._used[claim] = expires
+        return claim[_NONCE_BYTES + _EXPIRY.size:]
 
 
 def _proof(key: bytes, claim: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""The commands ``djinn token create``, ``revoke`` and ``list``."""
+"""The commands ``djinn token create``, ``rotate``, ``revoke`` and ``list``."""
 
 from __future__ import annotations
 
-import datetime
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +10,11 @@ import msgspec
 import typer
 
 from djinn.errors import ConfigurationError
+from djinn_server.expiry import duration_s, end_of, written
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile, default_path
 
-__all__ = ("create", "list_tokens", "revoke")
+__all__ = ("create", "list_tokens", "revoke", "rotate")
 
 USAGE_ERROR = 2
 _Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
@@ -43,6 +44,10 @@ def create(
         min=0, help="MiB that may be moved to memory of the host; 0: what the server says.")] = 0,
     max_programs: Annotated[int, typer.Option(
         min=0, help="Programs that one session has defined; 0: what the server says.")] = 0,
+    expires: Annotated[str, typer.Option(
+        show_default=False, metavar="30d|DATE",
+        help="When the token ends, with the sessions that use it: after 90s, 30m, 12h, 30d or 2w, or at 2027-01-31 or "
+             "2027-01-31T12:00, which are UTC. Never if not given.")] = "",
 ) -> None:
     """Make a token for a new tenant, and print it. It is not kept: only its digest is, so it is printed this once.
 
@@ -50,7 +55,7 @@ def create(
     """
     file = _file(tokens)
     try:
-        token = file.create(name, weight=weight,
+        token = file.create(name, weight=weight, expires=end_of(expires, int(time.time())),
                             limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued,
                                           max_wait_s, max_memory_mib * 2**20, max_host_mib * 2**20, max_programs))
     except ConfigurationError as error:
@@ -60,8 +65,35 @@ def create(
                f"--tokens {file.path}", err=True)
 
 
+def rotate(
+    name: _Name,
+    tokens: _Path = "",
+    overlap: Annotated[str, typer.Option(
+        metavar="24h", help="How long the tenant's other tokens stay good, such as 30m, 24h or 7d; 0s: not at all.",
+    )] = "24h",
+    expires: Annotated[str, typer.Option(
+        show_default=False, metavar="30d|DATE|never",
+        help="When the new token ends, as for create. After as long as the token before it if not given.")] = "",
+) -> None:
+    """Make another token for a tenant, and print it, this once. The tenant's other tokens end after the overlap.
+
+    The tenant stays the same, with limits, weight and sessions. Sessions that were started with an older token end with
+    it; those that are started with the new one do not.
+    """
+    file = _file(tokens)
+    try:
+        overlap_s = duration_s(overlap)
+        until = {"": None, "never": 0}[expires] if expires in ("", "never") else end_of(expires, int(time.time()))
+        token = file.rotate(name, overlap_s, until)
+    except ConfigurationError as error:
+        raise _ended(error) from None
+    typer.echo(token)
+    typer.echo(f"The new token of {name}, this once. Other tokens of {name} are good until "
+               f"{written(int(time.time()) + overlap_s)} at most.", err=True)
+
+
 def revoke(name: _Name, tokens: _Path = "") -> None:
-    """Take a tenant's token away. A server that uses the file ends the tenant's sessions within 5 seconds."""
+    """Take all tokens of a tenant away. A server that uses the file ends the tenant's sessions within 5 seconds."""
     try:
         _file(tokens).revoke(name)
     except ConfigurationError as error:
@@ -69,7 +101,7 @@ def revoke(name: _Name, tokens: _Path = "") -> None:
 
 
 def list_tokens(tokens: _Path = "") -> None:
-    """List tenants: name, day, weight, and their own limits.
+    """List tokens, one on each line: tenant, when made, when it ends, weight, and the tenant's own limits.
 
     These are sessions, bytes in flight, values, operations, programs that wait, seconds that they wait, bytes on the
     device, bytes on the host, and programs of a session.
@@ -78,12 +110,13 @@ def list_tokens(tokens: _Path = "") -> None:
         found = _file(tokens).read().tenants
     except ConfigurationError as error:
         raise _ended(error) from None
+    now_s = time.time()
     for name, entry in sorted(found.items()):
-        day = datetime.datetime.fromtimestamp(entry.created, datetime.UTC).date()
-        own = entry.limits
-        cells = (name, day, f"{entry.weight:g}", *(
-            limit or "-" for limit in msgspec.structs.astuple(own)))
-        typer.echo("\t".join(map(str, cells)))
+        for secret in entry.secrets:
+            end = "-" if not secret.expires else written(secret.expires)
+            cells = (name, written(secret.created)[:10], end if secret.is_valid(now_s) else f"{end} (expired)",
+                     f"{entry.weight:g}", *(limit or "-" for limit in msgspec.structs.astuple(entry.limits)))
+            typer.echo("\t".join(map(str, cells)))
 
 
 def _file(path: str) -> TokenFile:

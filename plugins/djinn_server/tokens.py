@@ -18,19 +18,21 @@ import msgspec
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
+from djinn_server.expiry import LATEST_S
 from djinn_server.limits import Limits
 
-__all__ = ("Entry", "TokenFile", "Tokens", "default_path")
+__all__ = ("Entry", "Secret", "TokenFile", "Tokens", "default_path")
 
 TOKEN_BYTES = 32
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 _SALT_BYTES = 16
 _DIGEST_BYTES = 32
+_IDENTITY_BYTES = 16
 _MAX_FILE_BYTES = 2**24
 _HEX = re.compile(r"[0-9a-f]+")
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Secret(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What is kept of a token.
 
     A token is 256 random bits, which nobody finds by trying: its digest needs to be salted, not slow.
@@ -38,15 +40,49 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     Attributes:
         salt, digest: In hexadecimal.
         created: When, in seconds since 1970.
-        weight: Its tenant's part of what all want, compared with others.
-        limits: What its tenant may use.
+        expires: When it ends, in seconds since 1970; 0: never.
     """
 
     salt: str
     digest: str
     created: int
+    expires: Annotated[int, Meta(ge=0, le=LATEST_S)] = 0
+
+    @property
+    def identity(self) -> bytes:
+        """Tells this token from others, and nothing else about it."""
+        return bytes.fromhex(self.digest)[:_IDENTITY_BYTES]
+
+    def is_valid(self, now_s: float) -> bool:
+        """Whether it lets anybody in at a time, in seconds since 1970."""
+        return not self.expires or now_s < self.expires
+
+
+class Entry(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is kept of a tenant: his newest token, the others that are still good, and what he may use.
+
+    Attributes:
+        weight: The tenant's part of what all want, compared with others.
+        limits: What the tenant may use.
+        others: Older tokens, the newest first.
+        first: Digest of the tenant's first token, if he has had another since. It tells him from one who had his name
+            before.
+    """
+
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     limits: Limits = Limits()
+    others: tuple[Secret, ...] = ()
+    first: str = ""
+
+    @property
+    def key(self) -> str:
+        """Tells the tenant from others, whichever tokens he has."""
+        return self.first or self.digest
+
+    @property
+    def secrets(self) -> tuple[Secret, ...]:
+        """All tokens, the newest first."""
+        return Secret(self.salt, self.digest, self.created, self.expires), *self.others
 
 
 class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,13 +96,14 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Annotated[int, Meta(ge=1, le=1)] = 1
     tenants: dict[Annotated[str, Meta(pattern=NAME)], Entry] = {}
 
-    def find(self, token: str) -> str | None:
-        """Return whose token this is. How long that takes tells nothing of it, nor whose it is."""
+    def find(self, token: str) -> tuple[str, Secret] | None:
+        """Return whose token this is, and which. How long that takes tells nothing of it, nor whose it is."""
         presented = token.encode("utf-8", "surrogateescape")
         found = None
         for name, entry in self.tenants.items():
-            if hmac.compare_digest(_digest(bytes.fromhex(entry.salt), presented), entry.digest):
-                found = name
+            for secret in entry.secrets:
+                if hmac.compare_digest(_digest(bytes.fromhex(secret.salt), presented), secret.digest):
+                    found = name, secret
         return found
 
 
@@ -107,14 +144,20 @@ class TokenFile:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{self.path} is no file of tokens: {error}.",
                                      hint="Move it away and create the tokens anew.") from None
-        if not all(_HEX.fullmatch(text) and len(text) == 2 * size for entry in tokens.tenants.values()
-                   for text, size in ((entry.salt, _SALT_BYTES), (entry.digest, _DIGEST_BYTES))):
+        if not all(_is_hex(secret.salt, _SALT_BYTES) and _is_hex(secret.digest, _DIGEST_BYTES)
+                   for entry in tokens.tenants.values() for secret in entry.secrets):
             raise ConfigurationError(f"{self.path} has an entry that is none of a token.",
                                      hint="Move it away and create the tokens anew.")
         return tokens
 
-    def create(self, name: str, *, weight: float = 1.0, limits: Limits | None = None) -> str:
+    def create(self, name: str, *, weight: float = 1.0, limits: Limits | None = None, expires: int = 0) -> str:
         """Make a token for a new tenant, and return it. It is not kept.
+
+        Args:
+            name: The tenant.
+            weight: See `Entry.weight`.
+            limits: See `Entry.limits`.
+            expires: When it ends, in seconds since 1970; 0: never.
 
         Raises:
             ConfigurationError: The name is taken or makes no sense, or the file cannot be used.
@@ -122,28 +165,48 @@ class TokenFile:
         if not re.fullmatch(NAME, name):
             raise ConfigurationError(f"{name!r} is no name of a tenant.",
                                      hint="Use up to 64 letters, digits, dots, dashes and underscores.")
-        token, salt = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_bytes(_SALT_BYTES)
-        entry = Entry(salt.hex(), _digest(salt, token.encode()), int(time.time()), weight, limits or Limits())
+        token, secret = _made(expires)
+        entry = Entry(secret.salt, secret.digest, secret.created, secret.expires, weight, limits or Limits())
         with self._locked():
-            tenants = self.read().tenants
-            if name in tenants:
+            if name in self.read().tenants:
                 raise ConfigurationError(f"There is a token for {name!r} already.",
                                          hint=f"Take it away first: djinn token revoke {name}")
-            self._write(Tokens(tenants=tenants | {name: entry}))
+            self._put(name, entry)
         return token
 
-    def revoke(self, name: str) -> None:
-        """Take a tenant's token away.
+    def rotate(self, name: str, overlap_s: int, expires: int | None = None) -> str:
+        """Make another token for a tenant, and return it. It is not kept.
+
+        Args:
+            name: The tenant.
+            overlap_s: How long the tokens that he has stay good, in seconds, unless they expire before.
+            expires: When the new one ends, in seconds since 1970; 0: never; ``None``: after as long as the one before.
 
         Raises:
             ConfigurationError: There is none of that name, or the file cannot be used.
         """
         with self._locked():
-            tenants = self.read().tenants
-            if name not in tenants:
-                raise ConfigurationError(f"There is no token for {name!r} in {self.path}.",
-                                         hint="See which there are: djinn token list")
-            self._write(Tokens(tenants={other: entry for other, entry in tenants.items() if other != name}))
+            entry, now_s = self._entry(name), int(time.time())
+            if expires is None:
+                expires = entry.expires and now_s + entry.expires - entry.created
+            token, secret = _made(expires)
+            until = now_s + overlap_s
+            kept = [msgspec.structs.replace(other, expires=min(other.expires or until, until))
+                    for other in entry.secrets]
+            self._put(name, msgspec.structs.replace(
+                entry, salt=secret.salt, digest=secret.digest, created=secret.created, expires=secret.expires,
+                others=tuple(other for other in kept if other.is_valid(now_s)), first=entry.key))
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Take all tokens of a tenant away.
+
+        Raises:
+            ConfigurationError: There is none of that name, or the file cannot be used.
+        """
+        with self._locked():
+            self._entry(name)
+            self._put(name, None)
 
     def state(self) -> tuple[int, int, int] | None:
         """Return what changes with the file; ``None`` if there is none."""
@@ -152,6 +215,17 @@ class TokenFile:
         except OSError:
             return None
         return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def _entry(self, name: str) -> Entry:
+        entry = self.read().tenants.get(name)
+        if entry is None:
+            raise ConfigurationError(f"There is no token for {name!r} in {self.path}.",
+                                     hint="See which there are: djinn token list")
+        return entry
+
+    def _put(self, name: str, entry: Entry | None) -> None:
+        others = {other: kept for other, kept in self.read().tenants.items() if other != name}
+        self._write(Tokens(tenants=others if entry is None else others | {name: entry}))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -184,6 +258,16 @@ class TokenFile:
             if temporary:
                 Path(temporary).unlink(missing_ok=True)
             raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}.") from None
+
+
+def _made(expires: int) -> tuple[str, Secret]:
+    """Make a token, and what is kept of it."""
+    token, salt = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_bytes(_SALT_BYTES)
+    return token, Secret(salt.hex(), _digest(salt, token.encode()), int(time.time()), expires)
+
+
+def _is_hex(text: str, size_bytes: int) -> bool:
+    return _HEX.fullmatch(text) is not None and len(text) == 2 * size_bytes
 
 
 def _digest(salt: bytes, token: bytes) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -43,13 +42,16 @@ from djinn_server.control import (
     Seen,
     Setup,
     Stop,
+    ignore_signals,
 )
 from djinn_server.counting import Meters, Reporter
 from djinn_server.dialing import Dialer
+from djinn_server.grants import Grants
 from djinn_server.limits import Allowances, Limits
 from djinn_server.line import Line
 from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes
+from djinn_server.orders import Orders
 from djinn_server.sandbox.fence import Fence
 from djinn_server.server import Server
 from djinn_server.sessions import Sessions
@@ -72,6 +74,7 @@ class Inlet:
         listener: Where clients come that were sent here, if they do.
         tickets: Lets those in.
         meters: Count whom it does not let in.
+        grants: Entered there is by which token a connection was let in.
 
     Concurrency:
         `hand` and `close` are called by any thread, `accept` by one.
@@ -79,17 +82,18 @@ class Inlet:
 
     def __init__(
         self, transport: Transport, options: ListenOptions, listener: Listener | None, tickets: TicketCheck,
-        meters: Meters,
+        meters: Meters, grants: Grants,
     ) -> None:
         self.address = listener.address if listener is not None else ""
         self._transport = transport
         self._options = options
-        self._listener = listener
+        self.listener = listener
+        self.grants = grants
         self._tickets = tickets
         self._queue: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
         self._meters = meters
         self._room = WaitingRoom(reject=lambda: meters.reject("waiting_room"))
-        self._handed: weakref.WeakSet[Channel] = weakref.WeakSet()
+        self._handed: weakref.WeakKeyDictionary[Channel, bytes] = weakref.WeakKeyDictionary()
         if listener is not None:
             threading.Thread(target=self._accept_from, args=(listener,), name="djinn-inlet", daemon=True).start()
 
@@ -97,7 +101,7 @@ class Inlet:
         """Take over a connection, whose client was let in."""
         if isinstance(self._transport, AdoptingTransport):
             channel = self._transport.adopt(descriptor, incoming.received, incoming.peer, self._options)
-            self._handed.add(channel)
+            self._handed[channel] = incoming.token
             self._queue.put(channel)
 
     def admit(self, channel: Channel, hello: Hello) -> None:
@@ -106,13 +110,15 @@ class Inlet:
         Raises:
             RefusedError: The gateway has not sent him.
         """
-        if channel not in self._handed:
+        token = self._handed.get(channel)
+        if token is None:
             try:
-                self._tickets.redeem(hello.ticket)
+                token = self._tickets.redeem(hello.ticket)
             except RefusedError:
                 self._meters.reject("ticket")
                 raise
             self._room.leave(channel)
+        self.grants.admit(channel, token)
 
     def accept(self) -> Channel | None:
         """Wait for a connection; see `djinn.kinds.transport.Listener.accept`."""
@@ -120,8 +126,8 @@ class Inlet:
 
     def close(self) -> None:
         """Stop accepting; see `djinn.kinds.transport.Listener.close`."""
-        if self._listener is not None:
-            self._listener.close()
+        if self.listener is not None:
+            self.listener.close()
             self._room.close()
         self._queue.put(None)
 
@@ -133,8 +139,7 @@ class Inlet:
 
 def main() -> None:
     """Serve until the gateway says so, or is gone."""
-    # Ctrl-C reaches all processes of a terminal. The gateway's is the one that counts.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_signals()
     control = Control(socket.socket(fileno=os.dup(0)), takes_descriptors=True)
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
         os.dup2(nothing.fileno(), 0)
@@ -155,7 +160,9 @@ def main() -> None:
     control.send(Ready(server.device, inlet.address))
     reporter = Reporter(server.report, control.send)
     reporter.start()
-    stopped = server.stop(_obey(control, inlet.hand, allowances, line, server.limit_memory, dialer, server.sessions))
+    orders = Orders(control, server, inlet.grants, inlet.listener)
+    stop = _obey(control, inlet.hand, allowances, line, server.limit_memory, dialer, server.sessions, orders)
+    stopped = server.stop(stop.timeout_s, Goodbye(stop.code, stop.summary, stop.hint))
     reporter.stop()
     logging.shutdown()
     # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
@@ -186,9 +193,9 @@ class GatewayTurns:
 
 def _obey(
     control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line,
-    limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions,
-) -> float:
-    """Do what the gateway says, until it says to stop; return how long programs may go on."""
+    limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions, orders: Orders,
+) -> Stop:
+    """Do what the gateway says, until it says to stop."""
     while (received := control.receive()) is not None:
         message, descriptor = received
         if isinstance(message, Incoming) and descriptor is not None:
@@ -211,9 +218,11 @@ def _obey(
         elif isinstance(message, EndSession):
             sessions.end(message.session, Goodbye(message.code, message.summary, message.hint))
         elif isinstance(message, Stop):
-            return message.timeout_s
+            return message
+        else:
+            orders.obey(message, descriptor)
     _log.warning("the gateway has vanished")
-    return STOP_TIMEOUT_S
+    return Stop(STOP_TIMEOUT_S)
 
 
 def _open(
@@ -240,8 +249,8 @@ def _open(
     executor: Executor = plugins.choose("executor", "torch").open(setup.device)
     if listener is None and not isinstance(transport, AdoptingTransport):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
-    meters = Meters()
-    inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key), meters)
+    meters, grants = Meters(), Grants()
+    inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key), meters, grants)
     allowances = Allowances(setup.limits, meters.reject)
     line = Line(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
                 settle=executor.settle if isinstance(executor, SettlingExecutor) else _nothing, reject=meters.reject,
@@ -252,10 +261,10 @@ def _open(
     watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
                     keep_bytes=setup.keep_bytes,
-                    looks_ahead=setup.looks_ahead, memory_bytes=setup.memory_bytes,
+                    looks_ahead=setup.looks_ahead,
                     tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
-                    meters=meters, line=line, lease_s=setup.lease_s)
+                    meters=meters, line=line, lease_s=setup.lease_s, grants=grants)
     return server, inlet, allowances, line
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import platform
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ from djinn.errors import (
     ProtocolError,
     ProtocolVersionError,
     RefusedError,
+    TokenEndedError,
     TransportError,
 )
 from djinn.kinds.transport import ConnectOptions
@@ -38,12 +37,13 @@ from djinn.protocol.messages import (
     Welcome,
 )
 from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
-from djinn.protocol.reuse import after, introduce
+from djinn.protocol.reuse import after
 from djinn_transport_tcp.address import parse_address, redirected
 from djinn_transport_tcp.copies import Copies
+from djinn_transport_tcp.greeting import Wish, hello, welcomed
 from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix, reason_of
 from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused
+from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused, unanswered
 from djinn_transport_tcp.sockets import ByteStream, StalledError
 from djinn_transport_tcp.stream import FrameStream, views_of
 from djinn_transport_tcp.tls import TlsError, client_context
@@ -56,6 +56,8 @@ _random = random.SystemRandom()
 
 GOODBYE_S = 1.0
 """How long what is still to be sent may take when the session ends."""
+MIN_SILENCE_S = 5.0
+"""How long a server that is starting a worker may say nothing, if the time to connect allows no more."""
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
 
@@ -123,6 +125,8 @@ def reach(
     except ConfigurationError as error:
         raise TransportError(f"{address} leads to {target}, which cannot be trusted: {error.summary}",
                              hint="See how the server was started.") from None
+    # The worker may have taken longer to start than the first connection was allowed to take without a word.
+    deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened_there, options.request_timeout_s)
     # Whoever asks means the server's own, which is what vouches for the other.
     connection.vouched_until_s = expires_s
@@ -136,19 +140,6 @@ def reach(
 
 FLUSH_EVERY = 8
 """Operations of the first batch that is sent early; execution of a batch overlaps with the recording of the next."""
-
-
-@attrs.frozen
-class Wish:
-    """What a greeting says about sessions that go on.
-
-    Attributes:
-        resumes, resume, answered: See `djinn.protocol.messages.Hello`.
-    """
-
-    resumes: bool = False
-    resume: bytes = b""
-    answered: int = 0
 
 
 class SocketConnection:
@@ -263,39 +254,26 @@ class SocketConnection:
             RefusedError, ProtocolVersionError: The server says no.
             TransportError: What answers is no server, or nothing does.
         """
-        wish = wish or Wish()
-        return self.introduce(Hello(
-            PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
-            *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered), deadline)
+        return self.introduce(hello(token, owner, secret, ticket, wish or Wish()), deadline)
 
     def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
         """Send a greeting and learn who answers; see `greet`."""
         self._frames.stream.deadline = deadline
+        silence_s = max(deadline - time.monotonic(), MIN_SILENCE_S)
         try:
-            answer = self._welcomed(greeting)
+            self._sequence = 1
+            self._outbox.send(views_of(self._sequence, greeting, ()), waits=True)
+            answer = welcomed(self.address, greeting, lambda: self._read()[1], self._frames.stream, silence_s)
         except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
-            raise self._ended(error) from None
+            is_late = isinstance(error, TimeoutError) and time.monotonic() >= self._frames.stream.deadline
+            ended = self._ended(error)
+            raise (unanswered(self.address, silence_s) if is_late else ended) from None
         self._frames.stream.deadline = None
         self._frames.stream.stall_timeout_s = self._request_timeout_s
         if isinstance(answer, Redirect):
             return answer
         self.welcome = answer
         return None
-
-    def _welcomed(self, greeting: Hello | Courier) -> Welcome | Redirect:
-        self._sequence = 1
-        self._outbox.send(views_of(self._sequence, greeting, ()), waits=True)
-        _, answer, _ = self._read()
-        if isinstance(answer, Redirect) and isinstance(greeting, Hello):
-            return answer
-        if not isinstance(answer, Welcome):
-            raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
-        if answer.protocol != PROTOCOL_VERSION or answer.byte_order != sys.byteorder:
-            raise ProtocolVersionError(
-                f"The server speaks protocol {answer.protocol} and is {answer.byte_order}-endian, this client "
-                f"protocol {PROTOCOL_VERSION} and {sys.byteorder}-endian.",
-                hint="Install the same djinn release on both, on machines of the same byte order.")
-        return answer
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch that wants no answer; see `djinn.kinds.transport.Connection.submit`."""
@@ -442,6 +420,8 @@ class SocketConnection:
             try:
                 if attempt_s > 0:
                     return self._adopt(attempt_s)
+            except TokenEndedError:
+                raise
             except (RefusedError, ProtocolVersionError, ProtocolError) as error:
                 raise self._gone(reason, error.summary) from None
             except TransportError as error:

@@ -50,9 +50,13 @@ def listen(address: str, options: ListenOptions) -> SocketListener:
 def listen_tls(address: str, options: ListenOptions) -> SocketListener:
     """Listen on an address with TLS; see `djinn.kinds.transport.Transport.listen`."""
     parse_address(address, scheme="tls", listening=True)
-    context = server_context(options)
+    held = [server_context(options)]
+
+    def renew(options: ListenOptions) -> None:
+        held[0] = server_context(options)
+
     return _listen(address, "tls", options,
-                   lambda peer, sock: SocketChannel(peer, ByteStream(TlsSocket(sock, context)), options))
+                   lambda peer, sock: SocketChannel(peer, ByteStream(TlsSocket(sock, held[0])), options), renew)
 
 
 def adopt(descriptor: int, received: bytes, peer: str, options: ListenOptions) -> PlainSocketChannel:
@@ -62,6 +66,7 @@ def adopt(descriptor: int, received: bytes, peer: str, options: ListenOptions) -
 
 def _listen(
     address: str, scheme: str, options: ListenOptions, make: Callable[[str, socket.socket], SocketChannel],
+    renew: Callable[[ListenOptions], None] | None = None,
 ) -> SocketListener:
     host, port = parse_address(address, scheme=scheme, listening=True)
     try:
@@ -75,7 +80,7 @@ def _listen(
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.") from None
     port = sock.getsockname()[1]
     return SocketListener(format_address(host, port, scheme), sock, options,
-                          lambda sock, peer: make(format_address(peer[0], peer[1], scheme), sock))
+                          lambda sock, peer: make(format_address(peer[0], peer[1], scheme), sock), renew=renew)
 
 
 def listen_unix(address: str, options: ListenOptions) -> SocketListener:
@@ -159,8 +164,10 @@ class SocketListener:
         self, address: str, sock: socket.socket, options: ListenOptions,
         make: Callable[[socket.socket, Any], SocketChannel],
         clean_up: Callable[[], None] = lambda: None,
+        renew: Callable[[ListenOptions], None] | None = None,
     ) -> None:
         self.address = address
+        self._renew = renew
         self._socket = sock
         self._options = options
         self._make = make
@@ -191,6 +198,11 @@ class SocketListener:
                 _log.info("A connection was gone before it was accepted: %s", error)
                 sock.close()
         return None
+
+    def renew(self, options: ListenOptions) -> None:
+        """Use other certificates; see `djinn_server.reloading.RenewableListener.renew`. Without TLS there are none."""
+        if self._renew is not None:
+            self._renew(options)
 
     def close(self) -> None:
         """Stop accepting. Never raises, may be called twice or from another thread."""
@@ -274,7 +286,9 @@ class SocketChannel:
         return self.is_gone() and self._frames.stream.ends_with(_GOODBYE)
 
     def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Send a message with its tensors. A refusal is the last message: nothing that comes after it is looked at.
+        """Send a message with its tensors.
+
+        A refusal, and a goodbye with a reason, is the last message: nothing that comes after it is looked at.
 
         Raises:
             TransportError: The connection broke, or the other side did not take it in time.
@@ -284,7 +298,7 @@ class SocketChannel:
             self._frames.write(sequence, message, tensors)
         except OSError as error:
             raise self._broken(error) from None
-        if isinstance(message, Refusal):
+        if isinstance(message, Refusal) or (isinstance(message, Goodbye) and message.code):
             # Whatever the other side does from here on is its own affair.
             with contextlib.suppress(OSError):
                 self._linger()

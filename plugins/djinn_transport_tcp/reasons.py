@@ -8,17 +8,20 @@ from djinn.errors import (
     ProtocolVersionError,
     RefusedError,
     RemoteTimeoutError,
+    ServerDrainingError,
     SessionTerminatedError,
+    TokenEndedError,
     TransportError,
 )
 from djinn.protocol.messages import Goodbye, Refusal
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.tls import TlsError
 
-__all__ = ("AGAIN", "explained", "goodbye", "refused")
+__all__ = ("AGAIN", "explained", "goodbye", "refused", "unanswered")
 
 _FINAL = {kind.code: kind for kind in (ProgramTimeoutError, SessionTerminatedError)}
 """What the server has ended for good: to go on elsewhere, or to do it again, would be wrong."""
+_REFUSALS = {kind.code: kind for kind in (RefusedError, ServerDrainingError, TokenEndedError)}
 AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
 
 
@@ -29,15 +32,23 @@ def goodbye(address: str, said: Goodbye) -> Exception:
     return TransportError(f"The connection to {address} is gone: the server has ended the session.", hint=AGAIN)
 
 
+def unanswered(address: str, silence_s: float) -> RemoteTimeoutError:
+    """Say that nobody has answered the greeting."""
+    return RemoteTimeoutError(f"{address} did not answer the greeting within {silence_s:.3g} s.",
+                              hint="See whether a djinn server listens there and what its log says; allow more time "
+                                   "with connect_timeout_s if it only has too much to do.")
+
+
 def refused(address: str, refusal: Refusal) -> Exception:
     """Say what the server said when it refused."""
     if refusal.code == ProtocolVersionError.code:
         return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
     if refusal.code in _FINAL:
         return _FINAL[refusal.code](f"{address} has ended the session: {refusal.summary}", hint=refusal.hint)
-    code = "" if refusal.code == RefusedError.code else f" [{refusal.code}]"
-    return RefusedError(f"The server at {address} says:{code} {refusal.summary}", hint=refusal.hint,
-                        retry_after_s=refusal.retry_after_s)
+    code = "" if refusal.code in _REFUSALS else f" [{refusal.code}]"
+    kind = _REFUSALS.get(refusal.code, RefusedError)
+    return kind(f"The server at {address} says:{code} {refusal.summary}", hint=refusal.hint,
+                retry_after_s=refusal.retry_after_s)
 
 
 def explained(address: str, error: Exception) -> Exception:

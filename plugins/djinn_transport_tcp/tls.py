@@ -78,7 +78,10 @@ def server_context(options: ListenOptions) -> ssl.SSLContext:
     context.num_tickets = 0
     _load_pair(context, options.tls_cert, options.tls_key)
     if options.tls_client_ca:
-        _load("authorities", options.tls_client_ca, lambda: context.load_verify_locations(options.tls_client_ca))
+        # It may be the certificates themselves, for processes that cannot open the file.
+        given = options.tls_client_ca
+        _load("authorities", "the server" if "\n" in given else given, lambda: context.load_verify_locations(
+            **({"cadata": given} if "\n" in given else {"cafile": given})))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

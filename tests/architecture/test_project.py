@@ -78,7 +78,7 @@ def test_the_wheel_carries_kernel_plugins_kit_and_specs(wheel: zipfile.ZipFile) 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == {"djinn", "djinn_conformance", "djinn_torch-0.1.0.dist-info", *FOLDERS}
+    assert tops == {"djinn", "djinn_conformance", "djinn_start.py", "djinn_torch-0.1.0.dist-info", *FOLDERS}
     assert not [name for name in wheel.namelist() if "__pycache__" in name]
 
 
@@ -86,5 +86,5 @@ def test_the_wheel_announces_its_plugins_the_program_and_the_kit(wheel: zipfile.
     parser = ConfigParser(delimiters=("=",))
     parser.read_string(wheel.read("djinn_torch-0.1.0.dist-info/entry_points.txt").decode())
     assert set(parser["djinn"]) == {folder.replace("_", "-") for folder in FOLDERS}
-    assert parser["console_scripts"]["djinn"] == "djinn.cli:main"
+    assert parser["console_scripts"]["djinn"] == "djinn_start:main"
     assert parser["pytest11"]["djinn-conformance"] == "djinn_conformance.plugin"

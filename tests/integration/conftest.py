@@ -77,7 +77,8 @@ class StartServer(Protocol):
 
 def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> ServerProcess:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    process = WarmPython(PROGRAM, ["serve", "--threads", "1", *arguments], environment=clean | environment, log=log)
+    process = WarmPython(PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
+                         environment=clean | environment, log=log)
     patience = threading.Timer(START_TIMEOUT_S, process.kill)
     patience.start()
     line = process.stdout.readline()

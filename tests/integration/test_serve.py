@@ -207,7 +207,7 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = run_serve("--port", str(port))
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert f"Cannot listen on tcp://127.0.0.1:{port}" in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -97,7 +97,7 @@ def test_what_a_dead_server_left_is_replaced(start_server: Any, path: Path) -> N
 def test_a_living_server_is_not_replaced(start_server: Any, path: Path) -> None:
     server = start_server("--unix", str(path))
     ended = run("serve", "--unix", str(path))
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert f"Cannot listen on {server.address}: another server listens there" in ended.stderr
     assert "Traceback" not in ended.stderr
     synchronize(server.address)

@@ -58,7 +58,7 @@ class Serving:
     def __init__(self, log: Path, *arguments: str, prelude: str = "", **environment: str) -> None:
         self.log = log
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        self.process = WarmPython(prelude + PROGRAM, ["serve", "--threads", "1", *arguments],
+        self.process = WarmPython(prelude + PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
                                   environment=clean | environment, log=log)
         patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
         patience.start()

@@ -1,0 +1,128 @@
+"""Taking a changed configuration over while sessions run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from djinn.errors import ConfigurationError
+from djinn.kinds.transport import Listener, ListenOptions
+from djinn_server.control import Renew
+from djinn_server.supervisor import Supervisor
+from djinn_server.tenants import KnownTenants, OneTenant
+
+if TYPE_CHECKING:
+    from djinn_server.command import Offer
+
+__all__ = ("Reloading", "RenewableListener")
+
+_log = logging.getLogger("djinn.server")
+
+
+@runtime_checkable
+class RenewableListener(Protocol):
+    """A `djinn.kinds.transport.Listener` that can have another certificate while its connections last."""
+
+    def renew(self, options: ListenOptions) -> None:
+        """Use other certificates for connections from now on; those that there are stay as they are.
+
+        Args:
+            options: As for `djinn.kinds.transport.Transport.listen`; only what it says of certificates counts.
+
+        Raises:
+            ConfigurationError: They cannot be used. Then those from before stay.
+        """
+
+
+class Reloading:
+    """Has a server use another configuration, whole or not at all.
+
+    Args:
+        offer: What the server offers now.
+        read: Reads it again; returns it, and names of options that would be others but take a restart.
+        check: Raises if it contradicts itself.
+        listener: Where clients connect.
+        tenants: Who is let in.
+        supervisor: Has the workers.
+        apply: Has workers keep to what tenants may do by now.
+
+    Attributes:
+        offer: What the server offers.
+
+    Concurrency:
+        One thread calls `reload`; any reads `offer`.
+    """
+
+    def __init__(self, offer: Offer, read: Callable[[], tuple[Offer, list[str]]], check: Callable[[Offer], object],
+                 listener: Listener, tenants: KnownTenants | OneTenant, supervisor: Supervisor,
+                 apply: Callable[[], None]) -> None:
+        self.offer = offer
+        self._read = read
+        self._check = check
+        self._listener = listener
+        self._tenants = tenants
+        self._supervisor = supervisor
+        self._apply = apply
+
+    def reload(self) -> None:
+        """Read the configuration again, and use it from now on. No session ends.
+
+        Raises:
+            ConfigurationError: Something is wrong with it; says what. Then all stays as it was.
+        """
+        offer, left = self._read()
+        self._check(offer)
+        if bool(offer.tls_cert) != bool(self.offer.tls_cert):
+            raise ConfigurationError("tls-cert cannot come or go while the server runs: its address would be another.",
+                                     hint="Restart the server.")
+        certificate = _read_certificate(offer) if offer.tls_cert else b""
+        authorities = _read(offer.tls_client_ca).decode("ascii", "replace") if offer.tls_client_ca else ""
+        if isinstance(self._tenants, KnownTenants):
+            # What can fail comes before what cannot: with the certificates, all of it is done or nothing.
+            self._tenants.check()
+        if isinstance(self._listener, RenewableListener):
+            self._listener.renew(ListenOptions(tls_cert=offer.tls_cert, tls_key=offer.tls_key,
+                                               tls_client_ca=offer.tls_client_ca))
+        for name in left:
+            _log.warning("%s is another in the file, which takes a restart: it stays as it was", name)
+        self.offer = offer
+        if isinstance(self._tenants, KnownTenants):
+            self._tenants.renew(offer.limits)
+        else:
+            self._tenants.renew(offer.token, offer.limits)
+        for worker in self._supervisor.renew():
+            if certificate:
+                descriptor = _opened(worker.pair.encode() or certificate)
+                try:
+                    worker.tell(Renew(authorities), descriptor)
+                finally:
+                    os.close(descriptor)
+        self._apply()
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _read_certificate(offer: Offer) -> bytes:
+    """Return the certificate, its chain and its key, as one PEM file has them."""
+    return b"\n".join(_read(path) for path in (offer.tls_cert, offer.tls_key) if path)
+
+
+def _opened(content: bytes) -> int:
+    """Put something into a file without a name, which ends with its last descriptor; return one."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("djinn-certificate")
+    else:
+        descriptor, path = tempfile.mkstemp()
+        os.unlink(path)  # noqa: PTH108  # by the name that `mkstemp` gave
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return descriptor

@@ -1,0 +1,94 @@
+"""The gateway's watch over tenants: whose tokens have ended, and whose limits have changed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from djinn.errors import TokenEndedError
+from djinn_server.control import EndSessions
+from djinn_server.supervisor import Supervisor
+from djinn_server.tenants import Tenant, Tenants
+
+__all__ = ("TenantWatch",)
+
+LOOK_S = 0.25
+"""How often to look. What a look costs is that of asking the system whether a file has changed."""
+END_TIMEOUT_S = 1.0
+"""How long programs of somebody who is no tenant any more may go on. A second later his worker is killed: that leaves
+some of the 5 s within which sessions are to end for a processor that others use."""
+_log = logging.getLogger("djinn.server")
+
+
+class TenantWatch:
+    """Ends sessions whose tokens have ended, and tells workers of other limits.
+
+    Args:
+        tenants: Who is let in.
+        supervisor: Has the workers.
+
+    Concurrency:
+        `start` and `stop` are called by one thread; `let_in` and `look` by any.
+    """
+
+    def __init__(self, tenants: Tenants, supervisor: Supervisor) -> None:
+        self._tenants = tenants
+        self._supervisor = supervisor
+        self._lock = threading.Lock()
+        self._used: set[tuple[str, str, bytes]] = set()
+        """Name and key of a tenant, and a token that has let sessions of his in."""
+        self._ending: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="djinn-tenants", daemon=True)
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopping.set()
+
+    def let_in(self, tenant: Tenant, token: bytes) -> None:
+        """A token lets a session of a tenant in, or one that is taken up."""
+        with self._lock:
+            self._used.add((tenant.name, tenant.key, token))
+
+    def look(self) -> None:
+        """Do what is due."""
+        for tenant in self._supervisor.tenants():
+            now = self._tenants.current(tenant)
+            if now is not None:
+                self._supervisor.change(now)
+            else:
+                self._begin_end(tenant)
+        with self._lock:
+            used = list(self._used)
+        for name, key, token in used:
+            tenant = Tenant(name, key=key)
+            why = self._tenants.why_ended(tenant, token)
+            if why is not None:
+                with self._lock:
+                    self._used.discard((name, key, token))
+                if self._supervisor.tell(tenant, EndSessions(token, why.code, why.summary, why.hint)):
+                    _log.warning("%s: %s Sessions that were let in by it end.", name, why.summary)
+
+    def _begin_end(self, tenant: Tenant) -> None:
+        with self._lock:
+            if tenant.key in self._ending:
+                return
+            self._ending.add(tenant.key)
+        why = self._tenants.why_ended(tenant, b"")
+        _log.warning("%s: %s All sessions of this tenant end.", tenant.name, "" if why is None else why.summary)
+        threading.Thread(target=self._end, args=(tenant, why), daemon=True).start()
+
+    def _end(self, tenant: Tenant, why: TokenEndedError | None) -> None:
+        try:
+            self._supervisor.end(tenant, END_TIMEOUT_S, why)
+        finally:
+            with self._lock:
+                self._ending.discard(tenant.key)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            self.look()

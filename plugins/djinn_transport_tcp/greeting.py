@@ -1,0 +1,84 @@
+"""The greeting at a client's end: what it says, and which answers it takes."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import time
+from collections.abc import Callable
+
+import attrs
+import torch
+
+from djinn.errors import ProtocolError, ProtocolVersionError
+from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Hello, Message, Redirect, Starting, Welcome
+from djinn.protocol.reuse import introduce
+from djinn_transport_tcp.sockets import ByteStream
+
+__all__ = ("Wish", "hello", "welcomed")
+
+_log = logging.getLogger("djinn.transport")
+
+
+@attrs.frozen
+class Wish:
+    """What a greeting says about sessions that go on.
+
+    Attributes:
+        resumes, resume, answered: See `djinn.protocol.messages.Hello`.
+    """
+
+    resumes: bool = False
+    resume: bytes = b""
+    answered: int = 0
+
+
+def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
+    """Make the greeting; see `djinn_transport_tcp.client.SocketConnection.greet`."""
+    return Hello(
+        PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
+        *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered)
+
+
+def welcomed(
+    address: str, greeting: Hello | Courier, read: Callable[[], Message], stream: ByteStream, silence_s: float,
+) -> Welcome | Redirect:
+    """Wait for the answer to a greeting, for as long as the server says that a worker is starting.
+
+    Args:
+        address: Of the server.
+        greeting: What was said.
+        read: Receives a message.
+        stream: What the messages come by.
+        silence_s: How long the server may say nothing after it has said something.
+
+    Raises:
+        ProtocolError: It is no answer.
+        ProtocolVersionError: The other side does not understand this one.
+    """
+    answer = read()
+    if isinstance(answer, Starting):
+        _log.warning("%s is starting a worker for this session: waiting for it", address)
+    while isinstance(answer, Starting):
+        stream.deadline = time.monotonic() + silence_s
+        answer = read()
+    if isinstance(answer, Redirect) and isinstance(greeting, Hello):
+        return answer
+    if not isinstance(answer, Welcome):
+        raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
+    _check(answer)
+    return answer
+
+
+def _check(welcome: Welcome) -> None:
+    """Make sure that the server and this client understand each other.
+
+    Raises:
+        ProtocolVersionError: They do not.
+    """
+    if welcome.protocol != PROTOCOL_VERSION or welcome.byte_order != sys.byteorder:
+        raise ProtocolVersionError(
+            f"The server speaks protocol {welcome.protocol} and is {welcome.byte_order}-endian, this client protocol "
+            f"{PROTOCOL_VERSION} and {sys.byteorder}-endian.",
+            hint="Install the same djinn release on both, on machines of the same byte order.")
