@@ -167,7 +167,10 @@ def _learn(
     plan = _plan_of(node.signature) if is_all else None
     found = None if plan is None else (plan, list(node.numbers))
     reals = _reals(numbers)
-    is_lifted = not looks and _binds(function, node) and [*map(repr, node.numbers)] == [*map(repr, numbers)]
+    # By name, numbers may come in any order; which is which cannot be seen where two are alike.
+    is_told_apart = not kwargs or len(set(reals)) == len(reals)
+    is_same = [*map(repr, node.numbers)] == [*map(repr, numbers)]
+    is_lifted = is_same and is_told_apart and not looks and _binds(function, node)
     if plan is not None and is_lifted:
         _remember(key, (plan, None))
     elif reals and not isinstance(key[0], tuple):

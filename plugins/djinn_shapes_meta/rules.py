@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from djinn.model.schema import ReturnKind, SchemaFacts
+from djinn_shapes_meta.layouts import is_canonical
 
 Rule = Callable[[Sequence[torch.Tensor]], bool]
 """Says whether the meta kernel can be believed for these tensor arguments."""
@@ -168,7 +169,7 @@ def _no_bools(tensors: Sequence[torch.Tensor]) -> bool:
 def _convolution(tensors: Sequence[torch.Tensor]) -> bool:
     """The layout of the result follows the input's or the weight's, by rules of the library that computes it."""
     return _same_dtype(tensors) and all(
-        tensor.is_contiguous() and not (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+        is_canonical(tensor) and not (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
         for tensor in tensors[:2]
     )
 
@@ -182,6 +183,23 @@ def _last_is_index(tensors: Sequence[torch.Tensor]) -> bool:
     return index.dtype in _INDEX_DTYPES and index.dim() <= 1 and all(tensor.dtype is source.dtype for tensor in out)
 
 
+def _same_shape(tensors: Sequence[torch.Tensor]) -> bool:
+    """Kernels take gradients of another size, and do not look."""
+    return len({tensor.shape for tensor in tensors}) == 1 and all(
+        tensor.numel() and tensor.dtype in _FLOATS for tensor in tensors) and (
+        all(map(_is_dense, tensors)) or (_same_dtype(tensors) and not any(map(_is_repeated_half, tensors))))
+
+
+def _canonical(tensors: Sequence[torch.Tensor]) -> bool:
+    """Some kernels hand strides on that a dimension of one element has, some do not."""
+    return all(map(is_canonical, tensors))
+
+
+def _group_norm(tensors: Sequence[torch.Tensor]) -> bool:
+    """Kernels want an input that is contiguous in some memory format."""
+    return _full_precision(tensors) and tensors[0].is_contiguous()
+
+
 def _full_precision(tensors: Sequence[torch.Tensor]) -> bool:
     """For halves, the CPU keeps statistics in the input's dtype and meta says float32."""
     return all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors)
@@ -192,7 +210,7 @@ def _all_contiguous(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _plain_and_full_precision(tensors: Sequence[torch.Tensor]) -> bool:
-    return _full_precision(tensors) and _all_contiguous(tensors)
+    return _full_precision(tensors) and _canonical(tensors)
 
 
 def _not_empty(tensors: Sequence[torch.Tensor]) -> bool:
@@ -223,9 +241,14 @@ _RULES: Mapping[str, Rule] = {
     "addbmm": partial(_added_to_product, sums=1),
     "aten::addbmm_": partial(_added_to_product, in_place=True, sums=1),
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d"), _convolution),
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _integers),
-    **dict.fromkeys(("native_layer_norm", "native_group_norm"), _full_precision),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift",
+                     "bitwise_right_shift", "lcm", "gcd"), _integers),
+    "native_layer_norm": _full_precision,
+    "native_group_norm": _group_norm,
     **dict.fromkeys(("native_layer_norm_backward", "native_group_norm_backward"), _plain_and_full_precision),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _same_shape),
+    **dict.fromkeys(("isfinite", "isinf", "convolution_backward", "nll_loss2d_backward", "replication_pad2d_backward",
+                     "replication_pad3d_backward"), _canonical),
     "aten::pow.Scalar": _all_contiguous,
     # They lay their destination out as their argument.
     **dict.fromkeys(("aten::replication_pad2d.out", "aten::replication_pad3d.out"), _all_contiguous),

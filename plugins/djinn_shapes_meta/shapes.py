@@ -10,6 +10,7 @@ import torch
 from djinn.kinds import Inference, OutputSpec
 from djinn.model.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.model.spec import tensors_in
+from djinn_shapes_meta.layouts import corrected
 from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
 
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
@@ -63,7 +64,7 @@ class MetaShapes:
             results.append(specs if kind is ReturnKind.LIST else specs[0] if specs else None)
         if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(operator, arguments, before):
             return None
-        return Inference(tuple(results), tuple(map(OutputSpec.of, arguments)))
+        return Inference(corrected(facts, args, kwargs, results), tuple(map(OutputSpec.of, arguments)))
 
 
 def _is_unchecked(

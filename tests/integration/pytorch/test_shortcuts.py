@@ -117,6 +117,15 @@ def test_a_number_that_decides_which_operator_runs_is_looked_at_again(
             assert torch.equal(results[1].cpu(), results[0])
 
 
+def test_numbers_by_name_keep_their_names(operands: tuple[Tensors, Tensors]) -> None:
+    (x, y, _, b), (remote_x, remote_y, _, remote_b) = operands
+    with torch.no_grad():
+        for alpha, beta in ((0.5, 0.5), (0.5, 2.0), (2.0, 0.5)):
+            for names in ({"alpha": alpha, "beta": beta}, {"beta": beta, "alpha": alpha}):
+                got = torch.addmm(remote_b, remote_x, remote_y, **names)
+                assert torch.equal(got.cpu(), torch.addmm(b, x, y, **names))
+
+
 def test_zeros_of_either_sign_and_nan_are_numbers_of_their_own(operands: tuple[Tensors, Tensors]) -> None:
     (x, *_), (remote, *_) = operands
     with torch.no_grad():
