@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from djinn_guard_core.expectations import Named, expect, same_size, size_is
+from djinn_guard_core.expectations import Named, expect, numel_is, same_size, size_is
 from djinn_guard_core.layers import Rule
 
 __all__ = ("FAULTS", "FAULTS_READ")
@@ -60,6 +60,24 @@ def _linear_combination(named: Named) -> None:
     expect(tensor.dtype is coefficients.dtype, "input and coefficients of other dtypes")
     if "out" in named:
         size_is(named, "out", (coefficients.shape[0], *tensor.shape[1:]))
+        expect(named["out"].dtype is tensor.dtype, "input and out of other dtypes")
+
+
+def _stacked(named: Named) -> None:
+    tensors = named["tensors"]
+    expect(len(tensors) > 0 and all(tensor.shape == tensors[0].shape for tensor in tensors),
+           "stack expects each tensor to be equal size")
+
+
+def _projected(named: Named) -> None:
+    tensor, heads = named["qkv"], named["num_heads"]
+    expect(tensor.dim() == 3 and heads > 0 and tensor.shape[2] % (3 * heads) == 0, f"qkv does not fit {heads} heads")
+    numel_is(named, "qkv_bias", tensor.shape[2])
+
+
+def _copied_lists(named: Named) -> None:
+    tensors, sources = named["self"], named["src"]
+    expect(len(tensors) == len(sources), f"{len(tensors)} and {len(sources)} tensors")
 
 
 def _resampled(named: Named) -> None:
@@ -109,6 +127,9 @@ FAULTS: Mapping[str, Rule] = {
     **dict.fromkeys(("lcm", "lcm_"), _common_multiple),
     "_masked_softmax": _masked_softmax,
     "_compute_linear_combination": _linear_combination,
+    "_foreach_copy": _copied_lists,
+    "_stack": _stacked,
+    "_transform_bias_rescale_qkv": _projected,
     **dict.fromkeys(_RESAMPLING, _resampled),
     "linalg_lstsq": _least_squares,
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_"), _noise),

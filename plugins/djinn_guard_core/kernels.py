@@ -182,7 +182,7 @@ def _multilabel_margin_backward(named: Named) -> None:
 
 
 def _embedding_backward(named: Named) -> None:
-    gradient, indices = named["grad_output"], named["indices"]
+    gradient, indices = named["grad_output" if "grad_output" in named else "grad"], named["indices"]
     expect(gradient.dim() > 0 and gradient.numel() == indices.numel() * gradient.shape[-1],
            "grad_output does not fit indices")
     # Below zero, it stands for no padding at all.
@@ -467,7 +467,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _nll_backward),
     "multi_margin_loss_backward": _multi_margin_backward,
     "multilabel_margin_loss_backward": _multilabel_margin_backward,
-    "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("embedding_dense_backward", "embedding_backward"), _embedding_backward),
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
     **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward",
                      "_embedding_bag_per_sample_weights_backward"), _embedding_bag_backward),
@@ -511,7 +511,8 @@ VALUES = frozenset("""
     adaptive_max_pool2d_backward adaptive_max_pool3d_backward max_pool2d_with_indices_backward
     max_pool3d_with_indices_backward fractional_max_pool2d_backward fractional_max_pool3d_backward nll_loss_backward
     nll_loss2d_backward multi_margin_loss_backward multilabel_margin_loss_backward embedding_dense_backward
-    _embedding_bag embedding_bag _embedding_bag_forward_only _embedding_bag_backward _embedding_bag_dense_backward
+    embedding_backward _embedding_bag embedding_bag _embedding_bag_forward_only _embedding_bag_backward
+    _embedding_bag_dense_backward
     _embedding_bag_per_sample_weights_backward _ctc_loss ctc_loss _ctc_loss_backward lu_unpack linalg_lu_solve
     linalg_ldl_solve lu_solve segment_reduce _segment_reduce_backward repeat_interleave
 """.split()).union(_POLYNOMIALS)

@@ -46,6 +46,7 @@ def recurrent_network(gates: int) -> Rule:
 
     def rule(named: Named) -> None:
         params = named["params"]
+        expect("batch_sizes" not in named or named["batch_sizes"].numel() > 0, "batch_sizes is empty")
         states = named["hx"] if isinstance(named["hx"], (list, tuple)) else [named["hx"]]
         cells = named["num_layers"] * (1 + named["bidirectional"])
         each = 4 if named["has_biases"] else 2
@@ -187,7 +188,8 @@ def recurrent_backward(named: Named) -> None:
 
 
 def _workspace(named: Named) -> int:
-    arguments = [torch.zeros_like(named[name]) for name in (
+    # Where memory is estimated, arguments are placeholders, of which the kernel makes nothing.
+    arguments = [torch.zeros(named[name].shape, dtype=named[name].dtype) for name in (
         "input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")]
     with torch.inference_mode(mode=False), torch.enable_grad():
         *_, workspace = torch.ops.aten.mkldnn_rnn_layer(

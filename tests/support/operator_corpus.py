@@ -102,25 +102,24 @@ class Corpus:
 
     calls: dict[str, dict[tuple[Any, ...], Example]] = attrs.field(factory=dict)
 
-    def add(self, operator: torch._ops.OpOverload, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-        """Keep a call, unless there are enough like it."""
-        name = operator.name()
-        known = self.calls.setdefault(name, {})
-        if len(known) >= MOST_CALLS:
-            return
+    def candidate(
+        self, operator: torch._ops.OpOverload, args: Iterable[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Example] | None:
+        """Copy a call that is about to be made; ``None`` if there are enough like it."""
         args = list(args)
-        if sum(tensor.numel() for tensor in tensors_in([*args, *kwargs.values()])) > MOST_ELEMENTS:
-            return
+        known = self.calls.setdefault(operator.name(), {})
         key = (*map(_kind, args), *((word, _kind(item)) for word, item in kwargs.items()))
-        if key not in known:
-            try:
-                with torch.inference_mode(mode=False), torch.no_grad():
-                    known[key] = Example(tuple(mapped(item, duplicate) for item in args),
-                                         {word: mapped(item, duplicate) for word, item in kwargs.items()
-                                          if not isinstance(item, torch.Generator)})
-            except (TypeError, RuntimeError):
-                # Sparse tensors, subclasses, and others that have no remote form.
-                return
+        if len(known) >= MOST_CALLS or key in known or sum(
+                tensor.numel() for tensor in tensors_in([*args, *kwargs.values()])) > MOST_ELEMENTS:
+            return None
+        try:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                return key, Example(tuple(mapped(item, duplicate) for item in args),
+                                    {word: mapped(item, duplicate) for word, item in kwargs.items()
+                                     if not isinstance(item, torch.Generator)})
+        except (TypeError, RuntimeError):
+            # Sparse tensors, subclasses, and others that have no remote form.
+            return None
 
     def examples(self, name: str) -> list[Example]:
         """List what is known of an overload, in the order of recording."""
@@ -145,9 +144,13 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "aten" and group_of(func.name()) == ALLOWED:
-            self._corpus.add(func, args, kwargs)
-        return func(*args, **kwargs)
+        if func.namespace != "aten" or group_of(func.name()) != ALLOWED:
+            return func(*args, **kwargs)
+        found = self._corpus.candidate(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if found is not None:
+            self._corpus.calls[func.name()].setdefault(*found)
+        return result
 
 
 @contextmanager

@@ -157,7 +157,7 @@ def _ints(*items: int, dtype: torch.dtype = torch.int64) -> Callable[[], torch.T
 RECIPES: Mapping[str, tuple[Recipe, ...]] = {
     **{f"_upsample_{kind}2d_aa{back}": (_resampled(2),)
        for kind in ("bicubic", "bilinear", "lanczos") for back in ("", "_backward")},
-    **{f"_upsample_nearest_exact{rank}d{back}": (_resampled(rank), _resampled(rank, scale_factors=None))
+    **{f"{kind}{rank}d{back}": (_resampled(rank),) for kind in ("_upsample_nearest_exact", "upsample_nearest")
        for rank in (1, 2, 3) for back in ("", "_backward")},
     **dict.fromkeys(("affine_grid_generator", "affine_grid_generator_backward"), (
         _one(theta=_rand(2, 2, 3), grad=_rand(2, 4, 5, 2), size=[2, 3, 4, 5], align_corners=False),)),
@@ -221,6 +221,9 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
     "cummaxmin_backward": (_one(grad=_rand(4), input=_rand(4), indices=_ints(0, 0, 2, 2), dim=0),),
     "slice_inverse": (lambda: {"self": torch.rand(4)[1:3], "src": torch.rand(4), "dim": 0, "start": 1, "end": 3},),
     "matrix_exp_backward": (_one(self=_rand(3, 3), grad=_rand(3, 3)),),
+    "trace_backward": (_one(grad=_rand(), sizes=[3, 4]),),
+    "rrelu_with_noise": (lambda: {"self": -torch.rand(5), "noise": torch.rand(5), "lower": 0.1, "upper": 0.3,
+                                  "training": True, "generator": None, "out": torch.rand(5)},),
     "float_power_": (lambda: {"self": torch.rand(3).double(), "exponent": torch.rand(3).double()},),
     "embedding_backward": (_one(grad=_rand(3, 4), indices=_ints(0, 2, 1), num_weights=5, padding_idx=-1,
                                 scale_grad_by_freq=False, sparse=False),),

@@ -1,0 +1,22 @@
+"""The guard's rule for the backward pass of recurrent layers, which asks the kernel how much its forward pass leaves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from djinn_guard_core import layers
+from djinn_guard_core.layers import recurrent_backward
+from operator_recipes import RECIPES
+
+
+def test_what_was_estimated_with_placeholders_is_not_believed_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates of memory ask the same rule, and the kernel gives no workspace for placeholders."""
+    monkeypatch.setattr(layers, "_WORKSPACES", {})
+    (recipe,) = RECIPES["mkldnn_rnn_layer_backward"]
+    real = recipe()
+    assert real["workspace"].numel() > 0
+    placeholders = {name: item.to("meta") if isinstance(item, torch.Tensor) else item for name, item in real.items()}
+    recurrent_backward(placeholders)
+    recurrent_backward(real)
+    with pytest.raises(RuntimeError, match="workspace has 1 elements"):
+        recurrent_backward({**real, "workspace": torch.zeros(1, dtype=torch.uint8)})
