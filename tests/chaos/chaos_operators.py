@@ -25,7 +25,7 @@ PARTS = 12
 JUDGED = ("plugins/djinn_guard_core", "plugins/djinn_executor_torch")
 """What decides whether a call is made, and how."""
 ROUNDS = (
-    Settings(target=75, attempts=1500, seconds=120, seed=1),
+    Settings(target=72, attempts=1500, seconds=120, seed=1),
     # The same kernels without vector instructions.
     Settings(target=30, attempts=600, seconds=60, seed=2, capability="default"),
 )

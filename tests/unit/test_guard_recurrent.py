@@ -1,4 +1,4 @@
-"""The guard's rule for the backward pass of recurrent layers, which asks the kernel how much its forward pass leaves."""
+"""The guard's rule for the backward pass of recurrent layers: it asks the kernel how much its forward pass leaves."""
 
 from __future__ import annotations
 
