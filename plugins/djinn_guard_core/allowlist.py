@@ -48,9 +48,12 @@ class Denial:
     patterns: tuple[re.Pattern[str], ...] = ()
     types: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    exceptions: tuple[re.Pattern[str], ...] = ()
 
     def fits(self, name: str, operator: torch._ops.OpOverload) -> bool:
         """Whether an overload, named without namespace, is of this group."""
+        if any(pattern.fullmatch(name) for pattern in self.exceptions):
+            return False
         if any(pattern.fullmatch(name) for pattern in self.patterns):
             return True
         schema = operator._schema
@@ -65,7 +68,8 @@ def _rules() -> tuple[tuple[Denial, ...], tuple[re.Pattern[str], ...]]:
     read: Mapping[str, Any] = tomllib.loads(text)
     denials = tuple(
         Denial(entry["group"], entry["reason"], tuple(map(re.compile, entry.get("patterns", ()))),
-               tuple(entry.get("types", ())), tuple(entry.get("tags", ())))
+               tuple(entry.get("types", ())), tuple(entry.get("tags", ())),
+               tuple(map(re.compile, entry.get("except", ()))))
         for entry in read["denied"])
     return denials, tuple(map(re.compile, read["internals"]["patterns"]))
 
