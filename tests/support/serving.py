@@ -25,7 +25,7 @@ main()
 def workers_of(gateway: int) -> list[int]:
     """The processes of a gateway that run operations: its children, and those of the nursery that forks some."""
     return [worker for child in children_of(gateway) for worker in (
-        children_of(child) if _name_of(child) == "djinn-nursery" else [child])]
+        children_of(child) if _is_nursery(child) else [child])]
 
 
 def children_of(process: int) -> list[int]:
@@ -36,10 +36,13 @@ def children_of(process: int) -> list[int]:
     return found
 
 
-def _name_of(process: int) -> str:
-    with contextlib.suppress(FileNotFoundError):  # it has ended
-        return Path(f"/proc/{process}/comm").read_text().strip()
-    return ""
+def _is_nursery(process: int) -> bool:
+    """Whether a process forks workers: by its name, or by its command line before it has taken that name."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        folder = Path(f"/proc/{process}")
+        return "djinn-nursery" in (folder / "comm").read_text() or b"djinn_server.nursery" in (
+            folder / "cmdline").read_bytes()
+    return False
 
 
 class Serving:
