@@ -79,12 +79,21 @@ def test_100_steps_and_five_kills(server: Supervised, tell: Callable[[str, str],
          f"the same parameters bit for bit, in {disturbed_s:.2f} s instead of {took_s:.2f} s")
 
 
-@pytest.mark.parametrize("asks_every", [20, 0], ids=["loss each 20 steps", "loss never"])
-def test_10000_steps_and_a_kill(server: Supervised, asks_every: int, tell: Callable[[str, str], None]) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(server: Supervised) -> tuple[dict[str, torch.Tensor], float, int]:
+    """What training gives, how long it takes, and how many operations."""
     start(server)
     began = time.monotonic()
-    wanted = trained(STEPS + 5, asks_every=asks_every)
-    took_s, operations = time.monotonic() - began, djinn.stats()["nodes_executed"]
+    wanted = trained(STEPS + 5, asks_every=20)
+    return wanted, time.monotonic() - began, djinn.stats()["nodes_executed"]
+
+
+@pytest.mark.parametrize("asks_every", [20, 0], ids=["loss each 20 steps", "loss never"])
+def test_10000_steps_and_a_kill(
+    server: Supervised, undisturbed: tuple[dict[str, torch.Tensor], float, int], asks_every: int,
+    tell: Callable[[str, str], None],
+) -> None:
+    wanted, took_s, operations = undisturbed
     session = start(server)
     again_s: list[float] = []
 
