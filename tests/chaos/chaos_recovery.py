@@ -112,10 +112,10 @@ def test_10000_steps_and_a_kill(
     assert counted["replay_ms"] < 1000 * BUDGET_S
     tell(f"{STEPS:,} training steps with AdamW, {operations:,} operations; the loss is asked for "
          f"{f'each {asks_every} steps' if asks_every else 'never'}; then the worker is killed with `kill -9`",
-         f"the same parameters bit for bit; {counted['nodes_replayed']:,} operations ran again, in "
-         f"{counted['replay_ms'] / 1000:.2f} s; at no time would more than {max(again_s):.2f} s have been to be done "
-         f"again; {counted['checkpoints']} checkpoints of {counted['checkpoint_bytes'] // counted['checkpoints']:,} "
-         f"bytes took {counted['checkpoint_ms'] / 1000:.2f} s of {disturbed_s:.1f} s, without deaths {took_s:.1f} s")
+         f"the same parameters bit for bit; {counted['nodes_replayed']:,} operations ran again, "
+         f"{counted['replay_ms'] / 1000:.2f} s of work; at no time would it have been more than {max(again_s):.2f} s; "
+         f"{counted['checkpoints']} checkpoints, {counted['checkpoint_bytes']:,} bytes in all, took "
+         f"{counted['checkpoint_ms'] / 1000:.2f} s of {disturbed_s:.1f} s; without deaths {took_s:.1f} s")
 
 
 def test_many_kills_at_random_moments_of_random_programs(
