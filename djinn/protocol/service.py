@@ -21,9 +21,7 @@ from djinn.protocol.holdings import Holdings
 from djinn.protocol.known import KnownProgram, made_ready
 from djinn.protocol.lookahead import Lookahead
 from djinn.protocol.messages import (
-    DIGESTS_HANDLE,
     GENERATOR_HANDLE,
-    MARKS_HANDLE,
     Batch,
     Command,
     Copy,
@@ -482,8 +480,8 @@ class SessionService:
         return self._attempt(self._random.get) if handle == GENERATOR_HANDLE else self._value(handle)
 
     def _fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
-        if self._contents is not None and handle in (MARKS_HANDLE, DIGESTS_HANDLE):
-            value = self._attempt(self._contents.marks if handle == MARKS_HANDLE else self._contents.digests)
+        if self._contents is not None and handle in (messages.MARKS_HANDLE, messages.DIGESTS_HANDLE):
+            value = self._attempt(self._contents.marks if handle == messages.MARKS_HANDLE else self._contents.digests)
         else:
             value = self._held(handle)
             if isinstance(value, torch.Tensor) and handle != GENERATOR_HANDLE:

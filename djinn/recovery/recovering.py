@@ -11,14 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from djinn.errors import (
-    DjinnError,
-    ProgramTimeoutError,
-    SessionClosedError,
-    SessionTerminatedError,
-    TokenEndedError,
-    TransportError,
-)
+from djinn import errors
+from djinn.errors import DjinnError, SessionClosedError, TokenEndedError, TransportError
 from djinn.fleet.fleet import Fleet
 from djinn.kinds import Connection
 from djinn.link import Link
@@ -317,7 +311,7 @@ class Recovering:
         log.warning("%s died: %s", self.address, error.summary)
 
     def _look_whether_final(self, error: DjinnError) -> None:
-        if isinstance(error, ProgramTimeoutError | SessionTerminatedError | TokenEndedError):
+        if isinstance(error, errors.ProgramTimeoutError | errors.SessionTerminatedError | TokenEndedError):
             # To do the same again would end the same.
             self._ended = error
 
@@ -346,11 +340,8 @@ class Recovering:
             began = time.monotonic()
             try:
                 connections = self._reconnector.connect()
-            except TokenEndedError as error:
-                self._ended = error
-                continue
-            except TransportError as error:
-                self._ended = TransportError(error.summary, hint=error.hint)
+            except (TokenEndedError, TransportError) as error:
+                self._ended = type(error)(error.summary, hint=error.hint)
                 continue
             self._begin_anew(connections, began)
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from djinn_guard_core import layers
+from djinn_guard_core.ctc import ctc_loss, ctc_loss_backward
 from djinn_guard_core.expectations import (
     Named,
     dims_exist,
@@ -232,44 +233,6 @@ def _embedding_bag_backward(named: Named) -> None:
         expect(named["offsets"].numel() > 0 or not indices.numel(), "no offsets")
 
 
-def _ctc_loss(named: Named) -> None:
-    log_probs, targets = named["log_probs"], named["targets"]
-    expect(log_probs.dim() in (2, 3), "log_probs has neither 2 nor 3 dimensions")
-    steps, classes = log_probs.shape[0], log_probs.shape[-1]
-    batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
-    inputs, wanted = _lengths(named["input_lengths"]), _lengths(named["target_lengths"])
-    expect(len(inputs) == len(wanted) == batch, f"{len(inputs)} and {len(wanted)} lengths of {batch} sequences")
-    expect(all(0 <= length <= steps for length in inputs), f"input_lengths beyond {steps}")
-    expect(all(length >= 0 for length in wanted), "negative target_lengths")
-    if targets.dim() == 2:
-        expect(targets.shape[0] == batch and max(wanted, default=0) <= targets.shape[1], "targets does not fit")
-    else:
-        expect(targets.dim() == 1 and sum(wanted) <= targets.numel(), "targets does not fit")
-    expect(0 <= named["blank"] < classes, "blank is no class")
-    # What lies beyond a target's length is padding that no kernel looks at.
-    rows = targets.unsqueeze(0) if targets.dim() == 1 else targets
-    reach = [sum(wanted)] if targets.dim() == 1 else wanted
-    for row, length in zip(rows, reach, strict=True):
-        within({"targets": row[:length]}, "targets", 0, classes)
-
-
-def _lengths(given: Any) -> list[int]:
-    found = given.tolist() if isinstance(given, torch.Tensor) else given
-    return [int(length) for length in found] if isinstance(found, (list, tuple)) else [int(found)]
-
-
-def _ctc_loss_backward(named: Named) -> None:
-    _ctc_loss(named)
-    log_probs = named["log_probs"]
-    batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
-    for name in ("grad", "neg_log_likelihood"):
-        numel_is(named, name, batch)
-    alpha = named["log_alpha"]
-    expect(alpha.dim() == 3 and alpha.shape[0] == batch and alpha.shape[1] >= max(
-        _lengths(named["input_lengths"]), default=0), "log_alpha does not fit log_probs")
-    expect(alpha.shape[2] > 2 * max(_lengths(named["target_lengths"]), default=0), "log_alpha does not fit targets")
-
-
 def _cdist_backward(named: Named) -> None:
     gradient, left, right = named["grad"], named["x1"], named["x2"]
     same_size(named, "grad", "cdist")
@@ -471,8 +434,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _embedding_bag),
     **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward",
                      "_embedding_bag_per_sample_weights_backward"), _embedding_bag_backward),
-    **dict.fromkeys(("_ctc_loss", "ctc_loss"), _ctc_loss),
-    "_ctc_loss_backward": _ctc_loss_backward,
+    **dict.fromkeys(("_ctc_loss", "ctc_loss"), ctc_loss),
+    "_ctc_loss_backward": ctc_loss_backward,
     "_cdist_backward": _cdist_backward,
     "_pdist_backward": _pdist_backward,
     "lu_unpack": _pivots("LU_data", "LU_pivots"),

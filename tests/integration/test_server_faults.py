@@ -71,7 +71,8 @@ RIGHT: dict[str, Callable[[Make], Any]] = {
         rounding_mode="trunc"),
     "div trunc of real numbers": lambda make: aten.div.Tensor_mode(
         make(torch.tensor([-(2.0**63), 7.0])), make(torch.tensor([-1.0, 2.0])), rounding_mode="trunc"),
-    **{f"{operator} {dtype}": lambda make, operator=operator, dtype=dtype: operator(*least(make, dtype, divisor=-1))
+    **{f"{operator.__name__} {dtype}": lambda make, operator=operator, dtype=dtype: operator(
+        *least(make, dtype, divisor=-1))
        for dtype in LEAST for operator in (torch.floor_divide, torch.remainder, torch.fmod, torch.gcd)},
     "lcm": lambda make: aten.lcm(make(torch.tensor([4, 6])), make(torch.tensor([6, -9]))),
     "_masked_softmax of queries": lambda make: aten._masked_softmax(
