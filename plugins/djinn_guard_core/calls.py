@@ -10,7 +10,7 @@ import torch
 
 from djinn.kinds import Prepared
 from djinn_guard_core.expectations import too_large
-from djinn_guard_core.faults import FAULTS, FAULTS_READ
+from djinn_guard_core.faults import FAULTS, FAULTS_READ, JOINING
 from djinn_guard_core.kernels import RULES, VALUES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
 from djinn_guard_core.sizes import READS_VALUES, RESULT_BYTES, size_rule
@@ -76,8 +76,9 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
     base = base_of(operator)
     is_own = operator.namespace == "aten"
     given = {argument.name for argument in operator._schema.arguments}
-    # Only whole numbers are divided in another way than others.
-    fault = None if base.startswith("div") and "rounding_mode" not in given else FAULTS.get(base)
+    # Only whole numbers are divided in another way than others, and only what is given is not laid out by the kernel.
+    has_none = (base.startswith("div") and "rounding_mode" not in given) or (base in JOINING and "out" not in given)
+    fault = None if has_none else FAULTS.get(base)
     rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base)) if rule is not None and is_own)
     arrange = arrangement_of(operator, limit_bytes)
     size_of = RESULT_BYTES.get(base) if is_own else None

@@ -9,7 +9,7 @@ import torch
 from djinn_guard_core.expectations import Named, expect, numel_is, same_size, size_is
 from djinn_guard_core.layers import Rule
 
-__all__ = ("FAULTS", "FAULTS_READ")
+__all__ = ("FAULTS", "FAULTS_READ", "JOINING")
 
 LARGEST_INDEX = 2**31
 """Pixels of a source that is resampled; what is beyond does not fit the integers that kernels count with."""
@@ -47,6 +47,9 @@ def _masked_softmax(named: Named) -> None:
     """Expect a mask of the size of the input, or, in a transformer, of sequences or of their padding."""
     tensor, mask, kind = named["self"], named["mask"], named["mask_type"]
     expect(mask.dtype is torch.bool, "mask is not boolean")
+    dim = -1 if named["dim"] is None else named["dim"]
+    is_empty = -tensor.dim() <= dim < tensor.dim() and tensor.shape[dim] == 0
+    expect(not is_empty, f"dim {dim} is empty")
     if tensor.dim() == 4 and mask.dim() == 2 and kind in (0, 1):
         size_is(named, "mask", tensor.shape[2:] if kind == 0 else (tensor.shape[0], tensor.shape[3]))
     else:
@@ -63,8 +66,15 @@ def _linear_combination(named: Named) -> None:
         expect(named["out"].dtype is tensor.dtype, "input and out of other dtypes")
 
 
+def _joined(named: Named) -> None:
+    """Expect strides of `out` that are not zero, even where a dimension has one element: the kernel divides by them."""
+    out = named.get("out")
+    expect(out is None or min(out.stride(), default=1) > 0, "out has a stride of 0")
+
+
 def _stacked(named: Named) -> None:
     tensors = named["tensors"]
+    _joined(named)
     expect(len(tensors) > 0 and all(tensor.shape == tensors[0].shape for tensor in tensors),
            "stack expects each tensor to be equal size")
 
@@ -109,12 +119,22 @@ def _noise(named: Named) -> None:
 def _averaged(named: Named) -> None:
     gradient, tensor = named["grad_output"], named["self"]
     expect(gradient.dim() == tensor.dim() and gradient.shape[:-3] == tensor.shape[:-3], "grad_output of other planes")
+    expect(not gradient.numel() or tensor.numel() > 0, "a gradient for nothing")
 
 
 def _weight_norm(named: Named) -> None:
     weight, dim = named["v"], named["dim"]
     if weight.dim() and dim in (0, weight.dim() - 1):
-        expect(named["g"].numel() == weight.shape[dim], "g does not fit v")
+        expect(named["g"].numel() == weight.shape[dim] > 0, "g does not fit v")
+
+
+def _unpacked(named: Named) -> None:
+    """Expect batches that do not grow, and as many rows as they have: each writes behind the one before."""
+    data, sizes = named["data"], named["batch_sizes"]
+    expect(sizes.dim() == 1 and sizes.numel() > 0 and data.dim() > 0, "batch_sizes has not 1 dimension, or no elements")
+    batches = [int(size) for size in sizes]
+    expect(batches == sorted(batches, reverse=True) and batches[-1] > 0 and sum(batches) == data.shape[0],
+           f"batch_sizes {batches[:8]} for {data.shape[0]} rows")
 
 
 _RESAMPLING = [f"{kind}d{suffix}" for suffix in ("", "_backward") for kind in (
@@ -122,13 +142,19 @@ _RESAMPLING = [f"{kind}d{suffix}" for suffix in ("", "_backward") for kind in (
                                       "bicubic2")),
     *(f"_upsample_nearest_exact{rank}" for rank in (1, 2, 3)))]
 
+JOINING = frozenset((
+    "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "row_stack", "column_stack", "_chunk_cat"))
+"""Of these, only overloads with an argument `out` have a rule."""
+
 FAULTS: Mapping[str, Rule] = {
     **dict.fromkeys(("div", "div_", "divide", "divide_"), _truncated_division),
     **dict.fromkeys(("lcm", "lcm_"), _common_multiple),
     "_masked_softmax": _masked_softmax,
     "_compute_linear_combination": _linear_combination,
     "_foreach_copy": _copied_lists,
+    "_pad_packed_sequence": _unpacked,
     "_stack": _stacked,
+    **dict.fromkeys(JOINING, _joined),
     "_transform_bias_rescale_qkv": _projected,
     **dict.fromkeys(_RESAMPLING, _resampled),
     "linalg_lstsq": _least_squares,
@@ -139,5 +165,5 @@ FAULTS: Mapping[str, Rule] = {
 }
 """By name of the operator, without overload."""
 
-FAULTS_READ = frozenset(("div", "div_", "divide", "divide_", "lcm", "lcm_"))
+FAULTS_READ = frozenset(("div", "div_", "divide", "divide_", "lcm", "lcm_", "_pad_packed_sequence"))
 """Those whose rules look at elements."""

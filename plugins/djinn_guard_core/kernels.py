@@ -353,6 +353,16 @@ def _convolution_backward(named: Named) -> None:
     expect(bias is None or list(bias) in ([], [0], [channels]), f"bias_sizes {bias}")
 
 
+def _convolution_double_backward(named: Named) -> None:
+    """Expect gradients that fit, and gradients of those."""
+    _convolution_backward({**named, "input": named["self"], "grad_output": named["gO"], "bias_sizes": None})
+    for name, like in (("ggI", "self"), ("ggW", "weight")):
+        size_is(named, name, named[like].shape)
+    numel_is(named, "ggb", named["gO"].shape[1])
+    tensors = [named[name] for name in ("self", "weight", "gO", "ggI", "ggW", "ggb") if named[name] is not None]
+    expect(len({tensor.dtype for tensor in tensors}) == 1, "tensors of several dtypes")
+
+
 def _full(numbers: Any, rank: int) -> list[int]:
     found = [numbers] if isinstance(numbers, int) else list(numbers)
     expect(len(found) in (1, rank), f"{len(found)} numbers for {rank} dimensions")
@@ -461,6 +471,7 @@ RULES: Mapping[str, Rule] = {
     "_native_multi_head_attention": layers.multi_head_attention,
     "_transformer_encoder_layer_fwd": layers.encoder_layer,
     "convolution_backward": _convolution_backward,
+    "_convolution_double_backward": _convolution_double_backward,
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_pool),
     "embedding_bag": _embedding_bag_whole,
     **{f"_upsample_{kind}2d_aa": _resampled for kind in ("bilinear", "bicubic", "lanczos")},

@@ -29,6 +29,8 @@ def attention(named: Named) -> None:
     expect(query.shape[3] == key.shape[3] == value.shape[3] and key.shape[2] == value.shape[2],
            "query, key and value of other lengths")
     expect(query.dtype == key.dtype == value.dtype, "query, key and value of other dtypes")
+    # The kernel divides by each of them.
+    expect(min(heads, query.shape[2], key.shape[2]) > 0, "no heads, queries or keys")
     mask = named["attn_mask"]
     if mask is not None:
         full = (*query.shape[:3], key.shape[2])
@@ -154,7 +156,8 @@ def recurrent(named: Named) -> None:
     tensor, hidden = named["input"], named["hidden_size"]
     first = 0 if "weight0" in named else 1
     weights = [named[f"weight{first + index}"] for index in range(4)]
-    expect(tensor.dim() == 3 and named["mode"] in _GATES, "no recurrent layer")
+    # The kernel divides by the width.
+    expect(tensor.dim() == 3 and tensor.shape[2] > 0 and named["mode"] in _GATES, "no recurrent layer")
     expect(hidden > 0 and not named["batch_sizes"] and not named["batch_first"], "a layer that is not run here")
     rows = _GATES[named["mode"]] * hidden
     expect(tuple(weights[0].shape) == (rows, tensor.shape[2]), "the weights do not fit the input")

@@ -54,8 +54,7 @@ def test_kernels_keep_to_their_memory(found: Found) -> None:
 @pytest.mark.parametrize(("overload", "hole"), [
     ("aten::native_group_norm", {"trusted": ["native_group_norm"]}),
     ("aten::native_batch_norm", {"taken_out": ["native_batch_norm"]}),
-    ("aten::adaptive_max_pool2d_backward", {"taken_out": ["adaptive_max_pool2d_backward"]}),
-], ids=["strides", "sizes", "planes"])
+], ids=["strides", "sizes"])
 def test_a_hole_is_found(
     library: Path, corpus: Path, tmp_path: Path, overload: str, hole: dict[str, list[str]], found: Found,
 ) -> None:

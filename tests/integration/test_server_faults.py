@@ -60,6 +60,25 @@ REFUSED: dict[str, Callable[[Make], Any]] = {
     "_weight_norm": lambda make: aten._weight_norm(make(noise(2, 3, 4, 4)), make(torch.zeros(6, 0)), 0),
     "_pdist_backward": lambda make: aten._pdist_backward(
         make(torch.zeros(0)), make(torch.zeros(0, 3)), 2.0, make(torch.zeros(0))),
+    "native_batch_norm_backward of nothing": lambda make: aten.native_batch_norm_backward(
+        make(torch.zeros(3, 0)), make(torch.zeros(3, 0)), *[make(torch.zeros(0)) for _ in range(5)], True, 1e-5,
+        [True] * 3)[0],
+    "_weight_norm_interface of nothing": lambda make: aten._weight_norm_interface(
+        make(torch.zeros(0, 4)), make(torch.zeros(0, 1)), 0)[0],
+    "_masked_softmax of nothing": lambda make: aten._masked_softmax(
+        make(torch.zeros(3, 0)), make(torch.zeros(3, 0, dtype=torch.bool))),
+    "_embedding_bag without bags": lambda make: aten._embedding_bag(
+        make(noise(4, 3)), make(torch.zeros(3, dtype=torch.int64)), make(torch.zeros(1, dtype=torch.int64)), False, 2,
+        False, None, True)[0],
+    "attention without heads": lambda make: aten._scaled_dot_product_flash_attention_for_cpu(
+        *[make(torch.zeros(2, 0, 3, 4)) for _ in range(3)])[0],
+    "_transform_bias_rescale_qkv": lambda make: aten._transform_bias_rescale_qkv(
+        make(noise(2, 3, 24)), make(torch.zeros(0)), 2)[0],
+    "embedding_backward": lambda make: aten.embedding_backward(
+        make(torch.ones(3, 2)), make(torch.tensor([0, -1, 2])), 4, 1, True, False),
+    "_stack of nothing": lambda make: aten._stack.out([], 1, out=make(torch.zeros(1, 1))),
+    "cat into a stride of 0": lambda make: aten.cat.out(
+        [make(torch.ones(1, 1))], 1, out=make(torch.zeros(1)).as_strided((1, 1), (0, 0))),
     "rrelu_with_noise out": lambda make: aten.rrelu_with_noise.out(
         make(noise(2000)), make(noise(2000)), out=make(torch.zeros(0))),
 }
