@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from djinn.session import Session
 from djinn_conformance.laws import is_thorough, law
-from djinn_conformance.repeats import combinations, differences, named, repeats
+from djinn_conformance.repeats import Repeat, combinations, differences, named, repeats
 from djinn_conformance.replays import unflushed
 from djinn_conformance.subjects import Subject
 
@@ -22,21 +24,28 @@ _CHOOSING = ("scaled_dot_product", "layer_norm", "group_norm", "rms_norm", "lina
 
 
 @law("session.calls_repeated")
-@pytest.mark.parametrize("group", range(_GROUPS))
-def test_calls_repeated(subject: Subject, session: Session, group: int) -> None:
-    """Make calls of PyTorch's database without gradients, again, with one argument changed, and again."""
-    chosen = [name for index, name in enumerate(named())
-              if index // _GROUPS % _EVERY == 0 or any(word in name for word in _CHOOSING)]
+@pytest.mark.parametrize("group", ["drawn", *range(_GROUPS)])
+def test_calls_repeated(subject: Subject, session: Session, group: int | str) -> None:
+    """Make calls without gradients, drawn ones and those of PyTorch's database, again with one argument changed."""
     found = []
     with unflushed(session):
-        if group == 0:
-            for seed, dtype in enumerate((torch.float32, torch.float64)):
-                for repeat in combinations(random.Random(seed), dtype):
-                    found += differences(repeat, session.device, torch.no_grad)
-        for name in chosen[group::_GROUPS]:
-            choose = random.Random(name)
-            is_choosing = any(word in name for word in _CHOOSING)
-            for dtype in (torch.float32, torch.float64):
-                for repeat in repeats(name, choose, 2 * _SAMPLES if is_choosing else _SAMPLES, dtype):
-                    found += differences(repeat, session.device, choose.choice((torch.no_grad, torch.inference_mode)))
+        for repeat, mode in _drawn() if isinstance(group, str) else _recorded(group):
+            found += differences(repeat, session.device, mode)
     assert not found, f"{subject}: " + "\n".join(found)
+
+
+def _drawn() -> Iterator[tuple[Repeat, Any]]:
+    for seed, dtype in enumerate((torch.float32, torch.float64)):
+        for repeat in combinations(random.Random(seed), dtype):
+            yield repeat, torch.no_grad
+
+
+def _recorded(group: int) -> Iterator[tuple[Repeat, Any]]:
+    chosen = [name for index, name in enumerate(named())
+              if index // _GROUPS % _EVERY == 0 or any(word in name for word in _CHOOSING)]
+    for name in chosen[group::_GROUPS]:
+        choose = random.Random(name)
+        samples = 2 * _SAMPLES if any(word in name for word in _CHOOSING) else _SAMPLES
+        for dtype in (torch.float32, torch.float64):
+            for repeat in repeats(name, choose, samples, dtype):
+                yield repeat, choose.choice((torch.no_grad, torch.inference_mode))

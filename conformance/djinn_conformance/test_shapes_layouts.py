@@ -1,8 +1,9 @@
-"""Laws of shape inference about operands that lie in memory in different ways."""
+"""The law of shape inference about operands that lie in memory in different ways."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.layouts import Operands, drawn_calls, recorded_calls, unlike, with_layouts
 from djinn_conformance.subjects import Subject
 
-_GROUPS = 16
+_GROUPS, _DRAWN_GROUPS = 16, 4
 _ROUNDS, _SAMPLES, _EVERY = (12, 12, 1) if is_thorough() else (4, 3, 6)
 _DRAWN = 8_000 if is_thorough() else 1_500
 _DTYPES = (torch.float32, torch.bfloat16, torch.int64) if is_thorough() else (torch.float32,)
@@ -47,22 +48,22 @@ def _check(subject: Subject, plugin: ShapeInference, call: Operands) -> None:
     expect_equal(_specs(answer.results), _specs(wanted), "metadata of results", where)
 
 
-@law("shapes.layouts_recorded")
-@pytest.mark.parametrize("group", range(_GROUPS))
-def test_layouts_recorded(subject: Subject, plugin: ShapeInference, group: int) -> None:
-    """Ask about calls of PyTorch's database, forward and backward, each operand laid out in a way of its own."""
+@law("shapes.layouts_equal")
+@pytest.mark.parametrize("part", [*(f"recorded-{index}" for index in range(_GROUPS)),
+                                  *(f"drawn-{index}" for index in range(_DRAWN_GROUPS))])
+def test_layouts_equal(subject: Subject, plugin: ShapeInference, part: str) -> None:
+    """Ask about calls of PyTorch's database, forward and backward, and about drawn ones, in layouts of all kinds."""
+    kind, _, group = part.partition("-")
+    calls = _recorded(int(group)) if kind == "recorded" else drawn_calls(random.Random(part), _DRAWN // _DRAWN_GROUPS)
+    for call in calls:
+        _check(subject, plugin, call)
+
+
+def _recorded(group: int) -> Iterator[Operands]:
     names = [name for index, name in enumerate(operators()) if index % _EVERY == 0 and not name.startswith("jiterator")]
     for name in names[group::_GROUPS]:
         choose = random.Random(name)
         for dtype in _DTYPES:
             for call in unlike(recorded_calls(name, dtype, _SAMPLES)):
                 for _ in range(_ROUNDS):
-                    _check(subject, plugin, with_layouts(call, choose))
-
-
-@law("shapes.layouts_drawn")
-@pytest.mark.parametrize("group", range(4))
-def test_layouts_drawn(subject: Subject, plugin: ShapeInference, group: int) -> None:
-    """Ask about operators of which layouts are known, on sizes with many ones and operands that broadcast."""
-    for call in drawn_calls(random.Random(group), _DRAWN // 4):
-        _check(subject, plugin, call)
+                    yield with_layouts(call, choose)

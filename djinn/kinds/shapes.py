@@ -72,8 +72,8 @@ class ShapeInference(Protocol):
             eager raises if the call is wrong. An answer is never a guess.
 
         Laws:
-            shapes.equals_eager, shapes.arguments_reported, shapes.no_guess, shapes.wrong_calls_unanswered,
-            shapes.deterministic, shapes.process_untouched, shapes.threads
+            shapes.equals_eager, shapes.layouts_equal, shapes.arguments_reported, shapes.no_guess,
+            shapes.wrong_calls_unanswered, shapes.deterministic, shapes.process_untouched, shapes.threads
 
         Concurrency:
             Called from any thread, outside autograd and every mode.

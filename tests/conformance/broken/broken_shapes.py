@@ -15,8 +15,9 @@ from djinn.kinds import Inference, OutputSpec
 from djinn.model.schema import ReturnKind, facts_of
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
-    "contiguous": ("shapes.equals_eager", set()),
-    "no-offset": ("shapes.equals_eager", set()),
+    "contiguous": ("shapes.equals_eager", {"shapes.layouts_equal"}),
+    "no-offset": ("shapes.equals_eager", {"shapes.layouts_equal"}),
+    "usual-ones": ("shapes.layouts_equal", set()),
     "guesses-nonzero": ("shapes.no_guess", set()),
     "answers-trigger": ("shapes.no_guess", set()),
     "lenient-mm": ("shapes.wrong_calls_unanswered", set()),
@@ -72,7 +73,8 @@ class _Shapes:
             return None
         if self._flaw == "as-before":
             return attrs.evolve(answer, arguments=tuple(map(OutputSpec.of, _tensors([args, kwargs]))))
-        change = {"contiguous": _contiguous, "no-offset": lambda spec: attrs.evolve(spec, storage_offset=0)}
+        change = {"contiguous": _contiguous, "usual-ones": _usual_ones,
+                  "no-offset": lambda spec: attrs.evolve(spec, storage_offset=0)}
         if self._flaw in change:
             return attrs.evolve(answer, results=tuple(
                 change[self._flaw](result) if isinstance(result, OutputSpec) else result for result in answer.results))
@@ -81,6 +83,13 @@ class _Shapes:
 
 def _contiguous(spec: OutputSpec) -> OutputSpec:
     return attrs.evolve(spec, stride=torch.empty(spec.size, device="meta").stride())
+
+
+def _usual_ones(spec: OutputSpec) -> OutputSpec:
+    """Give dimensions of one element the strides that they would have in a contiguous tensor."""
+    usual = torch.empty(spec.size, device="meta").stride()
+    return attrs.evolve(spec, stride=tuple(
+        wanted if extent == 1 else step for extent, step, wanted in zip(spec.size, spec.stride, usual, strict=True)))
 
 
 def _tried(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, keeps_random: bool) -> Inference | None:

@@ -17,6 +17,7 @@ from djinn_conformance import (
     test_session_operations,
     test_session_programs,
     test_session_recovery,
+    test_session_repeats,
     test_session_served,
     test_session_training,
 )
@@ -32,7 +33,7 @@ from djinn.session import Session
 from mutants.planting import DEFAULTS, SERVED
 
 _SUITES = (test_session_database, test_session_machine, test_session_operations, test_session_programs,
-           test_session_recovery, test_session_served, test_session_training)
+           test_session_recovery, test_session_repeats, test_session_served, test_session_training)
 
 
 def tests() -> dict[str, Callable[..., None]]:
@@ -77,6 +78,8 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> 
     elif test.__module__ == test_session_recovery.__name__:
         for asks_every in map(int, within):
             given(asks_every=asks_every)
+    elif test.__module__ == test_session_repeats.__name__:
+        given(group="drawn")
     else:
         given(group=_group(test, within))
 

@@ -18,6 +18,9 @@ MUTANTS = (
            within="convolution fmod.Tensor heaviside _softmax nansum"),
     mutant("wrong-call-told-late", "session.programs_equal", "djinn_shapes_meta.shapes:_is_unchecked",
            "overlaps_itself or narrows", "narrows", within="refused:*.expand(3).add_(1)"),
+    # Keys of shortcuts.
+    mutant("number-lifted-that-decides", "session.calls_repeated", "djinn_interceptor_device.shortcuts:_learn",
+           "is_same and is_told_apart and not looks and _binds(function, node)", "is_same", within="attention"),
     # Keys of the metadata cache.
     mutant("plan-key-without-dtype", "session.operations_equal", "djinn.recorder:scan",
            "        if kind is LazyTensor:\n            value = item._value\n            key.append(value.spec)",
