@@ -53,7 +53,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    _install(session, "-e", ".[metrics]", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")
+    _install(session, "-e", ".[metrics,tls]", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")
     session.run("mypy")
 
 

@@ -43,12 +43,14 @@ class Composition:
         device: The executor's device.
         executors: How many executors it has. With several, operations run on any of them, without reason.
         served: Whether its executors are those of a guarded ``djinn serve`` in another process.
+        repeats: Whether it does in this process what another session does on a server, so that a sample is enough.
     """
 
     part: Subject | None = None
     device: str = "cpu"
     executors: int = 1
     served: bool = True
+    repeats: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -73,16 +75,23 @@ class Composition:
         return "" if self.part is None else f"{self.part.kind}={self.part.registered.name}"
 
 
-def composed(subjects: Iterable[Subject], kinds: Collection[str]) -> list[Subject]:
-    """List the sessions that plugins of some kinds take part in, each once."""
+def composed(subjects: Iterable[Subject], kinds: Collection[str], *, served: bool) -> list[Subject]:
+    """List the sessions that plugins of some kinds take part in, each once.
+
+    Args:
+        subjects: The plugins.
+        kinds: Their kinds.
+        served: Whether sessions are those of a guarded server, and those in this process come second.
+    """
     made: dict[Composition, Subject] = {}
     for subject in subjects:
         # What is encrypted on its way is the same to a session.
         if subject.kind in kinds and not getattr(subject.registered.value, "encrypts", False):
             composition = _composition(subject)
+            composition = attrs.evolve(composition, served=composition.served and served)
             made.setdefault(composition, _as_subject(composition, subject))
-            if subject.kind in COMPUTING:
-                here = attrs.evolve(composition, served=False)
+            if subject.kind in COMPUTING and served:
+                here = attrs.evolve(composition, served=False, repeats=True)
                 made.setdefault(here, _as_subject(here, subject))
             if subject.kind == "executor":
                 several = attrs.evolve(composition, executors=EXECUTORS)
@@ -92,8 +101,7 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str]) -> list[Subjec
 
 def is_second(subject: Subject) -> bool:
     """Whether a session does in this process what another one does on a server, so that a sample of it is enough."""
-    composition: Composition = subject.registered.value
-    return not composition.served and (composition.part is None or composition.part.kind != "transport")
+    return bool(subject.registered.value.repeats)
 
 
 def session_of(subject: Subject) -> str:

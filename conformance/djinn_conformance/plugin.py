@@ -39,6 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Append to this file how many samples were equal, as lines of JSON.",
     )
     group.addoption(
+        "--djinn-served",
+        action="store_true",
+        help="Test sessions on a guarded djinn serve in another process, and a sample of them in this one.",
+    )
+    group.addoption(
         "--djinn-plugin",
         metavar="NAME",
         help="Test this plugin: the name of its entry point, of an object that it registers, or kind:name. "
@@ -67,13 +72,14 @@ def _subjects(config: pytest.Config) -> list[Subject]:
 
         try:
             active_profile()
-            config.stash[_SUBJECTS] = _select(config.getoption("--djinn-plugin"))
+            config.stash[_SUBJECTS] = _select(config.getoption("--djinn-plugin"),
+                                              served=config.getoption("--djinn-served"))
         except (ProfileError, SelectionError, DjinnError) as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[_SUBJECTS]
 
 
-def _select(name: str | None) -> list[Subject]:
+def _select(name: str | None, *, served: bool) -> list[Subject]:
     """Choose plugins' objects and the sessions that they take part in.
 
     A plugin that cannot make operators behave differently is tested in a session if ``session:NAME`` asks for it, or if
@@ -86,11 +92,11 @@ def _select(name: str | None) -> list[Subject]:
 
     kind, _, last = (name or "").rpartition(":")
     if kind == SESSION:
-        return composed(select(last, *installed_plugins()), COMPOSED)
+        return composed(select(last, *installed_plugins()), COMPOSED, served=served)
     chosen = select(name, *installed_plugins())
     if kind:
         return chosen
-    return [*chosen, *composed(chosen, COMPOSED if name is None and is_thorough() else COMPUTING)]
+    return [*chosen, *composed(chosen, COMPOSED if name is None and is_thorough() else COMPUTING, served=served)]
 
 
 def _kind_of(path: Path) -> str | None:
@@ -145,6 +151,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _sample_seconds(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep some of the tests that do in this process what others do on a server."""
+    if not config.getoption("--djinn-served"):
+        return
     dropped: list[pytest.Item] = []
     seen: Counter[str] = Counter()
     for item in items:

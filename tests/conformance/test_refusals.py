@@ -70,7 +70,7 @@ def test_a_bad_list_is_refused_with_its_fault(old: str, new: str, said: str) -> 
 
 def test_a_guard_that_refuses_what_is_not_listed_breaks_the_law(kit: Any) -> None:
     plugin = kit.install_broken("guard")
-    outcome = kit.run(f"--djinn-plugin=session:{plugin}", "-k",
+    outcome = kit.run(f"--djinn-plugin=session:{plugin}", "--djinn-served", "-k",
                       "served_equals_local and (healthy or refuses-views) and view-")
     assert outcome.status == pytest.ExitCode.TESTS_FAILED, outcome.output
     verdicts = {subject: laws["session.served_equals_local"] for subject, laws in outcome.laws.items()}

@@ -44,7 +44,8 @@ def tests() -> dict[str, Callable[..., None]]:
 def subject_of(over: str) -> Subject:
     """Find the session that a mutant is planted in: in this process, unless it is that of a server."""
     served = over == SERVED
-    found = composed(select(DEFAULTS if served else over, *installed_plugins()), COMPOSED)
+    found = composed(select(DEFAULTS if served else over, *installed_plugins()), COMPOSED,
+                     served=served)
     return next(subject for subject in found
                 if subject.device in ("", "cpu") and subject.registered.value.served is served)
 
