@@ -2,7 +2,7 @@
 
 A tensor of one element can be expanded to any size; its strides are zero then, and a kernel that believes its operands
 to be dense reads, or writes, beyond them. So what is not proven is given operands that lie in as many places as they
-have elements, and nothing is written that overlaps itself, but by the loops with which eager does so, too.
+have elements, and nothing is written that overlaps itself.
 """
 
 from __future__ import annotations
@@ -139,7 +139,6 @@ class Arrangement:
         is_proven: Whether the others are passed as they are.
         rows: Those of which only the last dimension has to be dense.
         as_they_are: Those that are passed as they are.
-        may_overlap: Whether those that it writes may overlap themselves.
         limit_bytes: What copies may take; 0 for any amount.
     """
 
@@ -149,7 +148,6 @@ class Arrangement:
     is_proven: bool
     rows: frozenset[str]
     as_they_are: frozenset[str]
-    may_overlap: bool
     limit_bytes: int
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
@@ -201,11 +199,10 @@ class _Arranging:
 
     def _write(self, tensor: torch.Tensor) -> torch.Tensor:
         layout = _layout(tensor)
+        expect(layout is not Layout.OVERLAPPING, OVERLAPS_ITSELF)
         if self._of.is_proven:
-            expect(layout is not Layout.OVERLAPPING or self._of.may_overlap, OVERLAPS_ITSELF)
             return tensor
-        if layout is not Layout.DENSE:
-            # A kernel may find its arguments wrong first. If not, PyTorch refuses to copy to what overlaps itself.
+        if layout is Layout.GAPS:
             copy = self._copy(tensor)
             self.copies.append((tensor, copy))
             return copy
@@ -290,5 +287,4 @@ def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrange
     return Arrangement(
         str(operator.name()), names, tuple(item for item in enumerate(names) if item[1] in written), proven,
         frozenset().union(*(group.arguments for group in rows)),
-        frozenset().union(*(group.as_they_are for group in rows)),
-        operator.namespace == "aten" and base.removesuffix("_") in _read()["overlapping"]["names"].split(), limit_bytes)
+        frozenset().union(*(group.as_they_are for group in rows)), limit_bytes)
