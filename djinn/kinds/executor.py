@@ -53,7 +53,8 @@ class CompiledProgram(Protocol):
 
         Laws:
             executor.equals_eager, executor.order_kept, executor.replay_stable, executor.failure_contained,
-            executor.poison_propagates, executor.randomness_private, executor.plain_results, executor.purity_true
+            executor.poison_propagates, executor.randomness_private, executor.plain_results, executor.purity_true,
+            executor.stops_between_steps
 
         Concurrency:
             Called from any thread; an executor serialises runs on its device itself.
