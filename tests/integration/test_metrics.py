@@ -167,7 +167,7 @@ def test_who_is_not_let_in_is_counted_by_why(start_server: Any, tmp_path: Path, 
     assert found.protocol_errors == {"malformed": 1, "version": 0, "timeout": 0}
     assert found.tenants[""].rejections == {"token": 2, "worker": 0, "waiting_room": 0}
     assert found.tenants["alice"].rejections == {"sessions": 1, "nodes": 1, "handles": 2, "inflight_bytes": 1,
-                                                 "queued": 0, "wait": 0}
+                                                 "programs": 0, "queued": 0, "wait": 0}
     assert found.tenants["alice"].requests["refused"] == 1
     assert set(found.tenants) == {"", "alice"}, "only names of tenants are labels"
 
