@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import lru_cache
 
 import attrs
-import cattrs
 
 from djinn_conformance import specs
 from djinn_conformance.database import DTYPES, STATUSES, Difference, Direction, Unit
@@ -88,13 +86,7 @@ def parse_expectations(text: str, origin: str) -> tuple[Expectation, ...]:
     Raises:
         specs.SpecError: Names the origin and every fault.
     """
-    try:
-        return cattrs.Converter(forbid_extra_keys=True).structure(tomllib.loads(text), _File).expected
-    except tomllib.TOMLDecodeError as error:
-        raise specs.SpecError(f"{origin}: {error}") from None
-    except cattrs.BaseValidationError as error:
-        faults = cattrs.transform_error(error, format_exception=specs.fault)
-        raise specs.SpecError(f"{origin}: {'; '.join(faults)}") from None
+    return specs.parse(text, origin, _File).expected
 
 
 @lru_cache(maxsize=1)

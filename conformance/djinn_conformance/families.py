@@ -6,10 +6,9 @@ Read from ``specs/ops``: ``domains.toml`` says what the words of a call's form m
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import attrs
 import cattrs
@@ -18,12 +17,11 @@ import torch
 from djinn.errors import UnknownOperatorError
 from djinn.model.schema import facts_of, operator_named
 from djinn_conformance.forms import Domains, Word, parse_form
-from djinn_conformance.specs import SpecError, fault, folder, is_running, law_named
+from djinn_conformance.specs import SpecError, folder, is_running, law_named, parse
 
 __all__ = ("Expected", "Family", "OperatorSpec", "domains", "expected_differences", "families", "parse_domains",
            "parse_expected", "parse_family", "specs_of")
 
-Loaded = TypeVar("Loaded")
 LAYOUTS = ("contiguous", "permuted", "strided", "offset", "channels_last", "expanded", "overlapping")
 """How a tensor may lie in memory."""
 
@@ -118,22 +116,13 @@ _converter.register_structure_hook(
 _converter.register_structure_hook(Any, lambda value, _: value)
 
 
-def _load(text: str, origin: str, kind: type[Loaded]) -> Loaded:
-    try:
-        return _converter.structure(tomllib.loads(text), kind)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{origin}: {error}") from None
-    except cattrs.BaseValidationError as error:
-        raise SpecError(f"{origin}: {'; '.join(cattrs.transform_error(error, format_exception=fault))}") from None
-
-
 def parse_domains(text: str, origin: str) -> Domains:
     """Parse ``domains.toml``.
 
     Raises:
         SpecError: Names the origin and every fault.
     """
-    return _load(text, origin, Domains)
+    return parse(text, origin, Domains, _converter)
 
 
 def parse_family(text: str, origin: str, known: Domains) -> Family:
@@ -142,7 +131,7 @@ def parse_family(text: str, origin: str, known: Domains) -> Family:
     Raises:
         SpecError: Names the origin and every fault.
     """
-    raw = _load(text, origin, FamilyFile)
+    raw = parse(text, origin, FamilyFile, _converter)
     specs: list[OperatorSpec] = []
     faults: list[str] = []
     for name, entry in raw.operators.items():
@@ -237,7 +226,7 @@ def parse_expected(text: str, origin: str) -> tuple[Expected, ...]:
     Raises:
         SpecError: Names the origin and every fault, or an operator that no family has.
     """
-    found = _load(text, origin, ExpectedFile)
+    found = parse(text, origin, ExpectedFile, _converter)
     for entry in found.expected:
         # Variants are called as their operator is, but for what follows the dot.
         if entry.operator.partition(".")[0] not in {repr(spec).partition(".")[0] for spec in specs_of(entry.law)}:

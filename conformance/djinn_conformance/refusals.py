@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable
 from functools import lru_cache
 
 import attrs
-import cattrs
 import torch
 
 from djinn_conformance import specs
@@ -55,13 +53,7 @@ def parse_refusals(text: str, origin: str) -> tuple[Refusal, ...]:
     Raises:
         specs.SpecError: Names the origin and every fault.
     """
-    try:
-        return cattrs.Converter(forbid_extra_keys=True).structure(tomllib.loads(text), _File).refused
-    except tomllib.TOMLDecodeError as error:
-        raise specs.SpecError(f"{origin}: {error}") from None
-    except cattrs.BaseValidationError as error:
-        faults = cattrs.transform_error(error, format_exception=specs.fault)
-        raise specs.SpecError(f"{origin}: {'; '.join(faults)}") from None
+    return specs.parse(text, origin, _File).refused
 
 
 @lru_cache(maxsize=1)

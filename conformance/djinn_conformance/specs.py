@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import cattrs
@@ -18,8 +18,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 __all__ = ("SESSION", "KindSpec", "Law", "SpecError", "fault", "folder", "is_running", "kind_spec", "kinds",
-           "law_named", "not_blank", "parse_kind", "suites")
+           "law_named", "not_blank", "parse", "parse_kind", "suites")
 
+_T = TypeVar("_T")
 SESSION = "session"
 """What plugins make together; it has laws as a kind has."""
 
@@ -100,23 +101,29 @@ def fault(error: BaseException, _: type[object] | None) -> str:
     return str(error) if isinstance(error, ValueError) else cattrs.v.format_exception(error, None)
 
 
-def parse_kind(text: str, origin: str) -> KindSpec:
-    """Parse the specification of a kind.
+def parse(text: str, origin: str, kind: type[_T], converter: cattrs.Converter = _converter) -> _T:
+    """Parse a specification.
 
     Args:
         text: TOML.
         origin: Where it comes from, for messages.
+        kind: What it describes.
+        converter: Makes that of what TOML has.
 
     Raises:
         SpecError: Names the origin and every fault.
     """
     try:
-        return _converter.structure(tomllib.loads(text), KindSpec)
+        return converter.structure(tomllib.loads(text), kind)
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{origin}: {error}") from None
     except cattrs.BaseValidationError as error:
-        faults = cattrs.transform_error(error, format_exception=fault)
-        raise SpecError(f"{origin}: {'; '.join(faults)}") from None
+        raise SpecError(f"{origin}: {'; '.join(cattrs.transform_error(error, format_exception=fault))}") from None
+
+
+def parse_kind(text: str, origin: str) -> KindSpec:
+    """Parse the specification of a kind; see `parse`."""
+    return parse(text, origin, KindSpec)
 
 
 def is_running(releases: str) -> bool:
