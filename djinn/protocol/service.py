@@ -46,6 +46,7 @@ from djinn.protocol.messages import (
 from djinn.protocol.post import Post
 from djinn.protocol.reports import Failures, RunTime, Timings
 from djinn.protocol.tensors import copy_of, describe, header_of, placed_in
+from djinn.protocol.writes import poison_storage, poison_storages, written_handles
 
 MAX_TOLD = 16
 """Failures that travel with a parcel."""
@@ -405,7 +406,8 @@ class SessionService:
             raise ProtocolError(f"Program {run.program} was never defined.")
         program, body = known.program, known.definition.body
         if program is None:
-            return [known.failed] * len(run.outputs)
+            assert known.failed is not None, run.program
+            return self._not_run(run, known.failed)
         if len(run.inputs) != body.inputs or len(run.outputs) != len(body.keep):
             raise ProtocolError(f"Program {run.program} has {body.inputs} inputs and {len(body.keep)} outputs, the run "
                                 f"{len(run.inputs)} and {len(run.outputs)}.")
@@ -431,8 +433,15 @@ class SessionService:
             raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
-                self._poison_storage(given, left)
+                poison_storage(self._values, given, left)
         return outputs
+
+    def _not_run(self, run: Run, poison: Poisoned) -> list[Any]:
+        """Poison what a run that failed as a whole should have made, and what it should have written."""
+        known = self._programs.get(run.program)
+        if known is not None:
+            poison_storages(self._values, written_handles(known.definition.body, run.inputs), poison)
+        return [poison] * len(run.outputs)
 
     def _skipped(self, run: Run) -> list[Any]:
         """Say what comes of a run that is not wanted any more."""
@@ -441,9 +450,7 @@ class SessionService:
         poison = self._reason()
         known = self._programs.get(run.program)
         if known is not None and known.changes_metadata:
-            for value in map(self._values.get, run.inputs):
-                if isinstance(value, torch.Tensor):
-                    self._poison_storage(value, poison)
+            poison_storages(self._values, run.inputs, poison)
         return [poison] * len(run.outputs)
 
     def _reason(self) -> Poisoned:
@@ -462,11 +469,6 @@ class SessionService:
             return self._run_time.of(run)
         finally:
             self._turns.end()
-
-    def _poison_storage(self, tensor: torch.Tensor, poison: Poisoned) -> None:
-        """Poison every value that shares a storage which should have been written and was not."""
-        for handle in self._values.sharing(tensor):
-            self._values.put(handle, poison)
 
     def _value(self, handle: int) -> Any:
         try:

@@ -1,6 +1,6 @@
 """Losses whose operators PyTorch defines in Python, when they are first needed.
 
-A server does not have these operators: it knows PyTorch's own, and those of the namespaces that it was told to trust.
+A server does not have these operators: it runs those of the namespace ``aten``, and of others that an operator allows.
 Each consists of ordinary ones, which are recorded instead.
 """
 

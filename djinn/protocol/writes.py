@@ -1,0 +1,89 @@
+"""What becomes of values that a program should have written, and has not."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Sequence
+
+import torch
+
+from djinn.errors import DjinnError
+from djinn.model.program import Program, Template, count_tensors
+from djinn.model.schema import SchemaFacts, facts_of, operator_named
+from djinn.protocol.holdings import Holdings
+from djinn.protocol.messages import Poisoned
+
+__all__ = ("poison_storage", "poison_storages", "written_handles")
+
+_NONE: frozenset[int] = frozenset()
+
+
+def poison_storage(values: Holdings, tensor: torch.Tensor, poison: Poisoned) -> None:
+    """Poison every value that shares a storage which should have been written and was not."""
+    for handle in values.sharing(tensor):
+        values.put(handle, poison)
+
+
+def poison_storages(values: Holdings, handles: Sequence[int], poison: Poisoned) -> None:
+    """Poison the values of some handles that are tensors, and all that share storages with them."""
+    for value in map(values.get, handles):
+        if isinstance(value, torch.Tensor):
+            poison_storage(values, value, poison)
+
+
+def written_handles(program: Program, inputs: Sequence[int]) -> list[int]:
+    """List the inputs of a run that its program may write, itself or through views, by the schemas of its operators.
+
+    An operator that this PyTorch does not have may write all that it is given, and a malformed program all its inputs.
+
+    Args:
+        program: The program.
+        inputs: Handles of the run's inputs.
+    """
+    written = _written_inputs(program)
+    return [handle for position, handle in enumerate(inputs) if position in written]
+
+
+def _written_inputs(program: Program) -> Container[int]:
+    try:
+        program.check()
+    except DjinnError:
+        return range(program.inputs)
+    written: set[int] = set()
+    # By step: the number of its first result, and the inputs that its results may share memory with.
+    firsts: list[int] = []
+    shared: list[frozenset[int]] = []
+    produced = 0
+    for step in program.steps:
+        template = program.templates[step.template]
+        operands = [shared[bisect_right(firsts, operand) - 1] if operand >= 0 else frozenset({-1 - operand})
+                    for operand in step.operands]
+        firsts.append(produced)
+        produced += step.results
+        facts = _facts(template.operator)
+        if facts is None:
+            shared.append(_NONE.union(*operands))
+            written |= shared[-1]
+            continue
+        by_name = _by_name(template, facts, operands)
+        written.update(*(by_name.get(name, _NONE) for name in facts.written))
+        shared.append(_NONE.union(*(by_name.get(alias, _NONE) for alias in facts.aliases if alias is not None)))
+    return written
+
+
+def _facts(name: str) -> SchemaFacts | None:
+    try:
+        return facts_of(operator_named(name))
+    except DjinnError:
+        return None
+
+
+def _by_name(template: Template, facts: SchemaFacts, operands: list[frozenset[int]]) -> dict[str, frozenset[int]]:
+    """Map the arguments of a call to the inputs whose memory they may share."""
+    found: dict[str, frozenset[int]] = {}
+    taken = 0
+    for name, form in (*zip(facts.argument_names, template.arguments, strict=False), *template.keywords):
+        count = count_tensors(form)
+        found[name] = _NONE.union(*operands[taken : taken + count])
+        taken += count
+    return found
