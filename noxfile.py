@@ -34,6 +34,15 @@ def _install(session: nox.Session, *packages: str) -> None:
     session.install("--no-compile", "-c", "constraints.txt", *packages)
 
 
+def _output(session: nox.Session, name: str) -> Path:
+    """Name a file for what a session leaves, or reads.
+
+    It is not in `session.create_tmp()`, which makes the checkout the place of all temporary files: servers' workers
+    read modules from there, so no sandbox could hide what tests put there, and paths of sockets would be too long.
+    """
+    return session.cache_dir.absolute() / name
+
+
 def _conformance(session: nox.Session, *plugins: str) -> None:
     """Test plugins as their authors would: from an empty directory, with what is installed and nothing else."""
     for plugin in plugins:
@@ -72,7 +81,7 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
     # The second part runs even if the first has failed; then what failed in either is named in the last lines.
-    reports = [Path(session.create_tmp()).absolute() / name for name in ("together.xml", "alone.xml")]
+    reports = [_output(session, name) for name in ("together.xml", "alone.xml")]
     for report in reports:
         report.unlink(missing_ok=True)
     together, alone = (("-o", "junit_family=xunit1", f"--junitxml={report}") for report in reports)
@@ -86,7 +95,7 @@ def tests(session: nox.Session) -> None:
 
 def _judge_everything(session: nox.Session, *arguments: str) -> Path:
     """Run all suites, thoroughly, from an empty directory; return the file with the counts of samples."""
-    counts = Path(session.create_tmp()).absolute() / "counts.jsonl"
+    counts = _output(session, "counts.jsonl")
     counts.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as empty, session.chdir(empty):
         session.run("pytest", "--pyargs", "djinn_conformance", "-q", "--tb=short", f"--djinn-report={counts}",
@@ -108,7 +117,7 @@ def _conformance_with(version: str) -> None:
     def with_release(session: nox.Session) -> None:
         """Test against all laws with one release of PyTorch, and write docs/conformance.md."""
         others = [line for line in Path("constraints.txt").read_text().splitlines() if not line.startswith("torch")]
-        constraints = Path(session.create_tmp()) / "constraints.txt"
+        constraints = _output(session, "constraints.txt")
         constraints.write_text("\n".join([*others, f"torch=={version}"]))
         session.install("-c", str(constraints), ".[test]")
         counts = _judge_everything(session, *session.posargs)
@@ -131,7 +140,7 @@ def bench(session: nox.Session) -> None:
     arguments = [argument for argument in session.posargs if argument != "--accept"]
     judging = [*(["--partial"] if arguments else []), *(["--accept"] if "--accept" in session.posargs else [])]
     _install(session, "-e", ".[test]")
-    measured = Path(session.create_tmp()).absolute() / "benchmarks.json"
+    measured = _output(session, "benchmarks.json")
     measured.unlink(missing_ok=True)
     session.run("pytest", "tests/benchmarks", "-o", "python_files=bench_*.py", "--benchmark-enable", "-s",
                 "--benchmark-columns=median,rounds", f"--benchmark-json={measured}", "--timeout=1800", *arguments,
@@ -149,7 +158,7 @@ def chaos(session: nox.Session) -> None:
     files = {name: f"tests/chaos/chaos_{name}.py" for name in session.posargs}
     named = [file for file in files.values() if Path(file).exists()]
     others = [name for name in session.posargs if files[name] not in named]
-    found = Path(session.create_tmp()).absolute() / "found.jsonl"
+    found = _output(session, "found.jsonl")
     found.unlink(missing_ok=True)
     session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
                 env={**PROFILE, "DJINN_CHAOS_RESULTS": str(found), "DJINN_CHAOS_STATE": str(found.parent)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 import uuid
@@ -66,6 +67,7 @@ def introduce(owner: str, token: str) -> tuple[str, str]:
     return identity, this_machine() if owner == AUTOMATIC else ""
 
 
+@functools.cache
 def this_machine() -> str:
     """Name the machine, as far as memory and not the network connects its processes, until it is started again."""
     try:

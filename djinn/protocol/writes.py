@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Sequence, Set
 
 import torch
 
@@ -34,7 +34,8 @@ def poison_storages(values: Holdings, handles: Sequence[int], poison: Poisoned) 
 def written_handles(program: Program, inputs: Sequence[int]) -> list[int]:
     """List the inputs of a run that its program may write, itself or through views, by the schemas of its operators.
 
-    An operator that this PyTorch does not have may write all that it is given, and a malformed program all its inputs.
+    An operator that this PyTorch does not have may write all that it is given. No client records a malformed program;
+    it writes nothing.
 
     Args:
         program: The program.
@@ -44,11 +45,11 @@ def written_handles(program: Program, inputs: Sequence[int]) -> list[int]:
     return [handle for position, handle in enumerate(inputs) if position in written]
 
 
-def _written_inputs(program: Program) -> Container[int]:
+def _written_inputs(program: Program) -> Set[int]:
     try:
         program.check()
     except DjinnError:
-        return range(program.inputs)
+        return _NONE
     written: set[int] = set()
     # By step: the number of its first result, and the inputs that its results may share memory with.
     firsts: list[int] = []

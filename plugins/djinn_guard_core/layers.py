@@ -158,7 +158,8 @@ def recurrent(named: Named) -> None:
     weights = [named[f"weight{first + index}"] for index in range(4)]
     # The kernel divides by the width.
     expect(tensor.dim() == 3 and tensor.shape[2] > 0 and named["mode"] in _GATES, "no recurrent layer")
-    expect(hidden > 0 and not named["batch_sizes"] and not named["batch_first"], "a layer that is not run here")
+    # The kernel takes the length from the first dimension whatever `batch_first` says.
+    expect(hidden > 0 and not named["batch_sizes"], "a layer that is not run here")
     rows = _GATES[named["mode"]] * hidden
     expect(tuple(weights[0].shape) == (rows, tensor.shape[2]), "the weights do not fit the input")
     expect(tuple(weights[1].shape) == (rows, hidden), "the weights do not fit the state")

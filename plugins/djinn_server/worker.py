@@ -24,6 +24,7 @@ from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
 from djinn.protocol.abilities import SettlingExecutor
 from djinn.protocol.messages import Goodbye, Hello
+from djinn.protocol.reuse import this_machine
 from djinn.residency.tiers import Tiers
 from djinn_server.board import Board
 from djinn_server.certificates import placed
@@ -148,6 +149,7 @@ def main() -> None:
         sys.exit(1)
     setup, board = received[0], received[1]
     write_to(sys.stderr, setup.log_format, role="worker", **({"tenant": setup.tenant} if setup.tenant else {}))
+    this_machine()  # kept from now on: its file cannot be read behind the fence
     fence = Fence(setup.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:

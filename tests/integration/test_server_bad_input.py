@@ -204,16 +204,20 @@ class BadBatch:
     kind: str
     commands: list[Any]
     fetch: tuple[int, ...] = (9,)
+    may_write: bool = False
+    """Whether it names an operator of which nobody here knows what it would have written."""
 
 
+BYSTANDER = 77
 READ_FILE = facts_of(torch.ops.aten.from_file.default).digest
 BAD_BATCHES = [
     BadBatch("unknown-handle", "UnknownHandleError", [], fetch=(2**63,)),
     BadBatch("unknown-program", "ProtocolError", [Run(3, (), [], (9,))]),
     BadBatch("forgotten-program", "ProtocolError", [define(), Forget((1,)), RUN]),
-    BadBatch("unknown-operator", "UnknownOperatorError", [define(name="aten::nothing.here"), RUN]),
-    BadBatch("operator-path", "UnknownOperatorError", [define(name="os::system.__call__"), RUN]),
-    BadBatch("operator-injection", "UnknownOperatorError", [define(name="aten::add.Tensor)(\nimport os"), RUN]),
+    BadBatch("unknown-operator", "UnknownOperatorError", [define(name="aten::nothing.here"), RUN], may_write=True),
+    BadBatch("operator-path", "UnknownOperatorError", [define(name="os::system.__call__"), RUN], may_write=True),
+    BadBatch("operator-injection", "UnknownOperatorError", [define(name="aten::add.Tensor)(\nimport os"), RUN],
+             may_write=True),
     BadBatch("operator-on-files", "UnknownOperatorError", [
         define((ConstantArgument("/etc/passwd"),), name="aten::from_file", digest=READ_FILE, operands=()), RUN]),
     BadBatch("other-schema", "SchemaMismatchError", [define(digest="0" * 16), RUN]),
@@ -255,16 +259,18 @@ BAD_BATCHES = [
 @pytest.mark.parametrize("bad", BAD_BATCHES, ids=lambda bad: bad.id)
 def test_what_cannot_be_carried_out_is_a_typed_failure_and_the_session_lives(server: Any, bad: BadBatch) -> None:
     connection = connect(server.address, ConnectOptions())
-    commands = [Upload(1, header_of(ONES)), *bad.commands]
+    commands = [Upload(1, header_of(ONES)), Upload(BYSTANDER, header_of(ONES)), *bad.commands]
     uploads = [ONES for command in commands if isinstance(command, Upload)]
     result, _ = connection.request(Batch(commands, fetch=bad.fetch, describe=bad.fetch), uploads)
     assert {failure.kind for failure in result.failures} == {bad.kind}, result.failures
     if bad.fetch != (1,):
         assert all(isinstance(item, Poisoned) for item in result.items)
         assert {item.failure for item in result.items} <= {failure.identity for failure in result.failures}
-    again, data = connection.request(Batch([Free((9,))], fetch=(1,)), ())
+    again, data = connection.request(Batch([Free((9,))], fetch=(1, BYSTANDER)), ())
     assert again.failures == ()
-    assert torch.equal(data[0], ONES)
+    assert isinstance(again.items[0], Poisoned) == bad.may_write
+    assert len(data) == 2 - bad.may_write
+    assert all(torch.equal(tensor, ONES) for tensor in data)
     connection.close()
 
 

@@ -207,8 +207,28 @@ def resident_bytes(process: int | str = "self") -> int:
 def limit_memory(process: int, more_bytes: int) -> None:
     """Let a process have so much more address space than now."""
     now = int(Path(f"/proc/{process}/statm").read_text().split()[0]) * resource.getpagesize()
-    _, hard = resource.prlimit(process, resource.RLIMIT_AS)
-    resource.prlimit(process, resource.RLIMIT_AS, (now + more_bytes, hard))
+
+    def limit() -> None:
+        _, hard = resource.prlimit(process, resource.RLIMIT_AS)
+        resource.prlimit(process, resource.RLIMIT_AS, (now + more_bytes, hard))
+
+    said = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    user, group = (int(said[kind].split()[0]) for kind in ("Uid", "Gid"))
+    if user == os.getuid():
+        limit()
+        return
+    # A worker with a user of its own; only that one may limit it.
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setresgid(group, group, group)
+            os.setresuid(user, user, user)
+            limit()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    if os.waitpid(child, 0)[1] != 0:
+        raise PermissionError(f"The memory of process {process} of user {user} cannot be limited.")
 
 
 def main() -> None:
