@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -115,6 +118,10 @@ def test_no_session_is_lost_while_a_server_under_load_reloads_and_drains(start_s
     config = tmp_path / "djinn.toml"
     config.write_text("max-sessions = 5\n")
     server = start_server("--config", str(config), "--drain-s", "300", "--metrics-port", "0")
+    (readiness,) = re.findall(r"metrics on (http://\S+)/metrics", server.log.read_text())
+    readiness += "/readyz"
+    with urllib.request.urlopen(readiness) as answer:
+        assert answer.status == 200
     wanted = {}
     for kind, steps in STEPS.items():
         with Working(tmp_path / f"calm-{kind}.log", kind, server.address, steps) as calm:
@@ -130,6 +137,8 @@ def test_no_session_is_lost_while_a_server_under_load_reloads_and_drains(start_s
         generates.wait_for(1)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "draining: SIGTERM" in server.log.read_text())
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(readiness)
         assert trains.steps < STEPS["trains"]
         assert generates.steps < STEPS["generates"]
         with pytest.raises(ServerDrainingError, match="shutting down"):
