@@ -340,8 +340,13 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
                             turns=offer.turns, nursery=nursery, exchange=exchange)
     gateway = Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None,
                       max_run_s=offer.max_run_s, control=_control(offer.control))
+
+    def apply() -> None:
+        gateway.limit_runs(reloading.offer.max_run_s)
+        gateway.watch.look()
+
     reloading = Reloading(offer, read, lambda other: _check(other, bool(other.token)), listener, tenants, supervisor,
-                          gateway.watch.look)
+                          apply)
     return gateway, reloading
 
 

@@ -20,8 +20,8 @@ from djinn.errors import ConfigurationError
 __all__ = ("RELOADED", "read_config", "reread", "use_config")
 
 RELOADED = frozenset({
-    "drain_s", "max_handles", "max_host_mib", "max_inflight_mib", "max_nodes", "max_queued", "max_sessions",
-    "max_wait_s", "memory_mib", "tls_cert", "tls_client_ca", "tls_key", "token",
+    "drain_s", "max_handles", "max_host_mib", "max_inflight_mib", "max_nodes", "max_queued", "max_run_s",
+    "max_sessions", "max_wait_s", "memory_mib", "tls_cert", "tls_client_ca", "tls_key", "token",
 })
 """What SIGHUP reads again, by names of parameters. All else takes a restart."""
 _ONLY_ON_THE_COMMAND_LINE = frozenset({"config", "with_parent"})

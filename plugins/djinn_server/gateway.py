@@ -66,7 +66,7 @@ class Gateway:
         self._room = room or WaitingRoom(reject=lambda: self._counts.reject("waiting_room"))
         self._page: MetricsPage | None = None
         self._verdicts = Verdicts()
-        self._runs = RunWatch(supervisor.workers, self._verdicts, max_run_s, self._counts) if max_run_s else None
+        self._runs = RunWatch(supervisor.workers, self._verdicts, max_run_s, self._counts)
         self._operator = None if control is None else OperatorSocket(
             control, Operating(supervisor, self._verdicts).handlers())
         self.watch = TenantWatch(tenants, supervisor)
@@ -121,11 +121,14 @@ class Gateway:
                 self.stop()
                 raise
         self.watch.start()
-        if self._runs is not None:
-            self._runs.start()
+        self._runs.start()
         if self._operator is not None:
             self._operator.start()
         _log.info("accepting on %s", self.address)
+
+    def limit_runs(self, max_run_s: float) -> None:
+        """Let programs run for so long from now on; 0: for any time."""
+        self._runs.limit_s = max_run_s
 
     def drain(self) -> None:
         """Let no more sessions begin. Those that there are go on, also over new connections."""
@@ -148,8 +151,7 @@ class Gateway:
         self.watch.stop()
         if self._operator is not None:
             self._operator.stop()
-        if self._runs is not None:
-            self._runs.stop()
+        self._runs.stop()
         self._listener.close()
         self._room.close()
         ended = self._supervisor.stop(timeout_s)

@@ -141,18 +141,21 @@ class RunWatch:
     Args:
         workers: Lists the workers that there are.
         verdicts: Learn why.
-        limit_s: How long a program may run.
+        limit_s: How long a program may run; 0: for any time.
         meters: Count ended sessions.
 
+    Attributes:
+        limit_s: As above; it counts from the next look on, also for programs that run already.
+
     Concurrency:
-        `start` and `stop` are called by one thread.
+        `start` and `stop` are called by one thread; any sets `limit_s`.
     """
 
     def __init__(self, workers: Callable[[], Sequence[tuple[object, _Watched]]], verdicts: Verdicts, limit_s: float,
                  meters: Meters) -> None:
         self._workers = workers
         self._verdicts = verdicts
-        self._limit_s = limit_s
+        self.limit_s = limit_s
         self._meters = meters
         self._told: dict[tuple[int, int], float] = {}
         """When sessions were ended, by process and by the program that had run too long."""
@@ -168,24 +171,28 @@ class RunWatch:
         self._ended.set()
 
     def _run(self) -> None:
-        while not self._ended.wait(min(LOOK_S, self._limit_s / 10)):
-            late: dict[tuple[int, int], float] = {}
-            for _, worker in self._workers():
-                running = worker.board.read()
-                if running is not None and running.age_s > self._limit_s:
-                    key = worker.pid, running.began_ns
-                    told_s = late[key] = self._told.get(key) or self._tell(worker, running)
-                    if time.monotonic() - told_s > GRACE_S:
-                        _log.error("worker %d is ended: a program of session %s has run for %.1f s; the limit is %g s",
-                                   worker.pid, running.session, running.age_s, self._limit_s)
-                        worker.end("max_run")
-            self._told = late
+        while not self._ended.wait(min(LOOK_S, self.limit_s / 10 or LOOK_S)):
+            if limit_s := self.limit_s:
+                self._look(limit_s)
 
-    def _tell(self, worker: _Watched, running: Running) -> float:
+    def _look(self, limit_s: float) -> None:
+        late: dict[tuple[int, int], float] = {}
+        for _, worker in self._workers():
+            running = worker.board.read()
+            if running is not None and running.age_s > limit_s:
+                key = worker.pid, running.began_ns
+                told_s = late[key] = self._told.get(key) or self._tell(worker, running, limit_s)
+                if time.monotonic() - told_s > GRACE_S:
+                    _log.error("worker %d is ended: a program of session %s has run for %.1f s; the limit is %g s",
+                               worker.pid, running.session, running.age_s, limit_s)
+                    worker.end("max_run")
+        self._told = late
+
+    def _tell(self, worker: _Watched, running: Running, limit_s: float) -> float:
         _log.warning("session %s is ended: its program has run for %.1f s; the limit is %g s", running.session,
-                     running.age_s, self._limit_s)
+                     running.age_s, limit_s)
         error = ProgramTimeoutError(
-            f"A program of session {running.session[:12]} ran for longer than {self._limit_s:g} s.",
+            f"A program of session {running.session[:12]} ran for longer than {limit_s:g} s.",
             hint="Make programs shorter, or ask the server's operator for a higher --max-run-s; then call djinn.init() "
                  "to start a new session.")
         self._verdicts.add(running.key_digest, error)

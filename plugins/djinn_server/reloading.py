@@ -48,7 +48,7 @@ class Reloading:
         listener: Where clients connect.
         tenants: Who is let in.
         supervisor: Has the workers.
-        apply: Has workers keep to what tenants may do by now.
+        apply: Has workers keep to `offer`, and to what tenants may do by now.
 
     Attributes:
         offer: What the server offers.

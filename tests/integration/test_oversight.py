@@ -83,6 +83,18 @@ def test_a_program_that_runs_too_long_ends_with_its_session(strict: Serving) -> 
     assert strict.log.read_text().count("its program has run for") == 1
 
 
+def test_the_limit_of_programs_is_reloaded_and_counts_for_those_that_run(start_server: Any, tmp_path: Path) -> None:
+    config = tmp_path / "djinn.toml"
+    config.write_text("max-run-s = 0\n")
+    server = start_server("--config", str(config))
+    offender = Working(server.address, side=64)
+    offender.submit(ENDLESS)
+    config.write_text("max-run-s = 1\n")
+    server.process.send_signal(signal.SIGHUP)
+    with pytest.raises(ProgramTimeoutError, match="ran for longer than 1 s"):
+        offender.connection.request(SYNCHRONIZE, ())
+
+
 def test_a_program_that_can_end_between_its_steps_costs_no_other_session_anything(strict: Serving) -> None:
     innocent, offender = Working(strict.address, side=64), Working(strict.address, side=1500)
     workers = strict.workers
