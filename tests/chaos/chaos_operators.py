@@ -33,7 +33,7 @@ TABLE = RESULTS.parent / f"operators-torch-{release()}-cpu.csv"
 STRIDES = {"expanded": ("expanded", "expanded-dim"), "overlapping": ("overlapping",), "transposed": ("transposed",)}
 """What an overload has to be called with whose operands are passed as they lie: names of changes, by kind."""
 CHANGES = ("unchanged", "expanded", "expanded-dim", "overlapping", "transposed", "gapped", "empty", "resized", "rank",
-           "dtype", "wild", "bits", "shared", "other", "none", "number", "scaled")
+           "dtype", "wild", "bits", "shared", "other", "none", "number", "scaled", "lifted")
 
 
 @pytest.mark.timeout(6 * 3600)

@@ -12,6 +12,8 @@ import torch
 from operator_corpus import Corpus, Example
 from operator_synthesis import SIZES, slots, tensor_for, values_of
 
+from djinn.model.schema import facts_of, operator_named
+
 Path: TypeAlias = tuple[str, int]
 """Where an argument is: its name, and its position in a list, or -1."""
 
@@ -25,7 +27,9 @@ STRIDES = ("expanded", "expanded-dim", "overlapping", "transposed", "gapped")
 """Mutations that change how a tensor lies in memory, and nothing else."""
 TENSORS = (*STRIDES, "empty", "resized", "resized", "rank", "dtype", "wild", "wild", "bits", "shared", "other", "none")
 PLAIN = ("number",)
-KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "unchanged", "scaled")))
+KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "unchanged", "scaled", "lifted")))
+LIFTED = (2, 3)
+"""Dimensions that are put before those of all tensors of a call."""
 
 
 @attrs.frozen
@@ -52,6 +56,7 @@ class Plan:
         number: Of its calls.
         example: Position of the call that is changed among those that are known.
         scale: An extent that is replaced wherever it occurs, and by what; ``None`` for none.
+        lifted: Whether all tensors get more dimensions.
         mutations: What is changed.
         place: Where blocks lie; see guarded_memory.c.
         filling: What new blocks are filled with.
@@ -62,6 +67,7 @@ class Plan:
     number: int
     example: int
     scale: tuple[int, int] | None
+    lifted: bool
     mutations: tuple[Mutation, ...]
     place: int
     filling: int
@@ -71,7 +77,7 @@ class Plan:
     def kinds(self) -> tuple[str, ...]:
         """Name what is changed."""
         found = dict.fromkeys(mutation.kind for mutation in self.mutations)
-        return (*(found or ("unchanged",)), *(("scaled",) if self.scale else ()))
+        return (*(found or ("unchanged",)), *(("scaled",) if self.scale else ()), *(("lifted",) if self.lifted else ()))
 
 
 def leaves(name: str, values: Mapping[str, Any]) -> list[Path]:
@@ -86,26 +92,67 @@ def leaves(name: str, values: Mapping[str, Any]) -> list[Path]:
 
 
 def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
-    """Decide what a call is like."""
+    """Decide what a call is like.
+
+    Every other call changes strides alone, of what is read: it is most often let through.
+    """
     choose = random.Random(f"{name} {number} {seed}")
     known = corpus.examples(name)
     index = number % len(known) if number < 2 * len(known) else choose.randrange(len(known))
+    kind, path, lifted = "", None, False
+    if number % 2:
+        kind = STRIDES[number // 2 % len(STRIDES)]
+        index, path, lifted = _read_operand(name, corpus, choose) or (index, None, False)
     values = values_of(name, known[index])
     paths = leaves(name, values)
-    tensors = [path for path in paths if isinstance(at(values, path), torch.Tensor)]
+    tensors = [other for other in paths if isinstance(at(values, other), torch.Tensor)]
     scale = None
-    if tensors and choose.random() < 0.3:
-        extents = [extent for path in tensors for extent in at(values, path).shape]
+    if tensors and choose.random() < (0.15 if path else 0.3):
+        extents = [extent for other in tensors for extent in at(values, other).shape]
         if extents:
             scale = choose.choice(extents), choose.choice(EXTENTS)
     mutations: list[Mutation] = []
-    # Every other call changes strides alone: it is the one that is most often let through.
-    for _ in range(0 if number % 8 == 0 or not paths else choose.choice((1, 1, 2, 3))):
-        path = choose.choice(tensors) if tensors and choose.random() < 0.75 else choose.choice(paths)
-        kind = choose.choice(STRIDES if number % 2 else TENSORS) if path in tensors else "number"
-        mutations.append(Mutation(path, kind, choose.randrange(2**31)))
-    return Plan(name, number, index, scale, tuple(mutations), choose.choice((0, 0, 0, 1, 2)),
+    if path is not None:
+        mutations = [Mutation(path, kind, choose.randrange(2**31)), *(
+            Mutation(choose.choice(tensors), choose.choice(STRIDES), choose.randrange(2**31))
+            for _ in range(choose.choice((0, 0, 0, 1, 2))))]
+    elif number % 8 and paths:
+        for _ in range(choose.choice((1, 1, 2, 3))):
+            other = choose.choice(tensors) if tensors and choose.random() < 0.75 else choose.choice(paths)
+            kind = choose.choice(STRIDES if number % 2 else TENSORS) if other in tensors else "number"
+            mutations.append(Mutation(other, kind, choose.randrange(2**31)))
+    return Plan(name, number, index, scale, lifted, tuple(mutations), choose.choice((0, 0, 0, 1, 2)),
                 choose.choice((0, 0, 0x55, 0xFF)), choose.random() < 0.08)
+
+
+def _read_operand(name: str, corpus: Corpus, choose: random.Random) -> tuple[int, Path, bool] | None:
+    """Choose a call and a tensor that it reads, and say whether that needs more dimensions to lie in many ways."""
+    key = id(corpus), name
+    if key not in _operands:
+        _operands[key] = _read_operands(name, corpus)
+    found, flat = _operands[key]
+    if found and (not flat or choose.random() < 0.8):
+        return (*choose.choice(found), False)
+    return (*choose.choice(flat), choose.random() < 0.8) if flat else None
+
+
+_Operands: TypeAlias = list[tuple[int, Path]]
+_operands: dict[tuple[int, str], tuple[_Operands, _Operands]] = {}
+"""By corpus and overload."""
+
+
+def _read_operands(name: str, corpus: Corpus) -> tuple[_Operands, _Operands]:
+    """List the tensors that known calls read: those of two dimensions and more, and others."""
+    written = facts_of(operator_named(name)).written
+    found: _Operands = []
+    flat: _Operands = []
+    for index, example in enumerate(corpus.examples(name)):
+        values = values_of(name, example)
+        for path in leaves(name, values):
+            tensor = at(values, path)
+            if isinstance(tensor, torch.Tensor) and path[0] not in written:
+                (found if sum(extent > 1 for extent in tensor.shape) > 1 else flat).append((index, path))
+    return found, flat
 
 
 def at(values: Mapping[str, Any], path: Path) -> Any:
@@ -122,6 +169,8 @@ def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     values = values_of(plan.name, example)
     if plan.scale is not None:
         values = {name: _scaled(item, *plan.scale) for name, item in values.items()}
+    if plan.lifted:
+        values = {name: _lifted(item) for name, item in values.items()}
     made: dict[str, Any] = {}
     by_path: dict[Path, list[Mutation]] = {}
     for mutation in plan.mutations:
@@ -173,6 +222,12 @@ def _scaled(item: Any, old: int, new: int) -> Any:
     if isinstance(item, (list, tuple)):
         return [_scaled(member, old, new) for member in item]
     return new if type(item) is int and item == old and old > 4 else item
+
+
+def _lifted(item: Any) -> Any:
+    if isinstance(item, torch.Tensor):
+        return _tiled(item, [*LIFTED, *item.shape])
+    return [_lifted(member) for member in item] if isinstance(item, (list, tuple)) else item
 
 
 def _tiled(source: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
@@ -295,6 +350,8 @@ def _transposed(choose: random.Random) -> Callable[[list[int]], list[int]]:
     def strides(size: list[int]) -> list[int]:
         order = list(range(len(size)))
         choose.shuffle(order)
+        if order == sorted(order, reverse=True):
+            order.reverse()
         steps, step = [0] * len(size), 1
         for dim in order:
             steps[dim] = step
@@ -363,7 +420,8 @@ def changed(plan: Plan, made: Mapping[str, Any]) -> list[str]:
         tensor = at(made, mutation.path)
         if mutation.kind not in STRIDES or (isinstance(tensor, torch.Tensor) and not tensor.is_contiguous()):
             found.append(mutation.kind)
-    return list(dict.fromkeys([*(found or ["unchanged"]), *(["scaled"] if plan.scale else [])]))
+    return list(dict.fromkeys([*(found or ["unchanged"]), *(["scaled"] if plan.scale else []),
+                               *(["lifted"] if plan.lifted else [])]))
 
 
 def example_text(values: Mapping[str, Any]) -> str:

@@ -569,7 +569,7 @@ class Runner:
         """Make the call again in a process of its own, then with fewer changes as long as it crashes."""
         if not self._crashes(plan):
             return plan, False
-        for fewer in ("guards_all", "scale"):
+        for fewer in ("guards_all", "lifted", "scale"):
             smaller = attrs.evolve(plan, **{fewer: None if fewer == "scale" else False})
             if getattr(plan, fewer) and self._crashes(smaller):
                 plan = smaller
