@@ -10,10 +10,10 @@ import torch
 
 from djinn.kinds import Prepared
 from djinn_guard_core.expectations import too_large
-from djinn_guard_core.faults import FAULTS, FAULTS_READ, JOINING
-from djinn_guard_core.kernels import RULES, VALUES, Rule
+from djinn_guard_core.faults import FAULTS, JOINING
+from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
-from djinn_guard_core.sizes import READS_VALUES, RESULT_BYTES, size_rule
+from djinn_guard_core.sizes import RESULT_BYTES, size_rule
 
 __all__ = ("Asked", "check_of")
 
@@ -31,7 +31,6 @@ class Asked:
         rules: What must hold.
         size_of: Tells how many bytes it would allocate, if that takes a look at elements.
         limit_bytes: What a call may allocate, where that takes a look at elements; 0 for anything.
-        reads_values: Whether elements are looked at.
     """
 
     operator: torch._ops.OpOverload
@@ -42,7 +41,6 @@ class Asked:
     rules: tuple[Rule, ...]
     size_of: Callable[[Mapping[str, Any]], int] | None
     limit_bytes: int
-    reads_values: bool
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
         """Raise what the kernel should, if it must not be called; return what it is to be called with instead."""
@@ -87,4 +85,4 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
     arguments = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
     return Asked(operator, base, tuple(argument.name for argument in arguments), defaults, arrange, rules, size_of,
-                 limit_bytes, is_own and (base in VALUES or base in READS_VALUES or base in FAULTS_READ))
+                 limit_bytes)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from djinn_guard_core.expectations import Named, expect, numel_is, within
+from djinn_guard_core.expectations import Named, expect, has_elements, numel_is, within
 
 __all__ = ("ctc_loss", "ctc_loss_backward")
 
@@ -17,6 +17,8 @@ def ctc_loss(named: Named) -> None:
     expect(log_probs.dim() in (2, 3), "log_probs has neither 2 nor 3 dimensions")
     steps, classes = log_probs.shape[0], log_probs.shape[-1]
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
+    if not _are_known(named):
+        return
     inputs, wanted = _lengths(named["input_lengths"]), _lengths(named["target_lengths"])
     expect(len(inputs) == len(wanted) == batch, f"{len(inputs)} and {len(wanted)} lengths of {batch} sequences")
     expect(all(0 <= length <= steps for length in inputs), f"input_lengths beyond {steps}")
@@ -33,6 +35,11 @@ def ctc_loss(named: Named) -> None:
         within({"targets": row[:length]}, "targets", 0, classes)
 
 
+def _are_known(named: Named) -> bool:
+    lengths = named["input_lengths"], named["target_lengths"]
+    return has_elements(*(given for given in lengths if isinstance(given, torch.Tensor)))
+
+
 def _lengths(given: Any) -> list[int]:
     found = given.tolist() if isinstance(given, torch.Tensor) else given
     return [int(length) for length in found] if isinstance(found, (list, tuple)) else [int(found)]
@@ -45,6 +52,8 @@ def ctc_loss_backward(named: Named) -> None:
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
     for name in ("grad", "neg_log_likelihood"):
         numel_is(named, name, batch)
+    if not _are_known(named):
+        return
     alpha = named["log_alpha"]
     expect(alpha.dim() == 3 and alpha.shape[0] == batch and alpha.shape[1] >= max(
         _lengths(named["input_lengths"]), default=0), "log_alpha does not fit log_probs")

@@ -19,6 +19,7 @@ from djinn_guard_core.expectations import (
     Named,
     dims_exist,
     expect,
+    has_elements,
     in_order,
     like_forward,
     numel_is,
@@ -28,7 +29,7 @@ from djinn_guard_core.expectations import (
 )
 from djinn_guard_core.layers import Rule
 
-__all__ = ("RULES", "VALUES", "Rule")
+__all__ = ("RULES", "Rule")
 
 MAX_DEGREE = 2**20
 """Terms of a polynomial, which kernels sum one by one."""
@@ -257,7 +258,7 @@ def _pivots(data: str, pivots: str, *, symmetric: bool = False) -> Rule:
         expect(given.dim() > 0 and given.shape[-1] == least and given.shape[:-1] == matrix.shape[:-2],
                f"{pivots} has the size {list(given.shape)} for {list(matrix.shape)}")
         within(named, pivots, -rows if symmetric else 1, rows + 1)
-        if symmetric:
+        if symmetric and has_elements(given):
             rows_of = given.reshape(-1, least).tolist() if least else ()
             expect(all(map(_come_in_pairs, rows_of)), f"{pivots} is of no factorization")
 
@@ -287,10 +288,11 @@ def _segments(named: Named) -> None:
     expect(given.shape[:-1] == data.shape[:axis], "data does not fit its segments")
     if lengths is not None:
         within(named, "lengths", 0, data.shape[axis] + 1)
-        expect(bool((lengths.sum(-1) == data.shape[axis]).all()), "the lengths do not add up")
+        expect(not has_elements(lengths) or bool((lengths.sum(-1) == data.shape[axis]).all()),
+               "the lengths do not add up")
     if offsets is not None:
         within(named, "offsets", 0, data.shape[axis] + 1)
-        expect(bool((offsets.diff(dim=-1) >= 0).all()), "the offsets fall")
+        expect(not has_elements(offsets) or bool((offsets.diff(dim=-1) >= 0).all()), "the offsets fall")
 
 
 def _segments_backward(named: Named) -> None:
@@ -391,16 +393,18 @@ def _embedding_bag_whole(named: Named) -> None:
 
 
 def _repeats(named: Named) -> None:
-    if isinstance(named["repeats"], torch.Tensor) and named["repeats"].numel():
+    repeats = named["repeats"]
+    if isinstance(repeats, torch.Tensor) and repeats.numel():
         within(named, "repeats", 0, 2**40)
-        if named["output_size"] is not None:
-            expect(int(named["repeats"].sum()) == named["output_size"], "output_size is not the sum of repeats")
+        if named["output_size"] is not None and has_elements(repeats):
+            expect(int(repeats.sum()) == named["output_size"], "output_size is not the sum of repeats")
 
 
 def _degree(named: Named) -> None:
     degree = named["n"]
-    most = degree if not isinstance(degree, torch.Tensor) else degree.max().item() if degree.numel() else 0
-    expect(most <= MAX_DEGREE, f"a polynomial of degree {most}; {MAX_DEGREE} is the limit")
+    if isinstance(degree, torch.Tensor):
+        degree = degree.max().item() if degree.numel() and has_elements(degree) else 0
+    expect(degree <= MAX_DEGREE, f"a polynomial of degree {degree}; {MAX_DEGREE} is the limit")
 
 
 def _power(named: Named) -> None:
@@ -480,15 +484,3 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_POLYNOMIALS, _degree),
 }
 """By name of the operator, without overload."""
-
-VALUES = frozenset("""
-    adaptive_max_pool2d_backward adaptive_max_pool3d_backward max_pool2d_with_indices_backward
-    max_pool3d_with_indices_backward fractional_max_pool2d_backward fractional_max_pool3d_backward nll_loss_backward
-    nll_loss2d_backward multi_margin_loss_backward multilabel_margin_loss_backward embedding_dense_backward
-    embedding_backward _embedding_bag embedding_bag _embedding_bag_forward_only _embedding_bag_backward
-    _embedding_bag_dense_backward
-    _embedding_bag_per_sample_weights_backward _ctc_loss ctc_loss _ctc_loss_backward lu_unpack linalg_lu_solve
-    linalg_ldl_solve lu_solve segment_reduce _segment_reduce_backward repeat_interleave
-""".split()).union(_POLYNOMIALS)
-"""Those whose rules look at elements, for which a device is waited for."""
-

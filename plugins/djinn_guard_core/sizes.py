@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from djinn.model.schema import ReturnKind, facts_of
-from djinn_guard_core.expectations import Named, expect, extent_bytes, within
+from djinn_guard_core.expectations import Named, expect, extent_bytes, has_elements, within
 from djinn_guard_core.kernels import Rule
 
-__all__ = ("MAX_RESULTS", "READS_VALUES", "RESULT_BYTES", "size_rule")
+__all__ = ("MAX_RESULTS", "RESULT_BYTES", "size_rule")
 
 LARGEST_ITEM_BYTES = 16
 MAX_RESULTS = 2**16
@@ -146,7 +146,7 @@ def size_rule(operator: torch._ops.OpOverload, base: str) -> Rule | None:
 
 def _repeat_interleave(named: Named) -> int:
     repeats = named["repeats"]
-    if isinstance(repeats, int) or not repeats.numel():
+    if isinstance(repeats, int) or not repeats.numel() or not has_elements(repeats):
         return 0
     within(named, "repeats", 0, 2**40)
     source = named.get("self")
@@ -154,15 +154,19 @@ def _repeat_interleave(named: Named) -> int:
     return int(repeats.sum()) * each * 8
 
 
+def _classes(tensor: torch.Tensor) -> int:
+    return int(tensor.max()) + 1 if tensor.numel() and has_elements(tensor) else 0
+
+
 def _bincount(named: Named) -> int:
     tensor = named["self"]
-    return 8 * max(int(tensor.max()) + 1 if tensor.numel() else 0, int(named["minlength"]))
+    return 8 * max(_classes(tensor), int(named["minlength"]))
 
 
 def _one_hot(named: Named) -> int:
     tensor, classes = named["self"], int(named["num_classes"])
     if classes < 0:
-        classes = int(tensor.max()) + 1 if tensor.numel() else 0
+        classes = _classes(tensor)
     return int(8 * tensor.numel() * max(classes, 0))
 
 
@@ -180,4 +184,3 @@ RESULT_BYTES: Mapping[str, Callable[[Named], int]] = {
     "combinations": _combinations,
 }
 """What a call will allocate, where that depends on the elements of an argument, or on more than its result."""
-READS_VALUES = frozenset(("repeat_interleave", "bincount", "one_hot"))

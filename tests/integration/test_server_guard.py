@@ -145,6 +145,16 @@ def test_known_crashes_are_errors(connection: SocketConnection) -> None:
     assert {failure.kind for failure in result.failures} == {"RuntimeError"}
 
 
+def test_memory_is_not_estimated_of_what_crashes_a_meta_kernel(connection: SocketConnection) -> None:
+    """Rules that look at elements hold for sizes before there are elements to look at."""
+    scalar = program("aten::sum", TENSOR).templates[0]
+    pooled = program("aten::fractional_max_pool2d_backward", TENSOR, TENSOR, NUMBER, NUMBER, TENSOR).templates[0]
+    body = Program((scalar, pooled), (Step(0, (-1,), 1), Step(1, (0, 0, 0), 1)), 1, (0, 1))
+    result, _ = run(connection, body, [[], []])
+    [failure] = result.failures
+    assert (failure.kind, failure.operator) == ("RuntimeError", "aten::fractional_max_pool2d_backward")
+
+
 def test_what_would_take_too_much_is_refused_at_once_and_alone(
     frugal_server: Any, connection: SocketConnection,
 ) -> None:
