@@ -118,7 +118,7 @@ class Found:
 
 def look(
     names: Sequence[str], settings: Settings, library: Path, corpus: Path, result: Path,
-    taken_out: Sequence[str] = (), trusted: Sequence[str] = (), limit_s: float = 3600,
+    taken_out: Sequence[str] = (), trusted: Sequence[str] = (), unranged: Sequence[str] = (), limit_s: float = 3600,
 ) -> dict[str, Any]:
     """Call overloads, in a process of its own and what that forks.
 
@@ -130,12 +130,13 @@ def look(
         result: Where to write what came of it.
         taken_out: Operators whose rules the guard is to forget.
         trusted: Operators that it is to hold for proven.
+        unranged: Operators of whose indices it is to believe anything.
         limit_s: How long it may take.
 
     Raises:
         AssertionError: The fuzzer failed.
     """
-    job = {"overloads": list(names), "taken_out": list(taken_out), "trusted": list(trusted),
+    job = {"overloads": list(names), "taken_out": list(taken_out), "trusted": list(trusted), "unranged": list(unranged),
            "corpus": str(corpus), "result": str(result),
            **{key: value for key, value in attrs.asdict(settings).items() if key != "capability"}}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

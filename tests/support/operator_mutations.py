@@ -13,12 +13,15 @@ from operator_corpus import Corpus, Example
 from operator_synthesis import SIZES, slots, tensor_for, values_of
 
 from djinn.model.schema import facts_of, operator_named
+from djinn.model.spec import tensors_in
 
 Path: TypeAlias = tuple[str, int]
 """Where an argument is: its name, and its position in a list, or -1."""
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16, torch.bool,
           torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
+INTEGERS = (torch.int64, torch.int32)
+INDEX_CALLS = 4
 EXTENTS = (0, 1, 2, 3, 5, 16, 17, 33, 65, 129, 257)
 MOST_ELEMENTS = 2**16
 WHOLE_NUMBERS = (0, 1, -1, 2, 3, 7, 17, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
@@ -94,7 +97,8 @@ def leaves(name: str, values: Mapping[str, Any]) -> list[Path]:
 def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
     """Decide what a call is like.
 
-    Every other call changes strides alone, of what is read: it is most often let through.
+    Every other call changes strides alone, of what is read: it is most often let through. One in eight changes elements
+    of an operand of integers, which may be indices, if there is one.
     """
     choose = random.Random(f"{name} {number} {seed}")
     known = corpus.examples(name)
@@ -116,6 +120,9 @@ def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
         mutations = [Mutation(path, kind, choose.randrange(2**31)), *(
             Mutation(choose.choice(tensors), choose.choice(STRIDES), choose.randrange(2**31))
             for _ in range(choose.choice((0, 0, 0, 1, 2))))]
+    elif number % 8 == INDEX_CALLS and (integers := [other for other in tensors if other[0] not in facts_of(
+            operator_named(name)).written and at(values, other).dtype in INTEGERS]):
+        mutations = [Mutation(choose.choice(integers), "wild", choose.randrange(2**31))]
     elif number % 8 and paths:
         for _ in range(choose.choice((1, 1, 2, 3))):
             other = choose.choice(tensors) if tensors and choose.random() < 0.75 else choose.choice(paths)
@@ -176,12 +183,14 @@ def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     for mutation in plan.mutations:
         by_path.setdefault(mutation.path, []).append(mutation)
     described = {slot.name: slot for slot in slots(plan.name)}
+    tensors = tensors_in(values.values())
+    extents = sorted({extent for tensor in tensors for extent in (*tensor.shape, tensor.numel()) if extent})
     for name, item in values.items():
         if isinstance(item, (list, tuple)) and any(isinstance(member, torch.Tensor) for member in item):
-            made[name] = [_tensor(member, by_path.get((name, index), ())) if isinstance(member, torch.Tensor)
+            made[name] = [_tensor(member, by_path.get((name, index), ()), extents) if isinstance(member, torch.Tensor)
                           else member for index, member in enumerate(item)]
         elif isinstance(item, torch.Tensor):
-            made[name] = _tensor(item, by_path.get((name, -1), ()))
+            made[name] = _tensor(item, by_path.get((name, -1), ()), extents)
         else:
             made[name] = item
     for path, mutations in by_path.items():
@@ -238,13 +247,13 @@ def _tiled(source: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return flat[torch.arange(count) % flat.numel()].reshape(list(size))
 
 
-def _tensor(source: torch.Tensor, mutations: Sequence[Mutation]) -> torch.Tensor:
+def _tensor(source: torch.Tensor, mutations: Sequence[Mutation], extents: Sequence[int]) -> torch.Tensor:
     size, dtype = list(source.shape), source.dtype
     stride: Callable[[list[int]], list[int]] | None = None
     changes_values: list[Mutation] = []
     bits = ""
     if not mutations:
-        return _laid(source, source.shape, source.stride(), ())
+        return _laid(source, source.shape, source.stride())
     for mutation in mutations:
         choose = random.Random(mutation.seed)
         kind = mutation.kind
@@ -275,15 +284,15 @@ def _tensor(source: torch.Tensor, mutations: Sequence[Mutation]) -> torch.Tensor
     if made.dtype != dtype:
         made = made.real.to(dtype) if made.is_complex() and not dtype.is_complex else made.to(dtype)
     steps = stride(size) if stride is not None else made.stride() if made.shape == source.shape else _dense(size)
-    laid = _laid(made, size, steps, changes_values)
+    laid = _laid(made, size, steps)
+    for mutation in changes_values:
+        _make_wild(laid, random.Random(mutation.seed), extents)
     if bits == "conj" and laid.is_complex():
         return laid.conj()
     return torch._neg_view(laid) if bits == "neg" and laid.dtype is not torch.bool else laid
 
 
-def _laid(
-    values: torch.Tensor, size: Sequence[int], stride: Sequence[int], changes: Sequence[Mutation]
-) -> torch.Tensor:
+def _laid(values: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """Lay a tensor out in memory of its own that ends with its last element."""
     if not values.numel():
         return torch.empty_strided(size, stride, dtype=values.dtype)
@@ -295,12 +304,14 @@ def _laid(
     made = whole.as_strided(size, stride)
     if reach == math.prod(size):
         made.copy_(values)
-    for mutation in changes:
-        _make_wild(whole, random.Random(mutation.seed))
     return made
 
 
-def _make_wild(whole: torch.Tensor, choose: random.Random) -> None:
+def _make_wild(tensor: torch.Tensor, choose: random.Random, extents: Sequence[int]) -> None:
+    """Change elements; integers preferably to what is just within, or just beyond, an extent."""
+    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    if not whole.numel():
+        return
     if whole.dtype is torch.bool:
         whole.view(torch.uint8)[choose.randrange(whole.numel())] = choose.choice((0, 1, 2, 255))
         return
@@ -308,8 +319,9 @@ def _make_wild(whole: torch.Tensor, choose: random.Random) -> None:
         value: Any = choose.choice(REAL_NUMBERS)
     else:
         limits = torch.iinfo(whole.dtype)
-        value = choose.choice((-1, 0, 1, whole.numel(), 4, 9, 17, 1000, 2**20, 2**31, 2**40, 2**62, limits.max,
-                               limits.min))
+        near = choose.choice(extents or (1,))
+        value = choose.choice((choose.choice((near, near + 1, -near, -near - 1, near - 1)), choose.choice((
+            -1, 0, 1, 17, 1000, 2**20, 2**31, 2**40, 2**62, limits.max, limits.min))))
         value = min(max(value, limits.min), limits.max)
     if choose.random() < 0.5:
         whole.fill_(value)

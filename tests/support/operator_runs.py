@@ -18,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ class Job:
         seed: Of all that is left to chance.
         taken_out: Names of operators whose rules the guard is to forget.
         trusted: Names of operators that the guard is to hold for proven.
+        unranged: Names of operators of whose indices it is to believe anything.
         corpus: Where calls are kept between jobs; empty for nowhere.
         result: Where to write what came of it.
     """
@@ -93,6 +95,7 @@ class Job:
     seed: int
     taken_out: Sequence[str]
     trusted: Sequence[str]
+    unranged: Sequence[str]
     corpus: str
     result: str
 
@@ -361,7 +364,7 @@ class Runner:
     def run(self) -> dict[str, Any]:
         """Record, make calls, and say what came of it."""
         job, began = self._job, time.monotonic()
-        plant(job.taken_out, job.trusted)
+        plant(job.taken_out, job.trusted, job.unranged)
         self._corpus = self._recorded()
         recorded_s = time.monotonic() - began
         self._memory.open()
@@ -586,12 +589,25 @@ class Runner:
             return f"? {error}"
 
 
-def plant(taken_out: Sequence[str], trusted: Sequence[str]) -> None:
-    """Have the guard forget rules, and trust kernels that do not go by strides: holes that must be found."""
+def plant(taken_out: Sequence[str], trusted: Sequence[str], unranged: Sequence[str]) -> None:
+    """Have the guard forget rules, or trust kernels or indices that it must not: holes that must be found."""
+    rules: dict[str, Callable[[Mapping[str, Any]], None]] = kernels.RULES  # type: ignore[assignment]  # nobody else's
     for name in taken_out:
-        del kernels.RULES[name]  # type: ignore[attr-defined]  # a dictionary, which nobody else changes
+        del rules[name]
+    for name in unranged:
+        rules[name] = partial(_without_ranges, rules[name])
     proven = layouts._proven().union(trusted)
     layouts._proven = lambda: proven  # type: ignore[assignment]  # a cached function of no arguments
+
+
+def _without_ranges(rule: Callable[[Mapping[str, Any]], None], named: Mapping[str, Any]) -> None:
+    """Ask a rule, and have it believe that all elements are within their range."""
+    within = kernels.within
+    kernels.within = lambda *_, **__: None  # type: ignore[assignment]  # the same arguments
+    try:
+        rule(named)
+    finally:
+        kernels.within = within
 
 
 def main() -> None:
