@@ -72,13 +72,6 @@ def _joined(named: Named) -> None:
     expect(out is None or min(out.stride(), default=1) > 0, "out has a stride of 0")
 
 
-def _stacked(named: Named) -> None:
-    tensors = named["tensors"]
-    _joined(named)
-    expect(len(tensors) > 0 and all(tensor.shape == tensors[0].shape for tensor in tensors),
-           "stack expects each tensor to be equal size")
-
-
 def _projected(named: Named) -> None:
     tensor, heads = named["qkv"], named["num_heads"]
     expect(tensor.dim() == 3 and heads > 0 and tensor.shape[2] % (3 * heads) == 0, f"qkv does not fit {heads} heads")
@@ -155,7 +148,6 @@ FAULTS: Mapping[str, Rule] = {
     "_compute_linear_combination": _linear_combination,
     "_foreach_copy": _copied_lists,
     "_pad_packed_sequence": _unpacked,
-    "_stack": _stacked,
     **dict.fromkeys(JOINING, _joined),
     "_transform_bias_rescale_qkv": _projected,
     **dict.fromkeys(_RESAMPLING, _resampled),
