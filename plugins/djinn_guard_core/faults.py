@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from djinn_guard_core.expectations import Named, expect, has_elements, numel_is, same_size, size_is
+from djinn_guard_core.expectations import Named, expect, has_elements, same_size, size_is
 from djinn_guard_core.layers import Rule
 
 __all__ = ("FAULTS", "JOINING")
@@ -70,12 +70,6 @@ def _joined(named: Named) -> None:
     """Expect strides of `out` that are not zero, even where a dimension has one element: the kernel divides by them."""
     out = named.get("out")
     expect(out is None or min(out.stride(), default=1) > 0, "out has a stride of 0")
-
-
-def _projected(named: Named) -> None:
-    tensor, heads = named["qkv"], named["num_heads"]
-    expect(tensor.dim() == 3 and heads > 0 and tensor.shape[2] % (3 * heads) == 0, f"qkv does not fit {heads} heads")
-    numel_is(named, "qkv_bias", tensor.shape[2])
 
 
 def _copied_lists(named: Named) -> None:
@@ -149,7 +143,6 @@ FAULTS: Mapping[str, Rule] = {
     "_foreach_copy": _copied_lists,
     "_pad_packed_sequence": _unpacked,
     **dict.fromkeys(JOINING, _joined),
-    "_transform_bias_rescale_qkv": _projected,
     **dict.fromkeys(_RESAMPLING, _resampled),
     "linalg_lstsq": _least_squares,
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_"), _noise),

@@ -64,6 +64,13 @@ def _sized(named: Named) -> None:
     _fits(named["size"])
 
 
+def _binned(named: Named) -> None:
+    """Expect edges that can be counted; the kernel gives `out` one more than there are bins before anything fails."""
+    bins = named["bins"]
+    counts = [bins] if isinstance(bins, int) else [count for count in bins if isinstance(count, int)]
+    _fits([count + 1 for count in counts])
+
+
 def _expanded(named: Named) -> None:
     size, old = list(named["size"]), list(named["self"].shape)
     shape = [extent if extent >= 0 else 1 for extent in size]
@@ -111,6 +118,8 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("resize_as_", "resize_as"), lambda named: _fits(list(named["the_template"].shape))),
     **dict.fromkeys(("expand", "expand_copy", "broadcast_to"), _expanded),
     "repeat": _repeated,
+    **dict.fromkeys(("histogram", "histogramdd", "histc", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts"),
+                    _binned),
     "tile": lambda named: _fits(named["dims"], elements=named["self"].numel()),
     **dict.fromkeys(("unfold", "unfold_copy"), _unfolded),
     **dict.fromkeys(("unbind", "unbind_copy"), _listed(lambda named: _extent(named, named["dim"]))),

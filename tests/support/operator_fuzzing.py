@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,16 @@ def without_form(name: str) -> str:
 
 def not_called() -> dict[str, str]:
     """Read which overloads no call of was found that runs, and why."""
-    groups = tomllib.loads(NOT_CALLED.read_text(encoding="utf-8"))["group"]
+    return _reasons("group")
+
+
+def not_strided() -> dict[str, str]:
+    """Read which overloads run with no operand that is expanded, overlaps itself or is transposed, and why."""
+    return _reasons("strides")
+
+
+def _reasons(kind: str) -> dict[str, str]:
+    groups = tomllib.loads(NOT_CALLED.read_text(encoding="utf-8"))[kind]
     return {name: group["reason"] for group in groups for name in group["overloads"]}
 
 
@@ -160,7 +169,8 @@ def environment(library: Path, capability: str = "") -> dict[str, str]:
 
 
 def look_everywhere(
-    names: Sequence[str], rounds: Sequence[Settings], folder: Path, corpus: Path, parts: int, processes: int
+    names: Sequence[str], rounds: Sequence[Settings], folder: Path, corpus: Path, parts: int, processes: int,
+    lacking: Callable[[Found], Sequence[str]], last: Settings,
 ) -> Found:
     """Call overloads part by part; parts that `folder` has from a run that was interrupted are not done again.
 
@@ -171,27 +181,36 @@ def look_everywhere(
         corpus: Keeps the calls that are changed.
         parts: How many there are.
         processes: How many run side by side.
+        lacking: Names overloads for which that was not enough.
+        last: How thoroughly to look at those.
     """
     folder.mkdir(parents=True, exist_ok=True)
     library = build(folder)
 
-    def do(part: int, number: int) -> dict[str, Any]:
-        result = folder / f"part-{part}-{number}.json"
+    def do(chosen: Sequence[str], settings: Settings, name: str) -> dict[str, Any]:
+        result = folder / f"{name}.json"
         if result.exists():
             made: dict[str, Any] = json.loads(result.read_text())
         else:
-            made = look(names[part::parts], rounds[number], library, corpus, result, limit_s=4 * 3600)
+            made = look(chosen, settings, library, corpus, result, limit_s=4 * 3600)
             ran = sum(entry["outcomes"]["ran"] for entry in made["overloads"].values())
-            print(f"part {part + 1} of {parts}, round {number + 1}: {ran} calls ran, {len(made['findings'])} findings",
-                  flush=True)
+            print(f"{name} of {parts}: {ran} calls ran, {len(made['findings'])} findings", flush=True)
         return made
+
+    def do_part(part: int, number: int) -> dict[str, Any]:
+        return do(names[part::parts], rounds[number], f"part-{part}-{number}")
 
     with ThreadPoolExecutor(processes) as pool:
         # The first records the databases, the others take what it has recorded.
-        first = do(0, 0)
-        others = [pool.submit(do, part, number) for number in range(len(rounds)) for part in range(parts)
+        first = do_part(0, 0)
+        others = [pool.submit(do_part, part, number) for number in range(len(rounds)) for part in range(parts)
                   if part or number]
-        return merged([first, *(future.result() for future in others)])
+        results = [first, *(future.result() for future in others)]
+        more = lacking(merged(results))
+        marked = f"more-{hashlib.blake2b(' '.join(more).encode(), digest_size=4).hexdigest()}"
+        added = [pool.submit(do, more[index::processes], last, f"{marked}-{index}")
+                 for index in range(processes) if more[index::processes]]
+        return merged([*results, *(future.result() for future in added)])
 
 
 def merged(results: Sequence[Mapping[str, Any]]) -> Found:

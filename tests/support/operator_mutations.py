@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
-from operator_corpus import Corpus, Example
+from operator_corpus import Corpus, Example, mapped
 from operator_synthesis import SIZES, slots, tensor_for, values_of
 
 from djinn.model.schema import facts_of, operator_named
@@ -22,6 +22,7 @@ DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, t
           torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 INTEGERS = (torch.int64, torch.int32)
 INDEX_CALLS = 4
+FEW = 0.3
 EXTENTS = (0, 1, 2, 3, 5, 16, 17, 33, 65, 129, 257)
 MOST_ELEMENTS = 2**16
 WHOLE_NUMBERS = (0, 1, -1, 2, 3, 7, 17, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
@@ -32,7 +33,10 @@ TENSORS = (*STRIDES, "empty", "resized", "resized", "rank", "dtype", "wild", "wi
 PLAIN = ("number",)
 KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "unchanged", "scaled", "lifted")))
 LIFTED = (2, 3)
-"""Dimensions that are put before those of all tensors of a call."""
+"""Dimensions that are put before, or behind, those of tensors of a call."""
+LIFTS = ("all", "all", "with dimensions", "alike", "largest")
+"""Which tensors get them: all; all but those without dimensions; those of the operand's size. Or the operand gets the
+size of the largest."""
 
 
 @attrs.frozen
@@ -51,6 +55,21 @@ class Mutation:
 
 
 @attrs.frozen
+class Lift:
+    """More dimensions, for an operand that has too few to lie in many ways.
+
+    Attributes:
+        path: The operand.
+        which: Of `LIFTS`.
+        behind: Whether the dimensions are put behind those that are there.
+    """
+
+    path: Path
+    which: str
+    behind: bool
+
+
+@attrs.frozen
 class Plan:
     """A call, as it is made anew in any process that has the same corpus.
 
@@ -59,7 +78,7 @@ class Plan:
         number: Of its calls.
         example: Position of the call that is changed among those that are known.
         scale: An extent that is replaced wherever it occurs, and by what; ``None`` for none.
-        lifted: Whether all tensors get more dimensions.
+        lifted: Which tensors get more dimensions; ``None`` for none.
         mutations: What is changed.
         place: Where blocks lie; see guarded_memory.c.
         filling: What new blocks are filled with.
@@ -70,7 +89,7 @@ class Plan:
     number: int
     example: int
     scale: tuple[int, int] | None
-    lifted: bool
+    lifted: Lift | None
     mutations: tuple[Mutation, ...]
     place: int
     filling: int
@@ -103,10 +122,12 @@ def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
     choose = random.Random(f"{name} {number} {seed}")
     known = corpus.examples(name)
     index = number % len(known) if number < 2 * len(known) else choose.randrange(len(known))
-    kind, path, lifted = "", None, False
+    kind, path, lifted = "", None, None
     if number % 2:
         kind = STRIDES[number // 2 % len(STRIDES)]
-        index, path, lifted = _read_operand(name, corpus, choose) or (index, None, False)
+        index, path, is_flat = _read_operand(name, corpus, choose) or (index, None, False)
+        if path is not None and is_flat:
+            lifted = Lift(path, choose.choice(LIFTS), choose.random() < FEW)
     values = values_of(name, known[index])
     paths = leaves(name, values)
     tensors = [other for other in paths if isinstance(at(values, other), torch.Tensor)]
@@ -176,8 +197,8 @@ def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     values = values_of(plan.name, example)
     if plan.scale is not None:
         values = {name: _scaled(item, *plan.scale) for name, item in values.items()}
-    if plan.lifted:
-        values = {name: _lifted(item) for name, item in values.items()}
+    if plan.lifted is not None:
+        values = _lifted(values, plan.lifted)
     made: dict[str, Any] = {}
     by_path: dict[Path, list[Mutation]] = {}
     for mutation in plan.mutations:
@@ -233,10 +254,19 @@ def _scaled(item: Any, old: int, new: int) -> Any:
     return new if type(item) is int and item == old and old > 4 else item
 
 
-def _lifted(item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        return _tiled(item, [*LIFTED, *item.shape])
-    return [_lifted(member) for member in item] if isinstance(item, (list, tuple)) else item
+def _lifted(values: Mapping[str, Any], lift: Lift) -> dict[str, Any]:
+    operand = at(values, lift.path)
+    largest = max((tensor.shape for tensor in tensors_in(values.values())), key=math.prod, default=())
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if lift.which == "largest":
+            return _tiled(tensor, largest) if tensor is operand else tensor
+        if (lift.which == "alike" and tensor.shape != operand.shape) or (
+                lift.which == "with dimensions" and not tensor.dim()):
+            return tensor
+        return _tiled(tensor, [*tensor.shape, *LIFTED] if lift.behind else [*LIFTED, *tensor.shape])
+
+    return {name: mapped(item, change) for name, item in values.items()}
 
 
 def _tiled(source: torch.Tensor, size: Sequence[int]) -> torch.Tensor:

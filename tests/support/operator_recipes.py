@@ -113,7 +113,7 @@ def _attention() -> dict[str, Any]:
             "eps": 1e-5,
             **{f"norm_{word}_{index}": torch.rand(8) for word in ("weight", "bias") for index in (1, 2)},
             "ffn_weight_1": torch.rand(12, 8), "ffn_bias_1": torch.rand(12), "ffn_weight_2": torch.rand(8, 12),
-            "ffn_bias_2": torch.rand(8), "qkv": torch.rand(2, 3, 24)}
+            "ffn_bias_2": torch.rand(8)}
 
 
 def _weight_norm() -> dict[str, Any]:
@@ -174,8 +174,7 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
                      "batch_norm_update_stats", "batch_norm_backward", "native_batch_norm_backward",
                      "_native_batch_norm_legit_no_training", "_batch_norm_with_update"), (_batch_norm,)),
     **dict.fromkeys(("_convolution", "_convolution_double_backward"), (_convolution,)),
-    **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_transform_bias_rescale_qkv"),
-                    (_attention,)),
+    **dict.fromkeys(("_native_multi_head_attention", "_transformer_encoder_layer_fwd"), (_attention,)),
     **{f"_weight_norm{more}": (_weight_norm,)
        for more in ("", "_interface", "_interface_backward", "_differentiable_backward")},
     **dict.fromkeys(("_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "histogramdd"), (_histogram,)),

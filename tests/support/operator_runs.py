@@ -573,7 +573,7 @@ class Runner:
         if not self._crashes(plan):
             return plan, False
         for fewer in ("guards_all", "lifted", "scale"):
-            smaller = attrs.evolve(plan, **{fewer: None if fewer == "scale" else False})
+            smaller = attrs.evolve(plan, **{fewer: False if fewer == "guards_all" else None})
             if getattr(plan, fewer) and self._crashes(smaller):
                 plan = smaller
         for mutation in plan.mutations:
