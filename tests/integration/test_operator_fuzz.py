@@ -12,7 +12,7 @@ import attrs
 import operator_fuzzing
 import pytest
 from operator_fuzzing import Found, Settings, allowed, look, merged, told
-from operator_mutations import STRIDES
+from operator_layouts import STRIDES
 
 pytestmark = [pytest.mark.skipif(bool(operator_fuzzing.obstacle()), reason=operator_fuzzing.obstacle()),
               pytest.mark.timeout(900)]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from operator_runs import GuardedMemory, described
+from operator_memory import GuardedMemory, described
 
 BACK, FRONT, ALIGNED = range(3)
 SIZE = 12

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 from operator_corpus import Corpus, Example, mapped
+from operator_layouts import STRIDES, dense, laid, tiled
 from operator_synthesis import SIZES, slots, tensor_for, values_of
 
 from djinn.model.schema import facts_of, operator_named
@@ -27,8 +28,7 @@ EXTENTS = (0, 1, 2, 3, 5, 16, 17, 33, 65, 129, 257)
 MOST_ELEMENTS = 2**16
 WHOLE_NUMBERS = (0, 1, -1, 2, 3, 7, 17, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
 REAL_NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 1e30, 3.4e38, 1e308, math.inf, -math.inf, math.nan)
-STRIDES = ("expanded", "expanded-dim", "overlapping", "transposed", "gapped")
-"""Mutations that change how a tensor lies in memory, and nothing else."""
+WAYS_TO_LIE = tuple(STRIDES)
 TENSORS = (*STRIDES, "empty", "resized", "resized", "rank", "dtype", "wild", "wild", "bits", "shared", "other", "none")
 PLAIN = ("number",)
 KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "unchanged", "scaled", "lifted")))
@@ -124,7 +124,7 @@ def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
     index = number % len(known) if number < 2 * len(known) else choose.randrange(len(known))
     kind, path, lifted = "", None, None
     if number % 2:
-        kind = STRIDES[number // 2 % len(STRIDES)]
+        kind = WAYS_TO_LIE[number // 2 % len(WAYS_TO_LIE)]
         index, path, is_flat = _read_operand(name, corpus, choose) or (index, None, False)
         if path is not None and is_flat:
             lifted = Lift(path, choose.choice(LIFTS), choose.random() < FEW)
@@ -139,7 +139,7 @@ def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
     mutations: list[Mutation] = []
     if path is not None:
         mutations = [Mutation(path, kind, choose.randrange(2**31)), *(
-            Mutation(choose.choice(tensors), choose.choice(STRIDES), choose.randrange(2**31))
+            Mutation(choose.choice(tensors), choose.choice(WAYS_TO_LIE), choose.randrange(2**31))
             for _ in range(choose.choice((0, 0, 0, 1, 2))))]
     elif number % 8 == INDEX_CALLS and (integers := [other for other in tensors if other[0] not in facts_of(
             operator_named(name)).written and at(values, other).dtype in INTEGERS]):
@@ -147,7 +147,7 @@ def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
     elif number % 8 and paths:
         for _ in range(choose.choice((1, 1, 2, 3))):
             other = choose.choice(tensors) if tensors and choose.random() < 0.75 else choose.choice(paths)
-            kind = choose.choice(STRIDES if number % 2 else TENSORS) if other in tensors else "number"
+            kind = choose.choice(WAYS_TO_LIE if number % 2 else TENSORS) if other in tensors else "number"
             mutations.append(Mutation(other, kind, choose.randrange(2**31)))
     return Plan(name, number, index, scale, lifted, tuple(mutations), choose.choice((0, 0, 0, 1, 2)),
                 choose.choice((0, 0, 0x55, 0xFF)), choose.random() < 0.08)
@@ -248,7 +248,7 @@ def _share(made: dict[str, Any], path: Path, choose: random.Random) -> None:
 def _scaled(item: Any, old: int, new: int) -> Any:
     if isinstance(item, torch.Tensor):
         size = [new if extent == old else extent for extent in item.shape]
-        return _tiled(item, size) if old in item.shape and math.prod(size) <= MOST_ELEMENTS else item
+        return tiled(item, size) if old in item.shape and math.prod(size) <= MOST_ELEMENTS else item
     if isinstance(item, (list, tuple)):
         return [_scaled(member, old, new) for member in item]
     return new if type(item) is int and item == old and old > 4 else item
@@ -260,21 +260,13 @@ def _lifted(values: Mapping[str, Any], lift: Lift) -> dict[str, Any]:
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if lift.which == "largest":
-            return _tiled(tensor, largest) if tensor is operand else tensor
+            return tiled(tensor, largest) if tensor is operand else tensor
         if (lift.which == "alike" and tensor.shape != operand.shape) or (
                 lift.which == "with dimensions" and not tensor.dim()):
             return tensor
-        return _tiled(tensor, [*tensor.shape, *LIFTED] if lift.behind else [*LIFTED, *tensor.shape])
+        return tiled(tensor, [*tensor.shape, *LIFTED] if lift.behind else [*LIFTED, *tensor.shape])
 
     return {name: mapped(item, change) for name, item in values.items()}
-
-
-def _tiled(source: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Take elements for another size from a tensor, again and again."""
-    count, flat = math.prod(size), source.reshape(-1)
-    if not count or not flat.numel():
-        return torch.zeros(list(size), dtype=source.dtype)
-    return flat[torch.arange(count) % flat.numel()].reshape(list(size))
 
 
 def _tensor(source: torch.Tensor, mutations: Sequence[Mutation], extents: Sequence[int]) -> torch.Tensor:
@@ -283,12 +275,12 @@ def _tensor(source: torch.Tensor, mutations: Sequence[Mutation], extents: Sequen
     changes_values: list[Mutation] = []
     bits = ""
     if not mutations:
-        return _laid(source, source.shape, source.stride())
+        return laid(source, source.shape, source.stride())
     for mutation in mutations:
         choose = random.Random(mutation.seed)
         kind = mutation.kind
         if kind in STRIDES:
-            stride = _STRIDES[kind](choose)
+            stride = STRIDES[kind](choose)
         elif kind == "empty":
             size = [0] if not size else [0 if choose.random() < 0.5 else extent for extent in size] if (
                 choose.random() < 0.5) else [*size[:-1], 0]
@@ -310,31 +302,16 @@ def _tensor(source: torch.Tensor, mutations: Sequence[Mutation], extents: Sequen
         size = list(source.shape)
     made = source
     if list(source.shape) != size:
-        made = _tiled(source, size)
+        made = tiled(source, size)
     if made.dtype != dtype:
         made = made.real.to(dtype) if made.is_complex() and not dtype.is_complex else made.to(dtype)
-    steps = stride(size) if stride is not None else made.stride() if made.shape == source.shape else _dense(size)
-    laid = _laid(made, size, steps)
+    steps = stride(size) if stride is not None else made.stride() if made.shape == source.shape else dense(size)
+    made = laid(made, size, steps)
     for mutation in changes_values:
-        _make_wild(laid, random.Random(mutation.seed), extents)
-    if bits == "conj" and laid.is_complex():
-        return laid.conj()
-    return torch._neg_view(laid) if bits == "neg" and laid.dtype is not torch.bool else laid
-
-
-def _laid(values: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """Lay a tensor out in memory of its own that ends with its last element."""
-    if not values.numel():
-        return torch.empty_strided(size, stride, dtype=values.dtype)
-    reach = 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
-    whole = torch.empty(reach, dtype=values.dtype)
-    flat = values.reshape(-1)
-    whole.copy_(flat if flat.numel() == reach else flat[:reach] if flat.numel() > reach else flat[
-        torch.arange(reach) % flat.numel()])
-    made = whole.as_strided(size, stride)
-    if reach == math.prod(size):
-        made.copy_(values)
-    return made
+        _make_wild(made, random.Random(mutation.seed), extents)
+    if bits == "conj" and made.is_complex():
+        return made.conj()
+    return torch._neg_view(made) if bits == "neg" and made.dtype is not torch.bool else made
 
 
 def _make_wild(tensor: torch.Tensor, choose: random.Random, extents: Sequence[int]) -> None:
@@ -357,64 +334,6 @@ def _make_wild(tensor: torch.Tensor, choose: random.Random, extents: Sequence[in
         whole.fill_(value)
     else:
         whole[choose.randrange(whole.numel())] = value
-
-
-def _dense(size: Sequence[int]) -> list[int]:
-    steps, step = [], 1
-    for extent in reversed(size):
-        steps.append(step)
-        step *= max(extent, 1)
-    return steps[::-1]
-
-
-def _expanded(choose: random.Random) -> Callable[[list[int]], list[int]]:
-    return lambda size: [0] * len(size)
-
-
-def _expanded_dim(choose: random.Random) -> Callable[[list[int]], list[int]]:
-    def strides(size: list[int]) -> list[int]:
-        if not size:
-            return []
-        dims = [dim for dim, extent in enumerate(size) if extent > 1] or [0]
-        dim = choose.choice(dims)
-        rest = _dense([1 if index == dim else extent for index, extent in enumerate(size)])
-        rest[dim] = 0
-        return rest
-
-    return strides
-
-
-def _overlapping(choose: random.Random) -> Callable[[list[int]], list[int]]:
-    return lambda size: [choose.choice((1, 1, 2, max(step // 2, 1))) for step in _dense(size)]
-
-
-def _transposed(choose: random.Random) -> Callable[[list[int]], list[int]]:
-    def strides(size: list[int]) -> list[int]:
-        order = list(range(len(size)))
-        choose.shuffle(order)
-        if order == sorted(order, reverse=True):
-            order.reverse()
-        steps, step = [0] * len(size), 1
-        for dim in order:
-            steps[dim] = step
-            step *= max(size[dim], 1)
-        return steps
-
-    return strides
-
-
-def _gapped(choose: random.Random) -> Callable[[list[int]], list[int]]:
-    factor = choose.choice((2, 3))
-    return lambda size: [step * factor for step in _dense(size)]
-
-
-_STRIDES: Mapping[str, Callable[[random.Random], Callable[[list[int]], list[int]]]] = {
-    "expanded": _expanded,
-    "expanded-dim": _expanded_dim,
-    "overlapping": _overlapping,
-    "transposed": _transposed,
-    "gapped": _gapped,
-}
 
 
 def _plain(item: Any, kind: str, choose: random.Random) -> Any:
@@ -466,26 +385,4 @@ def changed(plan: Plan, made: Mapping[str, Any]) -> list[str]:
                                *(["lifted"] if plan.lifted else [])]))
 
 
-def example_text(values: Mapping[str, Any]) -> str:
-    """Write arguments down for people."""
-    return ", ".join(f"{name}={_text(item)}" for name, item in values.items())
-
-
-def _text(item: Any) -> str:
-    if isinstance(item, torch.Tensor):
-        shown = f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
-        if list(item.stride()) != _dense(list(item.shape)):
-            shown += f"/stride{list(item.stride())}"
-        if item.is_conj() or item.is_neg():
-            shown += "/conj" if item.is_conj() else "/neg"
-        if not item.dtype.is_floating_point and not item.dtype.is_complex and 0 < item.numel() <= 8:
-            shown += f"={item.tolist()}"
-        elif 0 < item.numel() <= 2:
-            shown += f"={item.tolist()}"
-        return shown
-    if isinstance(item, (list, tuple)):
-        return f"[{', '.join(map(_text, item))}]"
-    return repr(item).removeprefix("torch.")
-
-
-__all__ = ("KINDS", "STRIDES", "Example", "Mutation", "Plan", "carried_out", "changed", "example_text", "planned")
+__all__ = ("KINDS", "Example", "Mutation", "Plan", "carried_out", "changed", "planned")

@@ -6,13 +6,11 @@ guarded_memory.c preloaded; see `operator_fuzzing`. What it forks makes the call
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import mmap
 import os
 import pickle
-import signal
 import struct
 import sys
 import time
@@ -24,46 +22,29 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_conformance.programs import Call, Recording, Ref, assemble
-from djinn_executor_torch.executor import TorchExecutor
 from djinn_guard_core import kernels, layouts
-from djinn_guard_core.guard import CoreGuard
-from djinn_shapes_meta.shapes import MetaShapes
 from fuzz_feeding import limit_memory
-from operator_corpus import Corpus, Example, duplicate, mapped, pickled, record
-from operator_mutations import KINDS, Plan, carried_out, changed, example_text, planned
-from operator_synthesis import example_of, proposals, slots
+from operator_corpus import Corpus, Example, pickled, record
+from operator_layouts import example_text
+from operator_ledger import Ledger
+from operator_maker import CRASHED, HUNG, MOST_CPU_S, RAN, Maker
+from operator_memory import GuardedMemory, described, kernel_of
+from operator_mutations import Plan, carried_out, planned
+from operator_synthesis import proposals, slots
 
-from djinn.errors import DjinnError
-from djinn.kinds.guard import Bounds, Watch
-from djinn.model.schema import ReturnKind, facts_of, operator_named
-from djinn.model.spec import tensors_in
-from djinn.protocol.failures import is_out_of_memory
-from djinn.protocol.messages import Poisoned
-
-BOUNDS = (Bounds(program_bytes=2**26), Bounds())
-"""Servers with and without a limit for the memory of a run. The one without lets more through, and costs less."""
-BOUNDED_SHARE = 6
-"""One call of so many is made on a server with a limit."""
 MEMORY_BYTES = 2**30
 """What a process may allocate beside what is guarded."""
-MOST_CPU_S = 3.0
-"""What one call may take of a processor."""
 MOST_SHOWN = 3
 """Findings of one overload and kernel that are looked at closely; others are counted."""
 MADE_UP = 8
 """Calls that are made up for an overload, if so many run."""
 MOST_CRASHES = 60
 """After so many, an overload is left alone."""
-RAN, REFUSED, RAISED, CRASHED, HUNG, TOO_LARGE = range(6)
-OUTCOMES = ("ran", "refused", "raised", "crashed", "hung", "too large")
 STOPPED = 87
 """Exit status of a process that was stopped because a call took too long."""
-BEYOND_STORAGE = -3
 RELIEVED = 71
 """Exit status of a process that has made its share of calls."""
 CALLS_OF_A_PROCESS = 4000
-_NAME, _FRAMES, _HEAD = 160, 48, 9
 
 
 @attrs.frozen
@@ -98,256 +79,6 @@ class Job:
     unranged: Sequence[str]
     corpus: str
     result: str
-
-
-class GuardedMemory:
-    """What this process was started with; see guarded_memory.c."""
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL(None)
-        self._library.guarded_memory_limit.argtypes = [ctypes.c_double]
-        size_bytes = self._library.guarded_memory_fault_bytes()
-        self.shared = mmap.mmap(-1, size_bytes)
-        self._buffer = (ctypes.c_char * size_bytes).from_buffer(self.shared)
-        self._size_bytes = size_bytes
-
-    def open(self) -> None:
-        """Write faults of this process down from now on."""
-        failed = self._library.guarded_memory_open(ctypes.byref(self._buffer), self._size_bytes)
-        if failed:
-            raise RuntimeError(f"memory cannot be guarded here: {failed}")
-        self.arm = self._library.guarded_memory_arm
-        self.limit = self._library.guarded_memory_limit
-        self._library.guarded_memory_note.argtypes = [ctypes.c_int, ctypes.c_size_t]
-        self.note = self._library.guarded_memory_note
-        self.begin = self._library.guarded_memory_begin
-        self.broken = self._library.guarded_memory_broken
-
-    def clear(self) -> None:
-        """Forget the last fault."""
-        struct.pack_into("q", self.shared, 0, 0)
-
-    def fault(self) -> dict[str, Any]:
-        """Read the last fault."""
-        words = struct.unpack_from(f"{_HEAD}q", self.shared, 0)
-        names = [self.shared[at:at + _NAME].split(b"\0")[0].decode(errors="replace")
-                 for at in range(_HEAD * 8, _HEAD * 8 + words[8] * _NAME, _NAME)]
-        return {"signal": words[0], "code": words[1], "address": words[2], "is_write": bool(words[3]),
-                "block_size": words[4], "before": words[5], "beyond": words[6], "was_freed": bool(words[7]),
-                "frames": names}
-
-
-def described(fault: Mapping[str, Any]) -> str:
-    """Say in words what a fault is."""
-    number, code, address = fault["signal"], fault["code"], fault["address"]
-    if not number:
-        return "ended without a signal"
-    name = signal.Signals(number).name
-    if code == BEYOND_STORAGE:
-        return "leaves a tensor that reaches beyond its storage"
-    if code == -2:
-        return "write beside a block"
-    if name == "SIGSEGV":
-        verb = "write" if fault["is_write"] else "read"
-        if fault["block_size"] >= 0:
-            where = (f"{fault['beyond']} bytes beyond" if fault["beyond"] else
-                     f"{fault['before']} bytes before" if fault["before"] else "inside")
-            return f"{verb} {where} a block of {fault['block_size']}{', freed' if fault['was_freed'] else ''}"
-        if code == 128:
-            return "access that is not aligned, or to no address"
-        return f"{verb} at no block" if address > 65536 else f"{verb} through a null pointer"
-    return name
-
-
-def kernel_of(fault: Mapping[str, Any]) -> str:
-    """Name the function of PyTorch that a fault is nearest to."""
-    named = [frame for frame in fault["frames"] if "guarded" not in frame and not frame.startswith(
-        ("_ZN2at4_ops", "libc.so", "libtorch_python", "_PyObject", "_PyEval"))]
-    return next((frame for frame in named if frame.startswith(("_Z", "mkl"))), named[0] if named
-                else "?")
-
-
-class Maker:
-    """Makes calls by the way that a worker's calls go: guard, executor, kernel."""
-
-    def __init__(self, memory: GuardedMemory, corpus: Corpus) -> None:
-        self._memory = memory
-        self._corpus = corpus
-        self._executor = TorchExecutor(torch.device("cpu"))
-        self._random = self._executor.random_state(0)
-        self._guard = CoreGuard()
-        self._guard.prepare()
-        self._watches = self._watching()
-        self._seen = 0
-
-    def _watching(self) -> list[Watch]:
-        return [self._guard.watch(bounds, MetaShapes()) for bounds in BOUNDS]
-
-    def make(self, plan: Plan) -> tuple[int, Sequence[str]]:
-        """Make a planned call; say what came of it, and what was changed."""
-        self._memory.begin()
-        self._memory.arm(1, plan.place, plan.filling)
-        try:
-            values = carried_out(plan, self._corpus)
-        except Exception:  # a change that cannot be made, for example of a dtype
-            return RAISED, ()
-        kinds = changed(plan, values)
-        outcome, _ = self._make(plan.name, values, 3 if plan.guards_all else 1, plan.place, plan.filling, plan.number)
-        return outcome, kinds
-
-    def try_out(self, name: str, example: Example) -> tuple[int, str]:
-        """Make a call as it is, and write to copies only."""
-        self._memory.begin()
-        self._memory.arm(1, 0, 0)
-        values = {slot.name: value for slot, value in zip(slots(name), example.args, strict=False)} | example.kwargs
-        return self._make(name, {key: mapped(item, duplicate) for key, item in values.items()}, 1, 0, 0, 0)
-
-    def _make(self, name: str, values: Mapping[str, Any], guarded: int, place: int, filling: int, seed: int
-              ) -> tuple[int, str]:
-        self._seen += 1
-        if self._seen % 500 == 0:
-            # A session of many templates; a worker would have ended it by now.
-            self._watches = self._watching()
-        watch = self._watches[bool(seed % BOUNDED_SHARE)]
-        operator = operator_named(name)
-        inputs: list[Any] = []
-
-        def take(item: Any) -> Any:
-            if isinstance(item, torch.Tensor):
-                inputs.append(item)
-                return Ref(-len(inputs))
-            return [take(member) for member in item] if isinstance(item, (list, tuple)) else item
-
-        example = example_of(name, values)
-        call = Call(operator, tuple(map(take, example.args)), {k: take(v) for k, v in example.kwargs.items()},
-                    _results(operator, values))
-        self._memory.arm(0, place, filling)
-        failures: list[BaseException] = []
-        asked: list[BaseException] = []
-        try:
-            piece = assemble(Recording(tuple(inputs), (call,)), 0, 1, range(call.results))
-            checked = watch.check(piece.program)
-            program = self._executor.compile_checked(piece.program, {
-                index: _noting(check, asked) for index, check in checked.calls.items()})
-            given = [inputs[-1 - index] for index in piece.inputs]
-            refused = checked.refused(given, list(piece.numbers))
-        except (DjinnError, TypeError, OverflowError, RuntimeError, ValueError) as error:
-            return REFUSED, f"{type(error).__name__}: {error}"
-        if refused:
-            return TOO_LARGE, str(next(iter(refused.values())))
-
-        def report(position: int, error: BaseException) -> Poisoned:
-            failures.append(error)
-            return Poisoned(0)
-
-        self._random.seed(seed)
-        self._memory.limit(MOST_CPU_S)
-        self._memory.arm(guarded, place, filling)
-        kept = program.run_without(given, list(piece.numbers), self._random, report, refused)
-        self._memory.arm(0, place, filling)
-        self._memory.limit(0.0)
-        self._look_at([*given, *kept])
-        if self._memory.broken():
-            os._exit(86)
-        if asked:
-            return REFUSED, f"{type(asked[0]).__name__}: {asked[0]}"
-        if not failures or "results, " in str(failures[0]):
-            return RAN, ""
-        if isinstance(failures[0], RuntimeError) and is_out_of_memory(failures[0]):
-            return TOO_LARGE, str(failures[0])
-        return RAISED, f"{type(failures[0]).__name__}: {failures[0]}"
-
-
-    def _look_at(self, values: Sequence[Any]) -> None:
-        """End the process if a tensor reaches beyond its storage: whoever reads it next would."""
-        for tensor in tensors_in(values):
-            if tensor.layout is not torch.strided or not tensor.numel():
-                continue
-            last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-            beyond = (tensor.storage_offset() + last + 1) * tensor.element_size()
-            storage = tensor.untyped_storage()
-            if tensor.storage_offset() < 0 or beyond > storage.nbytes():
-                self._memory.note(BEYOND_STORAGE, storage.data_ptr())
-                os._exit(86)
-
-
-def _noting(check: Callable[..., Any], asked: list[BaseException]) -> Callable[..., Any]:
-    """Tell the guard's refusals from the kernel's."""
-
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return check(*args, **kwargs)
-        except BaseException as error:
-            asked.append(error)
-            raise
-
-    return ask
-
-
-def _results(operator: torch._ops.OpOverload, values: Mapping[str, Any]) -> int:
-    """Say how many results a call is announced to have; where that depends on it, as many as it has lists' members."""
-    kinds = facts_of(operator).returns
-    fixed = sum(kind in (ReturnKind.TENSOR, ReturnKind.PLAIN) for kind in kinds)
-    if ReturnKind.LIST not in kinds:
-        return fixed
-    return fixed + max((len(value) for value in values.values() if isinstance(value, list) and any(
-        isinstance(item, torch.Tensor) for item in value)), default=1)
-
-
-class Ledger:
-    """Counts that outlive the processes that make calls.
-
-    For each overload: its next number, outcomes, and what was changed in calls that ran.
-    """
-
-    WIDTH = 1 + len(OUTCOMES) + len(KINDS)
-
-    def __init__(self, overloads: int) -> None:
-        self._map = mmap.mmap(-1, 8 * (2 + overloads * self.WIDTH))
-        self._words = memoryview(self._map).cast("q")
-
-    @property
-    def current(self) -> int:
-        """The overload that is being called."""
-        return self._words[0]
-
-    @current.setter
-    def current(self, index: int) -> None:
-        self._words[0] = index
-
-    def next(self, overload: int) -> int:
-        """Take the next number of an overload's calls."""
-        at = 2 + overload * self.WIDTH
-        self._words[at] += 1
-        return self._words[at] - 1
-
-    def tried(self, overload: int) -> int:
-        """How many calls were tried."""
-        return self._words[2 + overload * self.WIDTH]
-
-    def note(self, overload: int, outcome: int, kinds: Sequence[str]) -> None:
-        """Count a call."""
-        at = 3 + overload * self.WIDTH
-        self._words[at + outcome] += 1
-        if outcome == RAN:
-            for kind in kinds:
-                self._words[at + len(OUTCOMES) + KINDS.index(kind)] += 1
-
-    def ran(self, overload: int) -> int:
-        """How many calls ran."""
-        return self._words[3 + overload * self.WIDTH]
-
-    def failed(self, overload: int) -> int:
-        """How many calls ended their process."""
-        at = 3 + overload * self.WIDTH
-        return self._words[at + CRASHED] + self._words[at + HUNG]
-
-    def counts(self, overload: int) -> dict[str, Any]:
-        """What came of an overload's calls."""
-        at = 3 + overload * self.WIDTH
-        words = list(self._words[at:at + self.WIDTH - 1])
-        return {"outcomes": dict(zip(OUTCOMES, words, strict=False)),
-                "ran_with": {kind: count for kind, count in zip(KINDS, words[len(OUTCOMES):], strict=True) if count}}
 
 
 class Runner:
