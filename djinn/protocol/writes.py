@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 
@@ -45,7 +46,7 @@ def written_handles(program: Program, inputs: Sequence[int]) -> list[int]:
     return [handle for position, handle in enumerate(inputs) if position in written]
 
 
-def _written_inputs(program: Program) -> Set[int]:
+def _written_inputs(program: Program) -> AbstractSet[int]:
     try:
         program.check()
     except DjinnError:
