@@ -126,6 +126,7 @@ _ONE = filled((1,), torch.float32, 3)
 _QUERY, _KEY, _TWO_KEYS, _KEYS = (filled((1, heads, 4, 8), torch.float32, heads) for heads in (4, 3, 2, 8))
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 _FAR = torch.full((1, 3, 2, 2), 2**40)
+_ROW_PAIRS = filled((6, 2), torch.float32, 9)
 _LIES = [
     _lie([_FOUR], "aten::as_strided", Ref(-1), [4096], [0], 2**63 - 1),
     _lie([_FOUR], "aten::as_strided_", Ref(-1), [4], [1], 7546629512955761371, results=0),
@@ -148,6 +149,11 @@ _LIES = [
     _lie([filled((4, 3), torch.float32, 1), filled((2, 9), torch.float32, 2)], "aten::_compute_linear_combination",
          Ref(-1), Ref(-2)),
     _lie([torch.ones(1, 3, 4, 4, dtype=torch.uint8)], "aten::_upsample_nearest_exact2d", Ref(-1), [8, 8], 1e-30, 1e-30),
+    _lie([filled((5, 6, 12), torch.complex64, 1)], "aten::_fft_c2c", Ref(-1), [-2], 0, True),
+    _lie([_FOUR.view(2, 2), torch.arange(3), torch.tensor([1, 2]), torch.arange(0), torch.ones(2, dtype=torch.int64)],
+         "aten::_embedding_bag_backward", Ref(-1), Ref(-2), Ref(-3), Ref(-4), Ref(-5), Ref(-5), 5, False, 0, False,
+         None),
+    _lie([_ROW_PAIRS, torch.tensor([5, 2])], "aten::segment_reduce", Ref(-1), "max", lengths=Ref(-2), unsafe=True),
     _lie([filled((5, 3), torch.float32, 1), torch.empty(5, 0)], "aten::linalg_lstsq", Ref(-1), Ref(-2), driver="gelss",
          results=4),
 ]
@@ -312,6 +318,18 @@ _RESIZED = Recording((_FOUR,), (
     call("aten::as_strided", Ref(0), [2, 2], [1, 1], 5),
     call("aten::expand", Ref(-1), [3, 4]),
 ))
+_MIXED = Recording(
+    (torch.tensor([0, 4, 6]), torch.tensor([0, 3, 8], dtype=torch.uint8), torch.tensor([0, 3, 8], dtype=torch.int32),
+     torch.tensor([-1, 255, -1])),
+    (call("aten::lcm", Ref(-1), Ref(-2)), call("aten::div.Tensor_mode", Ref(-3), Ref(-4), rounding_mode="trunc")))
+_SEGMENTS = Recording((_ROW_PAIRS, torch.tensor([1, 2])), (
+    call("aten::segment_reduce", Ref(-1), "max", lengths=Ref(-2), unsafe=True),))
+_BAGS = Recording(
+    (filled((2, 5), torch.float32, 1), torch.tensor([0, 2, 1, 4, 3, 2]), torch.tensor([0, 3, 6]), torch.arange(0),
+     torch.tensor([3, 3])),
+    (call("aten::_embedding_bag_backward", Ref(-1), Ref(-2), Ref(-3), Ref(-4), Ref(-5), Ref(-4), 5, False, 0, False,
+          None),))
+"""The last offset begins no bag."""
 
 
 @law("guard.accepts_eager")
@@ -319,6 +337,9 @@ _RESIZED = Recording((_FOUR,), (
 @example(recording=_BATCH_NORM)
 @example(recording=_GROUPED)
 @example(recording=_RESIZED)
+@example(recording=_MIXED)
+@example(recording=_SEGMENTS)
+@example(recording=_BAGS)
 def test_accepts_eager(subject: Subject, plugin: Guard, recording: Recording) -> None:
     """Check programs that eager runs, their runs, twice, and every call."""
     run_eager(recording, CPU, seed=0)

@@ -24,7 +24,8 @@ def _whole(named: Named) -> tuple[torch.Tensor, torch.Tensor, int] | None:
     dtype = torch.result_type(left, right)
     if left.device.type != "cpu" or right.device.type != "cpu" or dtype not in (torch.int32, torch.int64):
         return None
-    return left, right, torch.iinfo(dtype).min
+    # Compared with a number that its dtype does not have, a tensor of fewer bits gives nonsense.
+    return left.to(dtype), right.to(dtype), torch.iinfo(dtype).min
 
 
 def _truncated_division(named: Named) -> None:

@@ -229,9 +229,13 @@ def _embedding_bag_backward(named: Named) -> None:
     if named["mode"] == 2:
         size_is(named, "maximum_indices", gradient.shape)
         within(named, "maximum_indices", -1, classes)
-    elif "offsets" in named and not named["offset2bag"].numel():
-        expect(named["offsets"].numel() <= bags, "more offsets than bags")
-        expect(named["offsets"].numel() > 0 or not indices.numel(), "no offsets")
+    elif "offsets" in named and not named["offset2bag"].numel() and indices.numel():
+        offsets = named["offsets"]
+        expect(offsets.numel() > 0, "offsets is empty")
+        if has_elements(offsets):
+            expect(int(offsets[0]) == 0, "offsets does not begin with 0")
+            # The kernel counts them up to each index. One at the end of the indices begins no bag.
+            expect(int((offsets < indices.numel()).sum()) <= bags, "more offsets than bags")
 
 
 def _cdist_backward(named: Named) -> None:
@@ -273,6 +277,8 @@ def _come_in_pairs(pivots: list[int]) -> bool:
 
 def _transform(named: Named) -> None:
     dims_exist(named, "dim")
+    # The kernel marks the dimensions in a list by these numbers as they are.
+    expect(min(named["dim"], default=0) >= 0, f"dim {list(named['dim'])} counted from the end")
     expect(0 <= named["normalization"] <= 2, f"normalization {named['normalization']}")
     last = named.get("last_dim_size")
     if last is not None and named["dim"]:
@@ -288,7 +294,8 @@ def _segments(named: Named) -> None:
     expect(given.shape[:-1] == data.shape[:axis], "data does not fit its segments")
     if lengths is not None:
         within(named, "lengths", 0, data.shape[axis] + 1)
-        expect(not has_elements(lengths) or bool((lengths.sum(-1) == data.shape[axis]).all()),
+        # The kernel goes on where the segment before ends. It asks itself for equality, unless `unsafe` is set.
+        expect(not has_elements(lengths) or bool((lengths.sum(-1) <= data.shape[axis]).all()),
                "the lengths do not add up")
     if offsets is not None:
         within(named, "offsets", 0, data.shape[axis] + 1)

@@ -31,6 +31,8 @@ OVERLAPS_ITSELF = ("unsupported operation: more than one element of the written-
                    "location. Please clone() the tensor before performing the operation.")
 OVERLAPS_ANOTHER = ("unsupported operation: some elements of two written-to tensors refer to a single memory location. "
                     "Please clone() one of them before performing the operation.")
+READ_AND_WRITTEN = ("unsupported operation: some elements of the input tensor and the written-to tensor refer to a "
+                    "single memory location. Please clone() the tensor before performing the operation.")
 """What eager PyTorch says where it looks."""
 
 
@@ -112,10 +114,11 @@ def is_proven(operator: torch._ops.OpOverload) -> bool:
 def _looks_at_no_elements(operator: torch._ops.OpOverload) -> bool:
     """Whether the schema says that all an operator does is to make a view, or to change what its argument is one of.
 
-    Some of these copy, if they cannot make a view; copying goes by strides.
+    Some of these copy, always or if they cannot make a view; copying goes by strides.
     """
     schema = operator._schema
-    if torch.Tag.inplace_view in operator.tags or not any("Tensor" in str(item.type) for item in schema.arguments):
+    is_of_views = torch.Tag.inplace_view in operator.tags or torch.Tag.view_copy in operator.tags
+    if is_of_views or not any("Tensor" in str(item.type) for item in schema.arguments):
         return True
     return any(item.alias_info is not None and not item.alias_info.is_write for item in schema.returns)
 
@@ -124,8 +127,16 @@ def _written(operator: torch._ops.OpOverload) -> frozenset[str]:
     if torch.Tag.inplace_view in operator.tags:
         return frozenset()
     facts = facts_of(operator)
+    if base_of(operator) in _read()["reads_statistics"]["names"].split():
+        return facts.written
     # Schemas of batch norms do not say that they write their statistics.
     return facts.written.union(name for name in facts.argument_names if name.startswith("running_"))
+
+
+def _training_flag(operator: torch._ops.OpOverload) -> tuple[int, str] | None:
+    """Name the argument without which statistics are only read, with its position."""
+    names = facts_of(operator).argument_names
+    return next(((names.index(flag), flag) for flag in ("training", "use_input_stats") if flag in names), None)
 
 
 @attrs.frozen(eq=False)
@@ -139,6 +150,8 @@ class Arrangement:
         is_proven: Whether the others are passed as they are.
         rows: Those of which only the last dimension has to be dense.
         as_they_are: Those that are passed as they are.
+        expects_apart: Whether nothing that it reads may lie where it writes.
+        training: The argument without which it only reads statistics, with its position.
         limit_bytes: What copies may take; 0 for any amount.
     """
 
@@ -148,6 +161,8 @@ class Arrangement:
     is_proven: bool
     rows: frozenset[str]
     as_they_are: frozenset[str]
+    expects_apart: bool
+    training: tuple[int, str] | None
     limit_bytes: int
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
@@ -166,8 +181,9 @@ class Arrangement:
             return None
         named = (*zip(self.names, args, strict=False), *kwargs.items())
         arranging = _Arranging(self)
-        written = {name for _, name in self.written}
-        made = {name: arranging.write_all(value) for name, value in named if name in written}
+        reads = self._reads_statistics(args, kwargs)
+        written = {name for _, name in self.written if not (reads and name.startswith("running_"))}
+        made = {name: arranging.write_all(name, value) for name, value in named if name in written}
         if not self.is_proven:
             arranging.expect_apart()
             made.update((name, _each(value, partial(arranging.read, name)))
@@ -176,6 +192,14 @@ class Arrangement:
             return None
         return Prepared(tuple(made.get(name, value) for name, value in zip(self.names, args, strict=False)),
                         {name: made.get(name, value) for name, value in kwargs.items()}, tuple(arranging.copies))
+
+
+    def _reads_statistics(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this call only reads statistics that others write."""
+        if self.training is None:
+            return False
+        position, name = self.training
+        return (args[position] if position < len(args) else kwargs.get(name, True)) is False
 
 
 class _Arranging:
@@ -189,26 +213,25 @@ class _Arranging:
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         """What is written, and what is written instead."""
 
-    def write_all(self, value: Any) -> Any:
+    def write_all(self, name: str, value: Any) -> Any:
         """Return what is to be written in place of an argument."""
         if type(value) is list and not self._of.is_proven and _are_contiguous(value):
             # An empty tensor has no address.
             self._ranges += [(start, start + tensor.nbytes) for tensor in value if (start := tensor.data_ptr())]
             return value
-        return _each(value, self._write)
+        return _each(value, partial(self._write, name))
 
-    def _write(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _write(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         layout = _layout(tensor)
         expect(layout is not Layout.OVERLAPPING, OVERLAPS_ITSELF)
         if self._of.is_proven:
             return tensor
-        if layout is Layout.GAPS:
+        if layout is Layout.GAPS and name not in self._of.as_they_are:
             copy = self._copy(tensor)
             self.copies.append((tensor, copy))
             return copy
         if tensor.numel():
-            start = tensor.data_ptr()
-            self._ranges.append((start, start + tensor.nbytes))
+            self._ranges.append(_reach(tensor))
         return tensor
 
     def expect_apart(self) -> None:
@@ -219,6 +242,7 @@ class _Arranging:
     def read(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return what is to be read in place of a tensor."""
         if self._ranges and self._is_written(tensor):
+            expect(not self._of.expects_apart, READ_AND_WRITTEN)
             # What a kernel has checked may not change before it is used.
             return self._copy(tensor)
         if name in self._of.as_they_are or (name in self._of.rows and _has_dense_rows(tensor)):
@@ -229,9 +253,7 @@ class _Arranging:
         """Whether a tensor may have an element where something is written."""
         if not tensor.numel():
             return False
-        low = tensor.data_ptr()
-        high = low + (tensor.nbytes if tensor.is_contiguous() else tensor.element_size() * (1 + sum(
-            (extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))))
+        low, high = _reach(tensor)
         first = bisect_right(self._ranges, low, key=itemgetter(1))
         return first < len(self._ranges) and self._ranges[first][0] < high
 
@@ -241,6 +263,13 @@ class _Arranging:
         if limit_bytes and self._copied_bytes > limit_bytes:
             raise too_large(f"{self._of.name} with copies of operands", self._copied_bytes, 0, limit_bytes)
         return tensor.clone(memory_format=torch.preserve_format)
+
+
+def _reach(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address where the elements of a tensor begin, and where they end; it has some."""
+    low = tensor.data_ptr()
+    return low, low + (tensor.nbytes if tensor.is_contiguous() else tensor.element_size() * (1 + sum(
+        (extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))))
 
 
 def _are_contiguous(values: Iterable[Any]) -> bool:
@@ -287,4 +316,5 @@ def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrange
     return Arrangement(
         str(operator.name()), names, tuple(item for item in enumerate(names) if item[1] in written), proven,
         frozenset().union(*(group.arguments for group in rows)),
-        frozenset().union(*(group.as_they_are for group in rows)), limit_bytes)
+        frozenset().union(*(group.as_they_are for group in rows)), base in _read()["apart"]["names"].split(),
+        _training_flag(operator), limit_bytes)

@@ -1,0 +1,150 @@
+"""Results of a server have eager's values and strides, also where its guard copies operands or looks at elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import djinn
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def session(server: Any) -> Iterator[Any]:
+    djinn.init(server=server.address)
+    yield server
+    djinn.init()
+
+
+class Operands:
+    """Operands on one device, made alike on each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def of(self, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Make a contiguous tensor."""
+        numbers = torch.arange(torch.Size(size).numel(), dtype=torch.float64)
+        return numbers.mul(0.37).sin().view(size).to(dtype).to(self.device)
+
+    def whole(self, *numbers: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """Make a tensor of integers."""
+        return torch.tensor(numbers, dtype=dtype).to(self.device)
+
+
+def _batch_norm(make: Operands, *, training: bool) -> list[torch.Tensor]:
+    statistics = [make.of(3, 2)[:, 0], make.of(3).abs() + 1]
+    results = aten.native_batch_norm(make.of(2, 3, 5, dtype=torch.bfloat16).float(), make.of(3), None, *statistics,
+                                     training, 0.5, 1e-3)
+    return [*results, *statistics]
+
+
+def _no_statistics(make: Operands) -> list[torch.Tensor]:
+    stretched = make.of(3, dtype=torch.float16)[1:2].expand(3)
+    return list(aten._native_batch_norm_legit.no_stats(
+        make.of(5, 3, 1, dtype=torch.float16).expand(5, 3, 4), stretched, stretched, True, 0.5, 1e-3))
+
+
+def _bags(make: Operands) -> torch.Tensor:
+    """Give the gradient of bags of which the last offset begins none."""
+    indices, offsets, none = make.whole(0, 2, 1, 4, 3, 2), make.whole(0, 3, 6), make.whole()
+    return aten._embedding_bag_backward(
+        make.of(2, 5), indices, offsets, none, make.whole(3, 3), none, 5, False, 0, False, None)
+
+
+def _lists(made: Any) -> list[torch.Tensor]:
+    return [made] if isinstance(made, torch.Tensor) else list(made)
+
+
+def _diagonal(make: Operands) -> torch.Tensor:
+    return make.of(5, 2)[:, :1].fill_diagonal_(2.0, wrap=True)
+
+
+ALIKE: dict[str, Callable[[Operands], Any]] = {
+    "fft of an expanded signal": lambda make: torch.fft.fftn(make.of(1, 3, 4, dtype=torch.complex64).expand(2, 3, 4)),
+    "fft of expanded batches": lambda make: torch.fft.fft2(
+        make.of(1, 3, 3, 4, dtype=torch.complex64).expand(2, 3, 3, 4)),
+    "fft of every other element": lambda make: torch.fft.ifftn(make.of(2, 3, 9, dtype=torch.complex64)[..., 1::2]),
+    "real fft of overlapping windows": lambda make: torch.fft.rfftn(make.of(9).as_strided((2, 3, 4), (1, 1, 1))),
+    "stft of a batch that is expanded": lambda make: torch.stft(
+        make.of(1, 8).expand(2, 8), 4, window=make.of(4), return_complex=True),
+    "native_batch_norm that trains": lambda make: _batch_norm(make, training=True),
+    "native_batch_norm that does not": lambda make: _batch_norm(make, training=False),
+    "batch norm in half precision of an expanded input": _no_statistics,
+    "batch norm with expanded statistics that are read": lambda make: aten._native_batch_norm_legit_no_training(
+        make.of(2, 3, 2), None, None, make.of(1).expand(3), make.of(1).abs().expand(3), 0.5, 1e-3),
+    "as_strided_copy of rows of a larger tensor": lambda make: aten.as_strided_copy(make.of(3, 9)[:, 1::2], [2, 2],
+                                                                                   [2, 1]),
+    "complex of expanded parts": lambda make: torch.complex(
+        make.of(1, 3, 2).expand(2, 3, 2), make.of(2, 3, 2).transpose(0, 2).contiguous().transpose(0, 2)),
+    "_linalg_det": lambda make: aten._linalg_det(make.of(1, 3).expand(3, 3)),
+    "fill_diagonal_": _diagonal,
+    "_embedding_bag_backward": _bags,
+    "_embedding_bag_per_sample_weights_backward": lambda make: aten._embedding_bag_per_sample_weights_backward(
+        make.of(1, 1).expand(2, 9), make.of(7, 9), make.whole(0, 2, 1, 5), make.whole(0, 2), make.whole(0, 0, 1, 1), 0),
+    "segment_reduce of some rows": lambda make: torch.segment_reduce(
+        make.of(6, 2), "max", lengths=make.whole(1, 2), unsafe=True),
+    "lcm of two dtypes": lambda make: torch.lcm(make.whole(0, 4, 6), make.whole(0, 3, 8, dtype=torch.uint8)),
+    "div of two dtypes": lambda make: torch.div(make.whole(0, 4, -6, dtype=torch.int32), make.whole(-1, 255, -1),
+                                                rounding_mode="trunc"),
+}
+
+
+@pytest.mark.parametrize("name", list(ALIKE))
+def test_results_have_eagers_values_and_strides(session: Any, name: str) -> None:
+    with torch.no_grad():
+        wanted = _lists(ALIKE[name](Operands(torch.device("cpu"))))
+        made = _lists(ALIKE[name](Operands(torch.device("remote_accelerator", 0))))
+    for mine, theirs in zip(djinn.materialize(made), wanted, strict=True):
+        # What travels is dense.
+        assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.clone().stride())
+        assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())
+
+
+def _kth(tensor: torch.Tensor) -> Any:
+    return torch.kthvalue(tensor, 2, out=(tensor, torch.zeros((), dtype=torch.int64, device=tensor.device)))
+
+
+def _selected(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.masked_select(tensor, tensor > 0, out=tensor)
+
+
+WRONG: dict[str, Callable[[Operands], Any]] = {
+    "masked_select into its input": lambda make: _selected(make.of(6)),
+    "kthvalue into its input": lambda make: _kth(make.of(6)),
+    "view_as_complex_copy of other rows": lambda make: aten.view_as_complex_copy(make.of(2, 3, 5)[..., 1:3:2]),
+    "segments beyond the rows": lambda make: torch.segment_reduce(
+        make.of(6, 2), "max", lengths=make.whole(5, 2), unsafe=False),
+}
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_eager_refuses_a_server_refuses(session: Any, name: str) -> None:
+    with torch.no_grad():
+        with pytest.raises(RuntimeError):
+            WRONG[name](Operands(torch.device("cpu")))
+        with pytest.raises(RuntimeError):
+            djinn.materialize(_lists(WRONG[name](Operands(torch.device("remote_accelerator", 0)))))
+
+
+BEYOND: dict[str, Callable[[Operands], Any]] = {
+    "offsets that do not begin with 0": lambda make: aten._embedding_bag_backward(
+        make.of(2, 5), make.whole(0, 1, 2), make.whole(1, 2), make.whole(), make.whole(1, 1), make.whole(0, 0), 5,
+        False, 0, False, None),
+    "segments beyond the rows": lambda make: torch.segment_reduce(
+        make.of(6, 2), "max", lengths=make.whole(5, 2), unsafe=True),
+    "a transform of a dimension counted from the end": lambda make: aten._fft_c2c(
+        make.of(5, 6, 12, dtype=torch.complex64), [-2], 0, True),
+}
+
+
+@pytest.mark.parametrize("name", list(BEYOND))
+def test_what_would_read_beside_operands_is_refused(session: Any, name: str) -> None:
+    """The row before the gradient, rows after the data, and what lies before a list of dimensions."""
+    refused = "offsets does not begin with 0|do not add up|counted from the end"
+    with torch.no_grad(), pytest.raises(RuntimeError, match=refused):
+        djinn.materialize(_lists(BEYOND[name](Operands(torch.device("remote_accelerator", 0)))))
