@@ -280,7 +280,8 @@ def call_batches(specs: Sequence[OperatorSpec]) -> st.SearchStrategy[tuple[Recor
 
 @st.composite
 def programs(
-    draw: st.DrawFn, specs: Sequence[OperatorSpec], *, favoured: Sequence[OperatorSpec] = (), max_calls: int = 12
+    draw: st.DrawFn, specs: Sequence[OperatorSpec], *, favoured: Sequence[OperatorSpec] = (), max_calls: int = 12,
+    leaves_out: Callable[[Call, Mapping[int, Any]], bool] = lambda made, values: False,
 ) -> Recording:
     """Draw calls that eager PyTorch carries out one after the other, later ones on the results of earlier ones.
 
@@ -289,6 +290,7 @@ def programs(
         specs: What to draw from.
         favoured: Operators that make up about half of the calls.
         max_calls: Most calls to try.
+        leaves_out: Tells which calls are not made, from the values that they name.
     """
     chosen = st.sampled_from(specs)
     chosen = chosen | st.sampled_from(favoured) if favoured else chosen
@@ -297,7 +299,8 @@ def programs(
     made: list[Call] = []
     with torch.no_grad(), seeded(_CPU, 0):
         for spec in draw(st.lists(chosen, min_size=max_calls // 2, max_size=max_calls)):
-            attempted = attempt(_Caller(draw, spec, values, inputs, reuses=True).call(), values)
+            drawn = _Caller(draw, spec, values, inputs, reuses=True).call()
+            attempted = None if leaves_out(drawn, values) else attempt(drawn, values)
             if attempted is not None:
                 made.append(attempted)
     return _without_unused(Recording(tuple(inputs), tuple(made)))

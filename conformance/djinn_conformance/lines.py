@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
@@ -14,6 +15,7 @@ import torch
 from hypothesis import strategies as st
 
 from djinn.protocol.tensors import is_dense
+from djinn_conformance.refusals import overlaps_itself
 from djinn_conformance.specs import SpecError, folder
 
 __all__ = ("Drawer", "Form", "Table", "table")
@@ -29,6 +31,8 @@ _INDICES = ("0", "-1", "1", "1:", ":-1", "::2", "...", ":", "None", "..., 0", ".
             ":, None", "..., :1", "2:1", "True", "1:, 0")
 _WRITING = ("write", "out", "mixed")
 """Groups in which a source that overlaps the target in part is copied first: eager looks at addresses and refuses."""
+_IN_PLACE = re.compile(r"_\(|\] [-+*/]?= |out=|inplace=")
+"""What a line has that writes into tensors."""
 
 
 @attrs.frozen
@@ -49,6 +53,11 @@ class Form:
     def words(self) -> list[str]:
         """Words of the gaps, in order."""
         return [word for _, word in self.pieces if word is not None]
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes into tensors."""
+        return _IN_PLACE.search(self.text) is not None
 
 
 @attrs.frozen
@@ -137,10 +146,12 @@ class Drawer:
     Attributes:
         draw: Draws from a strategy.
         values: The eager tensors that a line may use, by name.
+        keeps_apart: Whether lines that write get no tensor that overlaps itself, but a copy, if there is no other.
     """
 
     draw: Callable[[st.SearchStrategy[Any]], Any]
     values: Mapping[str, torch.Tensor]
+    keeps_apart: bool = False
     _chosen: dict[str, str] = attrs.field(init=False, factory=dict)
     _first: torch.Tensor | None = attrs.field(init=False, default=None)
     _dim: int = attrs.field(init=False, default=0)
@@ -167,7 +178,7 @@ class Drawer:
         self._chosen, self._again, self._first, self._dim = {}, {}, None, 0
         for word in form.words:
             if self._is_tensor(word) and word not in self._chosen:
-                self._chosen[word] = self._tensor(word, form.group)
+                self._chosen[word] = self._tensor(word, form)
         parts = []
         for literal, gap in form.pieces:
             parts.append(literal)
@@ -186,9 +197,16 @@ class Drawer:
         self._again[word] = text
         return text
 
-    def _tensor(self, word: str, group: str) -> str:
-        fits = _KINDS["x"] if word in ("y", "z") else _KINDS[word]
+    def _tensor(self, word: str, form: Form) -> str:
+        fits, group = _KINDS["x"] if word in ("y", "z") else _KINDS[word], form.group
         names = [name for name, value in self.values.items() if fits(name, value)]
+        if self.keeps_apart and form.writes:
+            apart = [name for name in names if not overlaps_itself(self.values[name])]
+            if not apart:
+                name = self.pick(names)
+                self._first = self.values[name] if self._first is None else self._first
+                return f"{name}.clone()"
+            names = apart
         first = self._first
         if first is not None and word == "y":
             alike = [n for n in names if self.values[n].dtype is first.dtype and _broadcasts(self.values[n], first)]

@@ -81,7 +81,13 @@ def _flushing(session: Session, every: int | None | str) -> Iterator[None]:
 
 
 class Machine(RuleBasedStateMachine):
-    """Draws programs for one session."""
+    """Draws programs for one session.
+
+    Attributes:
+        keeps_apart: Whether tensors that overlap themselves are not written, as servers do not.
+    """
+
+    keeps_apart = False
 
     def __init__(self, session: Session, statistics: Statistics) -> None:
         super().__init__()
@@ -143,7 +149,7 @@ class Machine(RuleBasedStateMachine):
 
     def _draw(self, data: Any, group: str) -> None:
         """Draw a line of a group and run it."""
-        drawer = Drawer(data.draw, self.eager.tensors)
+        drawer = Drawer(data.draw, self.eager.tensors, self.keeps_apart)
         form = drawer.form(self.groups[group])
         if form is None:
             return
@@ -162,7 +168,9 @@ class Machine(RuleBasedStateMachine):
         """
         if any(value.is_inference() for value in drawer.used):
             return _INFERENCE
-        return "" if group in _PLAIN_GROUPS else drawer.pick(_MODES)
+        mode = "" if group in _PLAIN_GROUPS else drawer.pick(_MODES)
+        # Going backward in inference mode, eager leaves gradients that can be used nowhere else.
+        return "" if group == "gradient" and mode == _INFERENCE else mode
 
     def _forget_some(self, drawer: Drawer) -> None:
         while len(drawer.values) >= _MOST_NAMES:
@@ -330,7 +338,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: Any) -> None:
         """Let names go."""
-        drawer = Drawer(data.draw, self.eager.tensors)
+        drawer = Drawer(data.draw, self.eager.tensors, self.keeps_apart)
         self._do(f"del {drawer.pick(list(drawer.values))}", "drop")
 
     @rule(what=st.sampled_from(("flush()", "synchronize()", "values()")))
@@ -374,14 +382,14 @@ class Machine(RuleBasedStateMachine):
             self.remote.adopt(remote)
         self._read_at_once(count)
         self.statistics.counts["threads"] += count
-        self._forget_some(Drawer(data.draw, self.eager.tensors))
+        self._forget_some(Drawer(data.draw, self.eager.tensors, self.keeps_apart))
 
     def _program(self, data: Any, index: int) -> tuple[Twin, list[Line]]:
         twin = eager_twin()
         first = f"filled((3, 3), torch.float32, {index}).to(device, copy=True)"
         lines = [twin.run_first(first, "create", self._new_name(first))]
         for group in data.draw(st.lists(st.sampled_from(_GROUPS_OF_WORKERS), min_size=1, max_size=5)):
-            drawer = Drawer(data.draw, twin.tensors)
+            drawer = Drawer(data.draw, twin.tensors, self.keeps_apart)
             form = drawer.form(self.groups[group])
             if form is not None:
                 lines.append(twin.run_first(drawer.fill(form), group, self._new_name(form.text)))

@@ -39,9 +39,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Append to this file how many samples were equal, as lines of JSON.",
     )
     group.addoption(
-        "--djinn-served",
+        "--djinn-in-process",
         action="store_true",
-        help="Test sessions on a guarded djinn serve in another process, and a sample of them in this one.",
+        help="Test sessions in this process only, where no guard stands. Without it, they are tested on a guarded "
+        "djinn serve in another process, and a sample of them in this one.",
     )
     group.addoption(
         "--djinn-plugin",
@@ -73,7 +74,7 @@ def _subjects(config: pytest.Config) -> list[Subject]:
         try:
             active_profile()
             config.stash[_SUBJECTS] = _select(config.getoption("--djinn-plugin"),
-                                              served=config.getoption("--djinn-served"))
+                                              served=not config.getoption("--djinn-in-process"))
         except (ProfileError, SelectionError, DjinnError) as error:
             raise pytest.UsageError(str(error)) from error
     return config.stash[_SUBJECTS]
@@ -151,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _sample_seconds(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep some of the tests that do in this process what others do on a server."""
-    if not config.getoption("--djinn-served"):
+    if config.getoption("--djinn-in-process"):
         return
     dropped: list[pytest.Item] = []
     seen: Counter[str] = Counter()

@@ -1,19 +1,29 @@
-"""Operators that eager runs and a guarded server refuses, with the reasons: read from ``specs/ops/refusals.toml``."""
+"""Calls that eager makes and a guarded server refuses, with the reasons: read from ``specs/ops/refusals.toml``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import torch
 
+from djinn.model.schema import facts_of
 from djinn_conformance import specs
 from djinn_conformance.families import OperatorSpec
+from djinn_conformance.oracle import copied, perform
+from djinn_conformance.programs import Call, Recording, refs_in
 from djinn_conformance.subjects import Subject
 
-__all__ = ("Refusal", "is_listed", "parse_refusals", "refusals", "runnable")
+__all__ = ("IsRefused", "Refusal", "is_listed", "is_listed_call", "is_overlap_error", "is_refused_call",
+           "leaves_out_overlaps", "overlaps_itself", "parse_refusals", "refusals", "refused_calls", "runnable")
+
+IsRefused: TypeAlias = Callable[[Call, Mapping[int, Any]], bool]
+"""Tells from a call and the values that it names whether a session may refuse it."""
+_OVERLAP = "refers to a single memory location"
+"""What is said of a tensor that overlaps itself and would be written."""
 
 
 def _pattern(_: object, attribute: attrs.Attribute[str], value: str) -> None:
@@ -35,9 +45,11 @@ class Refusal:
     """Where that can be read."""
     tag: str = ""
     """A tag of PyTorch's that they also have; empty for any."""
+    writes: Literal["", "overlapping"] = ""
+    """``overlapping`` if only calls are refused that write a tensor which may overlap itself."""
 
     def covers(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it speaks of an overload."""
+        """Whether it speaks of an overload, or of some of its calls."""
         return re.fullmatch(self.operators, operator.name()) is not None and (
             not self.tag or any(tag.name == self.tag for tag in operator.tags))
 
@@ -64,11 +76,63 @@ def refusals() -> tuple[Refusal, ...]:
 
 
 def is_listed(operator: torch._ops.OpOverload) -> bool:
-    """Whether a server may refuse an overload."""
-    return any(refusal.covers(operator) for refusal in refusals())
+    """Whether a server may refuse an overload, however it is called."""
+    return any(refusal.covers(operator) for refusal in refusals() if not refusal.writes)
 
 
 def runnable(subject: Subject, operators: Iterable[OperatorSpec]) -> tuple[OperatorSpec, ...]:
     """List the operators that a session has to run: on a server, all that are not listed as refused."""
     served = subject.registered.value.served
     return tuple(spec for spec in operators if not (served and is_listed(spec.operator)))
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may lie in one place; strides that do not tell, dimension by dimension, count as such."""
+    reach = 0
+    for step, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1 and tensor.numel():
+            if step <= reach:
+                return True
+            reach += (extent - 1) * step
+    return False
+
+
+def is_listed_call(made: Call, values: Mapping[int, Any]) -> bool:
+    """Whether a server may refuse a call because it writes a tensor that overlaps itself."""
+    return any(refusal.covers(made.operator) for refusal in refusals() if refusal.writes) and any(
+        overlaps_itself(value) for value in _written(made, values))
+
+
+def _written(made: Call, values: Mapping[int, Any]) -> list[torch.Tensor]:
+    """List the tensors that a call may write; schemas do not say that batch norms write their statistics."""
+    facts = facts_of(made.operator)
+    named = [*zip(facts.argument_names, made.args, strict=False), *made.kwargs.items()]
+    found = [values[ref.index] for name, item in named if name in facts.written or name.startswith("running_")
+             for ref in refs_in(item)]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def refused_calls(subject: Subject) -> IsRefused:
+    """Return what tells which calls programs leave out: none in a session in this process."""
+    return is_listed_call if subject.registered.value.served else lambda made, values: False
+
+
+def leaves_out_overlaps(subject: Subject) -> bool:
+    """Whether random programs of a session write no tensor that overlaps itself."""
+    return bool(subject.registered.value.served) and any(refusal.writes for refusal in refusals())
+
+
+def is_refused_call(subject: Subject, recording: Recording) -> bool:
+    """Whether a session may refuse the last call of a recording; those before it prepare it."""
+    if not subject.registered.value.served:
+        return False
+    device = torch.device("cpu")
+    values: dict[int, Any] = {-1 - index: copied(tensor, device) for index, tensor in enumerate(recording.inputs)}
+    for index, made in enumerate(recording.calls[:-1]):
+        [values[index]] = perform(made, values, device)
+    return is_listed_call(recording.calls[-1], values)
+
+
+def is_overlap_error(error: Exception | None) -> bool:
+    """Whether a server said that a tensor which overlaps itself would be written."""
+    return isinstance(error, RuntimeError) and _OVERLAP in str(error)

@@ -20,7 +20,7 @@ import cattrs
 import torch
 
 from djinn_conformance.expectations import expectations
-from djinn_conformance.refusals import refusals
+from djinn_conformance.refusals import Refusal, refusals
 from djinn_conformance.tally import IN_PROCESS, SERVED
 from djinn_conformance.training import training_spec
 
@@ -161,11 +161,16 @@ def _exceptions() -> list[str]:
     for case in training_spec().expectations:
         where = " ".join(filter(None, [case.device, f"torch {case.torch}" if case.torch else ""]))
         lines.append(f"| `{case.case}` | {where} | {case.status} | {_cell(case.reason)} | {_source(case.link)} |")
-    lines += ["", "A guarded server also refuses, although eager runs them:", "", "| what | tag | reason | where |",
-              "|---|---|---|---|"]
-    lines += [f"| `{item.operators}` | {item.tag} | {_cell(item.reason)} | {_source(item.link)} |"
+    lines += ["", "A guarded server also refuses, although eager runs them:", "",
+              "| what | of these | reason | where |", "|---|---|---|---|"]
+    lines += [f"| `{item.operators}` | {_of_these(item)} | {_cell(item.reason)} | {_source(item.link)} |"
               for item in refusals()]
     return lines
+
+
+def _of_these(item: Refusal) -> str:
+    tagged = f"those tagged `{item.tag}`" if item.tag else "all"
+    return f"{tagged}, if they write a tensor that overlaps itself" if item.writes else tagged
 
 
 def _cell(text: str) -> str:

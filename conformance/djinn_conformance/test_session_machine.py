@@ -19,6 +19,7 @@ from djinn_conformance.laws import active_profile, as_found, is_thorough, law
 from djinn_conformance.lines import table
 from djinn_conformance.machine import FLUSHES, Machine, Statistics
 from djinn_conformance.pressure import PressedMachine, pressed
+from djinn_conformance.refusals import leaves_out_overlaps
 from djinn_conformance.reuse import ReusingMachine
 from djinn_conformance.subjects import Subject
 
@@ -44,7 +45,7 @@ def test_programs_equal(subject: Subject, session: Session, record_property: Cal
         # What several executors add is where things run; and each program takes several times as long.
         wanted = math.ceil(wanted / _FEWER)
     wanted = _sampled(subject, wanted)
-    statistics = _run(session, Machine, wanted)
+    statistics = _run(subject, session, Machine, wanted)
     record_property("djinn_said", f"{statistics}")
     _expect_variety(statistics, wanted, str(subject))
 
@@ -53,7 +54,7 @@ def test_programs_equal(subject: Subject, session: Session, record_property: Cal
 def test_reuse_invisible(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
     """Draw programs that repeat themselves, let the session keep results, and see that it used some again."""
     wanted = _sampled(subject, max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2))
-    statistics = _run(session, ReusingMachine, wanted)
+    statistics = _run(subject, session, ReusingMachine, wanted)
     record_property("djinn_said", f"{statistics}")
     if wanted < _ENOUGH_TO_REUSE:
         return
@@ -70,7 +71,7 @@ def test_pressure_invisible(
     wanted = max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2)
     with pressed(session) as pressure:
         machine = type("PressedMachine", (PressedMachine,), {"pressure": pressure})
-        statistics = _run(session, machine, wanted)
+        statistics = _run(subject, session, machine, wanted)
     record_property("djinn_said", f"{statistics}")
     if wanted < _ENOUGH_TO_REUSE:
         return
@@ -84,8 +85,9 @@ def _sampled(subject: Subject, wanted: int) -> int:
     return math.ceil(wanted / _FEWER) if is_second(subject) else wanted
 
 
-def _run(session: Session, machine: type[Machine], wanted: int) -> Statistics:
+def _run(subject: Subject, session: Session, machine: type[Machine], wanted: int) -> Statistics:
     """Run so many programs."""
+    machine = type(machine.__name__, (machine,), {"keeps_apart": leaves_out_overlaps(subject)})
     profile = as_found(active_profile())
     statistics = Statistics()
     for number in itertools.count():

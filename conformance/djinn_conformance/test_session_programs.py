@@ -18,7 +18,7 @@ from djinn_conformance.families import OperatorSpec, specs_of
 from djinn_conformance.family_groups import Group, groups
 from djinn_conformance.family_strategies import programs
 from djinn_conformance.laws import is_thorough, law
-from djinn_conformance.refusals import runnable
+from djinn_conformance.refusals import refused_calls, runnable
 from djinn_conformance.replays import compare_all, run_program, unflushed
 from djinn_conformance.subjects import Subject
 from djinn_conformance.wire_replays import expect_freed, replayed, written_down
@@ -47,7 +47,8 @@ def _pairs(got: dict[int, Any], wanted: dict[int, Any], where: str) -> list[tupl
 @given(data=st.data())
 def test_aliases_seen(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
     """Take views of views, write through them, and look at everything after each write."""
-    recording = data.draw(programs(runnable(subject, group.operators), favoured=_WRITES, max_calls=8))
+    recording = data.draw(programs(runnable(subject, group.operators), favoured=_WRITES, max_calls=8,
+                                   leaves_out=refused_calls(subject)))
     here, there = (run_program(recording, device, watches=True) for device in (_CPU, session.device))
     where = f"{subject}: {recording}"
     seen: list[tuple[str, Any, Any, Any]] = [(f"a value after a write of {where}", mine, theirs, {})
@@ -60,7 +61,7 @@ def test_aliases_seen(subject: Subject, session: Session, group: Group, data: st
 @given(data=st.data())
 def test_programs_replay(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
     """Write down what is recorded, encode and decode it, and run it three times: new, known and compiled."""
-    recording = data.draw(programs(_defined(subject, group), max_calls=6))
+    recording = data.draw(programs(_defined(subject, group), max_calls=6, leaves_out=refused_calls(subject)))
     where = f"{subject}: {recording}"
     wanted = run_program(recording, _CPU).values
     with unflushed(session):
@@ -77,7 +78,8 @@ def test_programs_replay(subject: Subject, session: Session, group: Group, data:
 @given(data=st.data(), order=st.randoms(use_true_random=False))
 def test_slices_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, order: Any) -> None:
     """Bring a program's values home in any order and let each go, while nothing else hands anything over."""
-    recording = data.draw(programs(_defined(subject, group), favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8))
+    recording = data.draw(programs(_defined(subject, group), favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8,
+                                   leaves_out=refused_calls(subject)))
     wanted = run_program(recording, _CPU).values
     indices = sorted(wanted)
     order.shuffle(indices)
@@ -96,7 +98,8 @@ def test_recovery_exact(
     subject: Subject, session: Session, group: Group, data: st.DataObject, messages: int, checkpoints: bool
 ) -> None:
     """Let the server die within a program whose operations are handed over one by one, and again before it is read."""
-    recording = data.draw(programs(_defined(subject, group), favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8))
+    recording = data.draw(programs(_defined(subject, group), favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8,
+                                   leaves_out=refused_calls(subject)))
     wanted = run_program(recording, _CPU).values
     where = f"{subject}: {recording}, death after {messages} messages"
     with recovering(session) as layer, handing_over_each(session):
@@ -134,7 +137,8 @@ def test_handles_freed(
     subject: Subject, session: Session, group: Group, data: st.DataObject, home: bool, waits: bool
 ) -> None:
     """Drop all tensors of a program: some of them brought home before, or all of them computed, or neither."""
-    recording = data.draw(programs(runnable(subject, group.operators), favoured=_WRITES, max_calls=8))
+    recording = data.draw(programs(runnable(subject, group.operators), favoured=_WRITES, max_calls=8,
+                                   leaves_out=refused_calls(subject)))
     where = f"{subject}: {recording}"
     # Garbage of an earlier program is not to be counted as freed by this one.
     gc.disable()
