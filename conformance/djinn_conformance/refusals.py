@@ -22,8 +22,8 @@ __all__ = ("IsRefused", "Refusal", "is_listed", "is_listed_call", "is_overlap_er
 
 IsRefused: TypeAlias = Callable[[Call, Mapping[int, Any]], bool]
 """Tells from a call and the values that it names whether a session may refuse it."""
-_OVERLAP = "refers to a single memory location"
-"""What is said of a tensor that overlaps itself and would be written."""
+_OVERLAP = ("refers to a single memory location", "has a stride of 0")
+"""What is said of a tensor that overlaps itself, or would if it were resized, and would be written."""
 
 
 def _pattern(_: object, attribute: attrs.Attribute[str], value: str) -> None:
@@ -45,8 +45,9 @@ class Refusal:
     """Where that can be read."""
     tag: str = ""
     """A tag of PyTorch's that they also have; empty for any."""
-    writes: Literal["", "overlapping"] = ""
-    """``overlapping`` if only calls are refused that write a tensor which may overlap itself."""
+    writes: Literal["", "overlapping", "read"] = ""
+    """``overlapping`` if only calls are refused that write a tensor which may overlap itself; ``read`` if only calls
+    differ that write a tensor which another argument is, too."""
 
     def covers(self, operator: torch._ops.OpOverload) -> bool:
         """Whether it speaks of an overload, or of some of its calls."""
@@ -98,9 +99,12 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def is_listed_call(made: Call, values: Mapping[int, Any]) -> bool:
-    """Whether a server may refuse a call because it writes a tensor that overlaps itself."""
-    return any(refusal.covers(made.operator) for refusal in refusals() if refusal.writes) and any(
-        overlaps_itself(value) for value in _written(made, values))
+    """Whether a server may refuse a call, or do it differently, because of a tensor that it writes."""
+    ways = {refusal.writes for refusal in refusals() if refusal.covers(made.operator)}
+    written = _written(made, values)
+    used = [ref.index for ref in refs_in([made.args, made.kwargs])]
+    return ("overlapping" in ways and any(overlaps_itself(value) or 0 in value.stride() for value in written)) or (
+        "read" in ways and len(set(used)) < len(used))
 
 
 def _written(made: Call, values: Mapping[int, Any]) -> list[torch.Tensor]:
@@ -135,4 +139,4 @@ def is_refused_call(subject: Subject, recording: Recording) -> bool:
 
 def is_overlap_error(error: Exception | None) -> bool:
     """Whether a server said that a tensor which overlaps itself would be written."""
-    return isinstance(error, RuntimeError) and _OVERLAP in str(error)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OVERLAP)

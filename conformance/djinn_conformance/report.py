@@ -170,7 +170,9 @@ def _exceptions() -> list[str]:
 
 def _of_these(item: Refusal) -> str:
     tagged = f"those tagged `{item.tag}`" if item.tag else "all"
-    return f"{tagged}, if they write a tensor that overlaps itself" if item.writes else tagged
+    ways = {"": "", "overlapping": ", if they write a tensor that overlaps itself",
+            "read": ", if one tensor is two arguments"}
+    return f"{tagged}{ways[item.writes]}"
 
 
 def _cell(text: str) -> str:

@@ -105,6 +105,12 @@ def test_what_only_reads_an_overlapping_tensor_is_not_listed() -> None:
     assert not is_listed_call(call("aten::add_.Tensor", Ref(-2), Ref(-1), results=0), values)
 
 
+def test_an_operator_that_reads_what_it_writes_is_listed() -> None:
+    values = _values(torch.zeros(3))
+    assert is_listed_call(call("aten::rrelu_with_noise", Ref(-1), Ref(-1), 0.1, 0.2, True), values)
+    assert not is_listed_call(call("aten::rrelu_with_noise", Ref(-1), Ref(-2), 0.1, 0.2, True), values)
+
+
 def _forms(group: str) -> list[Form]:
     return [form for form in table().groups[group] if "{x}" in form.text]
 
