@@ -100,8 +100,9 @@ def test_deep_graph(subject: Subject, plugin: Exporter) -> None:
     _written(plugin, bare(EMPTY))
     annotated = bare(deep_graph())
     annotated.graph.edges()
-    started = time.monotonic()
+    # Of this thread's processor: whatever else the machine does is no fault of the plugin.
+    started = time.thread_time()
     _written(plugin, annotated)
-    took_s = time.monotonic() - started
+    took_s = time.thread_time() - started
     expect(took_s < _LIMIT_S, "time", got=f"{took_s:.1f} s", wanted=f"less than {_LIMIT_S} s",
            where=f"{subject}: a chain of {len(annotated.nodes)} nodes")

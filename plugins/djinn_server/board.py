@@ -5,6 +5,7 @@ The gateway can read it when the worker has no time to say anything: while a ker
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
@@ -85,13 +86,17 @@ class Board:
         Raises:
             OSError: There is no memory for it.
         """
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("djinn-board")
+        can_seal = hasattr(os, "memfd_create")
+        if can_seal:
+            descriptor = os.memfd_create("djinn-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         else:
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
         try:
             os.truncate(descriptor, _SIZE)
+            if can_seal:
+                # A worker that made it smaller would end the gateway, which reads it, by SIGBUS.
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(descriptor), descriptor
         except OSError:
             os.close(descriptor)

@@ -67,13 +67,14 @@ def is_alive(process: int) -> bool:
 
 
 class Working:
-    """A `working_client` in a process of its own."""
+    """A `working_client` in a process of its own, which has half of its steps left until ``permission`` is a file."""
 
-    def __init__(self, log: Path, kind: str, address: str, steps: int) -> None:
+    def __init__(self, log: Path, kind: str, address: str, steps: int, permission: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         self.log = log
         self._process = WarmPython(
-            "import sys; from working_client import main; main(*sys.argv[1:])", [kind, address, str(steps)],
+            "import sys; from working_client import main; main(*sys.argv[1:])",
+            [kind, address, str(steps), str(permission)],
             environment=environment | {"PYTHONPATH": str(SUPPORT)}, log=log)
         self._changed = threading.Condition()
         self.steps, self.digest, self._is_over = 0, "", False
@@ -124,11 +125,12 @@ def test_no_session_is_lost_while_a_server_under_load_reloads_and_drains(start_s
         assert answer.status == 200
     wanted = {}
     for kind, steps in STEPS.items():
-        with Working(tmp_path / f"calm-{kind}.log", kind, server.address, steps) as calm:
+        with Working(tmp_path / f"calm-{kind}.log", kind, server.address, steps, config) as calm:
             wanted[kind] = calm.result()
 
-    with (Working(tmp_path / "trains.log", "trains", server.address, STEPS["trains"]) as trains,
-          Working(tmp_path / "generates.log", "generates", server.address, STEPS["generates"]) as generates):
+    drains = tmp_path / "drains"
+    with (Working(tmp_path / "trains.log", "trains", server.address, STEPS["trains"], drains) as trains,
+          Working(tmp_path / "generates.log", "generates", server.address, STEPS["generates"], drains) as generates):
         for step in range(1, 5):
             trains.wait_for(5 * step)
             config.write_text(f"max-sessions = {5 + step}\n")
@@ -137,10 +139,9 @@ def test_no_session_is_lost_while_a_server_under_load_reloads_and_drains(start_s
         generates.wait_for(1)
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "draining: SIGTERM" in server.log.read_text())
+        drains.touch()
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(readiness)
-        assert trains.steps < STEPS["trains"]
-        assert generates.steps < STEPS["generates"]
         with pytest.raises(ServerDrainingError, match="shutting down"):
             session(server.address, connect_timeout_s=2)
         assert (trains.result(), generates.result()) == (wanted["trains"], wanted["generates"])
