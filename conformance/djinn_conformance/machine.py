@@ -338,7 +338,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data: Any) -> None:
         """Let names go."""
-        drawer = Drawer(data.draw, self.eager.tensors, self.keeps_apart)
+        drawer = Drawer(data.draw, self.eager.tensors)
         self._do(f"del {drawer.pick(list(drawer.values))}", "drop")
 
     @rule(what=st.sampled_from(("flush()", "synchronize()", "values()")))
@@ -382,7 +382,7 @@ class Machine(RuleBasedStateMachine):
             self.remote.adopt(remote)
         self._read_at_once(count)
         self.statistics.counts["threads"] += count
-        self._forget_some(Drawer(data.draw, self.eager.tensors, self.keeps_apart))
+        self._forget_some(Drawer(data.draw, self.eager.tensors))
 
     def _program(self, data: Any, index: int) -> tuple[Twin, list[Line]]:
         twin = eager_twin()

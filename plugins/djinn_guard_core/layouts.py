@@ -10,6 +10,7 @@ from __future__ import annotations
 import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import cache, lru_cache, partial
 from importlib import resources
@@ -157,7 +158,7 @@ class Arrangement:
 
     name: str
     names: tuple[str, ...]
-    written: tuple[tuple[int, str], ...]
+    written: Mapping[str, int]
     is_proven: bool
     rows: frozenset[str]
     as_they_are: frozenset[str]
@@ -173,7 +174,7 @@ class Arrangement:
             ProgramTooLargeError: Copies would take too much memory.
         """
         if self.is_proven:
-            taken = [value for position, name in self.written
+            taken = [value for name, position in self.written.items()
                      if (value := args[position] if position < len(args) else kwargs.get(name)) is not None]
             if _are_contiguous(taken):
                 return None
@@ -181,8 +182,7 @@ class Arrangement:
             return None
         named = (*zip(self.names, args, strict=False), *kwargs.items())
         arranging = _Arranging(self)
-        reads = self._reads_statistics(args, kwargs)
-        written = {name for _, name in self.written if not (reads and name.startswith("running_"))}
+        written = self._names_written(args, kwargs)
         made = {name: arranging.write_all(name, value) for name, value in named if name in written}
         if not self.is_proven:
             arranging.expect_apart()
@@ -193,13 +193,13 @@ class Arrangement:
         return Prepared(tuple(made.get(name, value) for name, value in zip(self.names, args, strict=False)),
                         {name: made.get(name, value) for name, value in kwargs.items()}, tuple(arranging.copies))
 
-
-    def _reads_statistics(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether this call only reads statistics that others write."""
-        if self.training is None:
-            return False
-        position, name = self.training
-        return (args[position] if position < len(args) else kwargs.get(name, True)) is False
+    def _names_written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractSet[str]:
+        """Name the arguments that this call writes: others of the operator may write statistics that it only reads."""
+        if self.training is not None:
+            position, name = self.training
+            if (args[position] if position < len(args) else kwargs.get(name, True)) is False:
+                return {name for name in self.written if not name.startswith("running_")}
+        return self.written.keys()
 
 
 class _Arranging:
@@ -314,7 +314,7 @@ def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrange
     rows = [group for group in _rows() if operator.namespace == "aten" and base in group.names]
     names = tuple(argument.name for argument in operator._schema.arguments)
     return Arrangement(
-        str(operator.name()), names, tuple(item for item in enumerate(names) if item[1] in written), proven,
+        str(operator.name()), names, {name: index for index, name in enumerate(names) if name in written}, proven,
         frozenset().union(*(group.arguments for group in rows)),
         frozenset().union(*(group.as_they_are for group in rows)), base in _read()["apart"]["names"].split(),
         _training_flag(operator), limit_bytes)

@@ -99,6 +99,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     assert running.stop() == 0, running.log.read_text()
 
 
+@pytest.fixture
+def session(server: ServerProcess) -> Iterator[ServerProcess]:
+    """Lets a test have a session on the server that tests share, whose worker it must not end."""
+    [worker] = server.workers
+    djinn.init(server=server.address)
+    yield server
+    assert server.workers == [worker], "the process that runs operations died"
+    djinn.init()
+
+
 @pytest.fixture(scope="module")
 def on_a_server(server: ServerProcess) -> Iterator[None]:
     """Lets all sessions that a module starts without an address be sessions on the server that tests share."""

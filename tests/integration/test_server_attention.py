@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,18 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import djinn
-
 DEVICE = "remote_accelerator:0"
 HEADS = [(4, 4), (4, 2), (4, 1), (6, 2)]
 PADDED = pytest.mark.parametrize("padding", [0, 2], ids=["whole", "padded"])
-
-
-@pytest.fixture
-def session(server: Any) -> Iterator[Any]:
-    djinn.init(server=server.address)
-    yield server
-    djinn.init()
 
 
 def llama(heads: int = 4, groups: int = 2) -> nn.Module:

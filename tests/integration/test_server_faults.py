@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,6 @@ DEVICE = torch.device("remote_accelerator:0")
 aten = torch.ops.aten
 Make = Callable[[torch.Tensor], torch.Tensor]
 LEAST = {dtype: torch.iinfo(dtype).min for dtype in (torch.int32, torch.int64)}
-
-
-@pytest.fixture
-def session(server: Any) -> Iterator[Any]:
-    [worker] = server.workers
-    djinn.init(server=server.address)
-    yield server
-    assert server.workers == [worker], "the process that runs operations died"
-    djinn.init()
 
 
 def least(make: Make, dtype: torch.dtype, *, divisor: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,13 +11,6 @@ import torch
 import djinn
 
 aten = torch.ops.aten
-
-
-@pytest.fixture
-def session(server: Any) -> Iterator[Any]:
-    djinn.init(server=server.address)
-    yield server
-    djinn.init()
 
 
 class Operands:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,15 +19,6 @@ from djinn.protocol.tensors import header_of
 DEVICE = torch.device("remote_accelerator:0")
 aten = torch.ops.aten
 REFUSED = "refers to a single memory location|refer to a single memory location"
-
-
-@pytest.fixture
-def session(server: Any) -> Iterator[Any]:
-    [worker] = server.workers
-    djinn.init(server=server.address)
-    yield server
-    assert server.workers == [worker], "the process that runs operations died"
-    djinn.init()
 
 
 class Dense:

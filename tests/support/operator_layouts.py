@@ -32,7 +32,6 @@ def _text(item: Any) -> str:
     return repr(item).removeprefix("torch.")
 
 
-
 def tiled(source: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """Take elements for another size from a tensor, again and again."""
     count, flat = math.prod(size), source.reshape(-1)

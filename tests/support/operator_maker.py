@@ -123,7 +123,6 @@ class Maker:
             return TOO_LARGE, str(failures[0])
         return RAISED, f"{type(failures[0]).__name__}: {failures[0]}"
 
-
     def _look_at(self, values: Sequence[Any]) -> None:
         """End the process if a tensor reaches beyond its storage: whoever reads it next would."""
         for tensor in tensors_in(values):
