@@ -15,7 +15,7 @@ _WHOLE = frozenset({
     "aten::rms_norm", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::bilinear",
     "aten::softmax.int", "aten::log_softmax.int", "aten::cross_entropy_loss", "aten::nll_loss_nd",
     "aten::embedding_bag", "aten::instance_norm", "aten::silu", "aten::gelu", "aten::linalg_svdvals",
-    "aten::linalg_eigvalsh",
+    "aten::linalg_eigvalsh", "aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input",
 })
 """Composites that patterns and fast kernels want to see. None of them returns an argument or a view of one."""
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
 from djinn import runtime
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor, pending_errors
 from djinn_interceptor_device import adoption, copying, gradients, losses, recurrent, saving, shortcuts
 from djinn_interceptor_device.attention import allowed_kernels, attend
@@ -32,18 +31,10 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """
     call = functools.partial(attend, function) if function is _ATTENTION else function
     with _without_functions():
-        if _needs_autograd(args, kwargs):
+        if gradients.are_needed(args, kwargs):
             return call(*args, **kwargs)
         with _below_autograd():
             return call(*args, **kwargs)
-
-
-def _needs_autograd(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if gradients.is_transformed():
-        return True
-    if not torch.is_grad_enabled():
-        return False
-    return any(tensor.requires_grad for tensor in tensors_in((args, tuple(kwargs.values()))))
 
 
 def split_at_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

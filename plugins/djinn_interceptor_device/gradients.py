@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from djinn import runtime
+from djinn.model.spec import tensors_in
 from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
 
 
@@ -32,6 +33,15 @@ class _Upload(torch.autograd.Function):
 def is_transformed() -> bool:
     """Whether forward-mode differentiation or a transform of ``torch.func`` is going on."""
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def are_needed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd has to see a call with these arguments."""
+    if is_transformed():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in tensors_in((args, tuple(kwargs.values()))))
 
 
 def _upload(tensor: torch.Tensor) -> torch.Tensor:

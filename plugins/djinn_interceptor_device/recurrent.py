@@ -1,8 +1,9 @@
-"""Recurrent layers on executors without PyTorch's fused cells.
+"""Recurrent layers, by what local PyTorch takes on the executor's kind of device.
 
-For a device of this kind PyTorch takes LSTM and GRU apart into fused cells that only GPUs have. On other executors LSTM
-is carried out by the layers of oneDNN where local PyTorch does so. Everything else is taken apart by PyTorch's own
-decompositions, which consist of ordinary operators.
+For a device of the client's kind PyTorch takes LSTM and GRU apart into fused cells that only GPUs have, one for each
+position. On a GPU a stack of layers is recorded whole where no gradient is needed, so that the executor takes cuDNN's;
+on a CPU, LSTM is carried out by the layers of oneDNN where local PyTorch does so. Everything else is taken apart by
+PyTorch's own decompositions, which consist of ordinary operators.
 """
 
 from __future__ import annotations
@@ -14,36 +15,43 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
 from djinn import runtime
-from djinn_interceptor_device import autocast
+from djinn_interceptor_device import autocast, gradients
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
+_below_autograd = torch._C._AutoDispatchBelowAutograd
 aten = torch.ops.aten
 _LSTM = 2
 """``ideep::rnn_kind::LSTM``."""
 
 
-def _has_fused_cells() -> bool:
-    return not runtime.current().link.welcome.device.startswith("cpu")
+def _is_on_cpu() -> bool:
+    return runtime.current().link.welcome.device.startswith("cpu")
 
 
 def layers(by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> Callable[..., Any]:
     """Make the handler of a layer function; packed sequences take the second overload."""
 
     def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_packed = isinstance(args[3], (list, tuple))
-        if function is torch.lstm and not is_packed and autocast.is_on() and not _has_fused_cells():
-            # A CPU computes such layers whole, by an operator that is on its list.
+        is_packed, is_on_cpu = isinstance(args[3], (list, tuple)), _is_on_cpu()
+        if autocast.is_on() and (not is_on_cpu or (function is torch.lstm and not is_packed)):
+            # Such layers are on the lists of autocast as a whole: oneDNN's LSTM, and all of cuDNN's.
             return autocast.lowered(lambda *lowered: handle(function, lowered, {}), args, kwargs)
         with _without_functions():
-            if _has_fused_cells():
-                return function(*args, **kwargs)
             if is_packed:
                 return _packed_stack(by_data, *args)
-            if function is torch.lstm and _takes_fused_layers(*args[:2]):
-                return _fused_stack(*args)
-            return _stack(by_input, *args)
+            if is_on_cpu:
+                is_fused = function is torch.lstm and _takes_fused_layers(*args[:2])
+                return _fused_stack(*args) if is_fused else _stack(by_input, *args)
+            if gradients.are_needed(args, kwargs) or _drops(*args[5:7]):
+                return _stack(by_input, *args)
+            with _below_autograd():
+                return by_input(*args)
 
     return handle
+
+
+def _drops(dropout: float, train: bool) -> bool:
+    return bool(dropout) and train
 
 
 def _takes_fused_layers(sequence: torch.Tensor, hx: Sequence[torch.Tensor]) -> bool:
@@ -155,7 +163,7 @@ def lstm_cell(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         ``LSTMCell`` of aten/src/ATen/native/RNN.cpp.
     """
     with _without_functions():
-        return function(*args, **kwargs) if _has_fused_cells() else _lstm_cell(*args, **kwargs)
+        return _lstm_cell(*args, **kwargs)
 
 
 def gru_cell(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -165,7 +173,7 @@ def gru_cell(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         ``GRUCell`` of aten/src/ATen/native/RNN.cpp.
     """
     with _without_functions():
-        return function(*args, **kwargs) if _has_fused_cells() else _gru_cell(*args, **kwargs)
+        return _gru_cell(*args, **kwargs)
 
 
 def _lstm_cell(
