@@ -302,7 +302,7 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     is_private = _check(offer, bool(config.token))
-    plan(offer.sandbox, offer.devices, (offer.tokens, offer.tls_key or offer.tls_cert), encrypts=bool(offer.tls_cert))
+    plan(offer.sandbox, (offer.tokens, offer.tls_key or offer.tls_cert), encrypts=bool(offer.tls_cert))
     plugins = Plugins.load(config.selection)
     for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
         plugins.choose(kind, usual)

@@ -242,13 +242,14 @@ def _open(
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = transport.listen(setup.address, there) if setup.address else None
+    factory = plugins.choose("executor", "torch")
     # Before a driver starts threads of its own, and after the last file that only the server's user may read.
-    fence.enter()
+    fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.threads:
         import torch
 
         torch.set_num_threads(setup.threads)
-    executor: Executor = plugins.choose("executor", "torch").open(setup.device)
+    executor: Executor = factory.open(setup.device)
     if listener is None and not isinstance(transport, AdoptingTransport):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
     meters, grants = Meters(), Grants()
@@ -268,6 +269,13 @@ def _open(
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, lease_s=setup.lease_s, grants=grants)
     return server, inlet, allowances, line
+
+
+def _try(executor: Executor) -> None:
+    """Use a device: a value goes there and comes back."""
+    import torch
+
+    executor.get(executor.put(torch.ones(1)))
 
 
 def _board(descriptor: int | None) -> Board | None:

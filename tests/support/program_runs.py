@@ -61,7 +61,7 @@ def same(got: dict[int, Any], wanted: dict[int, Any], where: str) -> None:
     for index, should in wanted.items():
         if isinstance(should, torch.Tensor):
             expect_same_metadata(got[index], should, f"r{index}", where)
-            expect_same_tensor(got[index], should, f"r{index}", where)
+            expect_same_tensor(got[index].cpu(), should.cpu(), f"r{index}", where)
         else:
             assert repr(got[index]) == repr(should), where
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from djinn_server.certificates import make_pair, placed
@@ -114,6 +115,42 @@ def test_the_filter_knows_other_architectures_and_calls_that_are_new(name: str) 
     assert {decide(here, number, has_driver=True) for number in unlisted} == {ALLOWED}
 
 
+DRIVER = """
+import logging, os, sys, threading
+from pathlib import Path
+from djinn_server.sandbox.fence import Fence, SandboxMode
+
+def works():
+    # As NVIDIA's driver names its threads.
+    Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("driver")
+
+def fails():
+    raise RuntimeError("no device")
+
+logging.basicConfig(stream=sys.stdout)
+Fence(SandboxMode.auto, "cuda:0").enter({"works": works, "fails": fails, "dies": os.abort}[sys.argv[1]])
+works()
+try:
+    print("read", len(Path(sys.argv[2]).read_text()))
+except PermissionError:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(bool(landlock.why_not()), reason=landlock.why_not())
+@pytest.mark.parametrize(("driver", "wanted"), [("works", "refused"), ("fails", "read 6"), ("dies", "read 6")])
+def test_the_files_of_a_worker_with_a_driver_are_fenced_if_the_driver_works_there(
+    tmp_path: Path, driver: str, wanted: str
+) -> None:
+    tmp_path.chmod(0o755)
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    done = subprocess.run([sys.executable, "-c", DRIVER, driver, str(secret)], capture_output=True, text=True,
+                          timeout=200, check=True)
+    assert done.stdout.splitlines()[-1] == wanted, done.stdout
+    assert ("sandbox without files: the device's driver does not work" in done.stdout) == (driver != "works")
+
+
 @pytest.mark.skipif(bool(LACKING), reason=LACKING)
 def test_what_is_missing_is_said_and_required_parts_refuse_to_start() -> None:
     """A process behind the filter can put up no other: a server there would find nothing to fence its workers with."""
@@ -123,13 +160,13 @@ from djinn.errors import ConfigurationError
 from djinn_server.sandbox import seccomp
 from djinn_server.sandbox.fence import SandboxMode, examine, plan
 logging.basicConfig(stream=sys.stdout)
-plan(SandboxMode.require, ["cpu"], [], encrypts=True)
+plan(SandboxMode.require, [], encrypts=True)
 seccomp.install(has_driver=False)
 print([part.name for part in examine() if part.missing])
-plan(SandboxMode.auto, ["cpu"], [], encrypts=False)
-plan(SandboxMode.off, ["cpu"], [], encrypts=False)
+plan(SandboxMode.auto, [], encrypts=False)
+plan(SandboxMode.off, [], encrypts=False)
 try:
-    plan(SandboxMode.require, ["cpu"], [], encrypts=False)
+    plan(SandboxMode.require, [], encrypts=False)
 except ConfigurationError as error:
     print(error)
 """

@@ -6,8 +6,10 @@ import contextlib
 import enum
 import logging
 import os
+import select
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -15,11 +17,13 @@ import attrs
 from djinn.errors import ConfigurationError
 from djinn_server.certificates import why_none
 from djinn_server.sandbox import landlock, privileges, seccomp
+from djinn_server.sandbox.landlock import Files
 from djinn_server.sandbox.paths import beneath, files_for, unreadable_for_others
 
 __all__ = ("Fence", "Part", "SandboxMode", "examine", "plan")
 
 _log = logging.getLogger("djinn.server")
+TRIAL_TIMEOUT_S = 60.0
 _HINT = "`djinn doctor` says what this system has; --sandbox auto does without the rest."
 
 
@@ -72,12 +76,11 @@ def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[Part]
     ]
 
 
-def plan(mode: SandboxMode, devices: Sequence[str], secrets: Sequence[str], *, encrypts: bool) -> None:
+def plan(mode: SandboxMode, secrets: Sequence[str], *, encrypts: bool) -> None:
     """Say in the log what of the fence the workers of a server will have.
 
     Args:
         mode: What the operator wants.
-        devices: What workers compute on.
         secrets: Files that no worker may read.
         encrypts: Whether connections are encrypted.
 
@@ -88,9 +91,6 @@ def plan(mode: SandboxMode, devices: Sequence[str], secrets: Sequence[str], *, e
         _log.warning("no sandbox (--sandbox off): a worker that is taken over can do what the server's user can")
         return
     parts = [part for part in examine(secrets, encrypts=encrypts) if part.missing]
-    if any(map(has_driver, devices)) and mode is SandboxMode.auto:
-        parts.append(Part("files", "the drivers of devices open files as they please; --sandbox require tries",
-                          "read what its user can read"))
     needed = [part for part in parts if part.is_needed]
     if needed and mode is SandboxMode.require:
         raise ConfigurationError(
@@ -114,10 +114,15 @@ class Fence:
     def __init__(self, mode: SandboxMode, device: str) -> None:
         self._mode = mode
         self._has_driver = has_driver(device)
-        self._keeps_files = mode is SandboxMode.require or not self._has_driver
 
-    def enter(self) -> None:
+    def enter(self, trial: Callable[[], object]) -> None:
         """Give up what nothing needs from here on: other users' rights, files, signals, and ports.
+
+        Drivers of devices open files as they please, and differ. So under ``auto`` a process that ends at once tries
+        first whether this one's works behind the fence.
+
+        Args:
+            trial: Uses the device for the first time.
 
         Raises:
             ConfigurationError: It cannot be given up, and has to be.
@@ -131,7 +136,10 @@ class Fence:
         with self._part("files"):
             if threads != 1:
                 raise OSError(f"{threads} threads run already, and it would bind one of them")
-            ruleset = landlock.Ruleset(files) if self._keeps_files else None
+            if self._has_driver and self._mode is SandboxMode.auto and not _works_behind(files, trial):
+                raise OSError("the device's driver does not work behind it; a worker that is taken over can read what "
+                              "its user can read")
+            ruleset = landlock.Ruleset(files)
         with self._part("limits"):
             privileges.limit(has_driver=self._has_driver)
         with self._part("users"):
@@ -173,6 +181,39 @@ class Fence:
             if self._mode is SandboxMode.require:
                 raise ConfigurationError(f"--sandbox require: {name}: {error}.", hint=_HINT) from None
             _log.warning("sandbox without %s: %s", name, error)
+
+
+def _works_behind(files: Files, trial: Callable[[], object]) -> bool:
+    """Try it in a process that is forked and ends; `/proc/self` is another there, so the rules are its own.
+
+    Concurrency:
+        By the only thread of the process.
+    """
+    child = os.fork()
+    if child:
+        return _succeeded(child)
+    status = 1
+    try:
+        privileges.forbid_gaining()
+        landlock.Ruleset(files).restrict()
+        trial()
+        status = 0
+    except Exception:  # noqa: BLE001  # logged whole; the process says so in its status, too
+        _log.info("the device does not work behind a fence of files", exc_info=True)
+    finally:
+        os._exit(status)
+
+
+def _succeeded(child: int) -> bool:
+    """Wait for a process; one that hangs in its driver is ended."""
+    handle = os.pidfd_open(child)
+    try:
+        if not select.select([handle], [], [], TRIAL_TIMEOUT_S)[0]:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    finally:
+        os.close(handle)
+    return status == 0
 
 
 def _closed(readable: Sequence[str]) -> str:

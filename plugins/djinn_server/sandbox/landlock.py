@@ -22,11 +22,13 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _ASK_VERSION = 1
 _BENEATH = 1
 _EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
+_TRUNCATE = 1 << 14
+"""NVIDIA's driver opens ``/proc/self/task/*/comm`` as a file to be written from its beginning, and fails without."""
 _CONTROL = 1 << 15
 """``LANDLOCK_ACCESS_FS_IOCTL_DEV``."""
-_OF_FILES = _EXECUTE | _WRITE | _READ | _CONTROL
+_OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _CONTROL
 """What can be said of something that is no folder."""
-_KNOWN_FILES = ((1, 0x1FFF), (2, 1 << 13), (3, 1 << 14), (5, _CONTROL))
+_KNOWN_FILES = ((1, 0x1FFF), (2, 1 << 13), (3, _TRUNCATE), (5, _CONTROL))
 """Kinds of access, by the version of Landlock that has them first."""
 _NET_VERSION, _NET = 4, 3
 """Binding and connecting TCP sockets."""
@@ -80,7 +82,7 @@ class Ruleset:
         # An earlier kernel knows fewer fields, and takes more of them if they are zero.
         self._descriptor = _checked(_call(_CREATE, attributes, len(attributes), 0))
         self._add(files.readable, _READ | _LIST)
-        self._add(files.usable, _READ | _LIST | _WRITE | _CONTROL)
+        self._add(files.usable, _READ | _LIST | _WRITE | _TRUNCATE | _CONTROL)
 
     def restrict(self) -> None:
         """Lay it upon this thread, and on those that it starts from now on.
