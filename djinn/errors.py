@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = (
-    "AmbiguousPluginError", "ConfigurationError", "DeviceNameTakenError", "DjinnError", "DocumentError", "InputsError",
+    "AmbiguousPluginError", "ConfigurationError", "DeviceLostError", "DeviceNameTakenError", "DjinnError",
+    "DocumentError", "InputsError",
     "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError", "PluginError", "PluginLoadError",
     "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError",
     "RecoveryBudgetError", "RefusedError", "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError",
@@ -227,3 +228,9 @@ class RecoveryBudgetError(DjinnError, RuntimeError):
     """A recovery may take longer than it should; it is logged as a warning, and not raised."""
 
     code = "DJ319"
+
+
+class DeviceLostError(DjinnError, RuntimeError):
+    """The device can compute nothing any more in the process that ran the session; the server starts another."""
+
+    code = "DJ320"

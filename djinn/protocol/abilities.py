@@ -103,6 +103,18 @@ class SettlingExecutor(Protocol):
 
 
 @runtime_checkable
+class LosableExecutor(Protocol):
+    """What an executor may have beside the methods of `Executor`: its device can be lost to its process."""
+
+    def loss(self) -> str:
+        """Say why the device can compute nothing any more in this process; empty if it can.
+
+        Concurrency:
+            Any thread. It is asked after each batch, so it waits for nothing.
+        """
+
+
+@runtime_checkable
 class PartialProgram(CompiledProgram, Protocol):
     """What a compiled program may have beside the methods of `CompiledProgram`: it may run but for some steps."""
 

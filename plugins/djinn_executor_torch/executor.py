@@ -102,6 +102,19 @@ class TorchExecutor:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def loss(self) -> str:
+        """Say why the device is lost; see `djinn.protocol.abilities.LosableExecutor`.
+
+        An assertion that fails in a kernel, as for an index out of range, ends a process's use of CUDA: from then on
+        every call of the runtime fails, and to ask a stream whether it is through is the cheapest of them.
+        """
+        if self._device.type == "cuda":
+            try:
+                torch.cuda.current_stream(self._device).query()
+            except RuntimeError as error:
+                return str(error).partition("\n")[0]
+        return ""
+
     def random_state(self, seed: int) -> RandomState:
         """Make a session's own stream of random numbers."""
         return TorchRandomState(self._device, seed, self._lock)

@@ -49,10 +49,15 @@ def _limit_in(file: str) -> int:
 
 
 def return_memory() -> None:
-    """Give freed memory back to the system where the C library keeps it for itself; elsewhere do nothing.
+    """Give freed memory back to the system where the C library keeps it, and to the device where PyTorch does.
 
-    Without this, a server that once held large values in many small blocks appears to hold them for ever.
+    Without this, a server that once held large values in many small blocks appears to hold them for ever, and a worker
+    keeps memory of a device from the others.
     """
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     trim = _trim()
     if trim is not None:
         trim(0)

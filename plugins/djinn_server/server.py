@@ -49,6 +49,7 @@ from djinn_server.greeting import (
 from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_limit
 from djinn_server.line import Line, Place
 from djinn_server.log_lines import printable
+from djinn_server.loss import DeviceLoss
 from djinn_server.memory import return_memory
 from djinn_server.sessions import Held, Sessions
 
@@ -109,10 +110,12 @@ class Server:
         meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S, tiers: Tiers | None = None,
         public_digests: frozenset[bytes] = frozenset(),
         dial: Callable[[str, Courier], tuple[int, bytes]] | None = None, grants: Grants | None = None,
+        leave: Callable[[], None] | None = None,
     ) -> None:
         self._listener = listener
         self._line = line or Line()
         self._executor = executor
+        self._loss = DeviceLoss(executor, leave)
         self._admit = admit
         self._meters = meters or Meters()
         self._allowances = allowances or Allowances(Limits(), self._meters.reject)
@@ -250,7 +253,9 @@ class Server:
             refuse(self._current(channel), error)
         except Exception as error:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
-            refuse(self._current(channel), error)
+            tell = partial(refuse, self._current(channel))
+            if not self._loss.check(tell):
+                tell(error)
         finally:
             if is_ours:
                 self._current(channel).close()
@@ -368,8 +373,13 @@ class Server:
     def _answer_all(self, channel: SteadyChannel, service: SessionService, allowance: SessionAllowance,
                     meter: Meter, place: Place) -> None:
         channel.settle = lambda: allowance.settle(service.live_handles)
+
+        def tell(error: DjinnError) -> None:
+            channel.close(Goodbye(error.code, error.summary, error.hint))
+
         try:
             while _answer_next(channel, service, allowance, meter, place):
+                self._loss.check(tell)
                 place.carried_out(has_more=place.is_wanted and channel.is_ready())
                 while (self._looks_ahead and service.can_look_ahead and not place.is_wanted
                        and not channel.is_ready() and service.look_ahead()):

@@ -267,7 +267,8 @@ def _open(
                     looks_ahead=setup.looks_ahead,
                     tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
-                    meters=meters, line=line, lease_s=setup.lease_s, grants=grants)
+                    meters=meters, line=line, lease_s=setup.lease_s, grants=grants,
+                    leave=partial(os._exit, 1))
     return server, inlet, allowances, line
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from djinn.errors import (
+    DeviceLostError,
     ProgramTimeoutError,
     ProtocolError,
     ProtocolVersionError,
@@ -19,7 +20,7 @@ from djinn_transport_tcp.tls import TlsError
 
 __all__ = ("AGAIN", "explained", "goodbye", "refused", "unanswered")
 
-_FINAL = {kind.code: kind for kind in (ProgramTimeoutError, SessionTerminatedError)}
+_FINAL = {kind.code: kind for kind in (DeviceLostError, ProgramTimeoutError, SessionTerminatedError)}
 """What the server has ended for good: to go on elsewhere, or to do it again, would be wrong."""
 _REFUSALS = {kind.code: kind for kind in (RefusedError, ServerDrainingError, TokenEndedError)}
 AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
