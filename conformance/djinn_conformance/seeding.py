@@ -22,8 +22,12 @@ def without_notes() -> Iterator[None]:
     from torch.testing._internal import common_utils
 
     with ExitStack() as changed:
-        changed.enter_context(mock.patch.object(common_utils, "extract_test_fn", lambda: None))
+        changed.enter_context(mock.patch.object(common_utils, "extract_test_fn", _nothing))
         for module in (torch.cuda, torch.xpu, torch.mtia):
             if not module.is_available():
-                changed.enter_context(mock.patch.object(module, "manual_seed_all", lambda _: None))
+                changed.enter_context(mock.patch.object(module, "manual_seed_all", _nothing))
         yield
+
+
+def _nothing(*_: object) -> None:
+    """Stand in for a function whose result nobody uses."""
