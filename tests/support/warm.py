@@ -100,9 +100,12 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
                timeout_s: float) -> int:
     """Run pytest in a folder; return its exit status, and leave what it says in a file.
 
+    What Hypothesis finds in the sources of the modules that are loaded it keeps here, for the next run.
+
     Raises:
         TimeoutExpired: It took too long; what it said so far is in the file.
     """
+    environment = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path.cwd() / ".hypothesis"), **environment}
     with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False) as process:
         return process.wait(timeout_s)
 
