@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from djinn_conformance.laws import active_profile
@@ -10,3 +11,9 @@ from hypothesis import settings
 if os.environ.get("HYPOTHESIS_PROFILE"):
     settings.register_profile("chosen", active_profile())
     settings.load_profile("chosen")
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: the collector need not look through it again and again, for a tenth of the time."""
+    gc.collect()
+    gc.freeze()

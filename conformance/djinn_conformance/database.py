@@ -19,6 +19,7 @@ import torch
 from djinn import runtime
 from djinn.errors import UnknownOperatorError, UnsupportedTensorError
 from djinn_conformance.lazily import compare, copies, sent
+from djinn_conformance.seeding import without_notes
 
 __all__ = ("DTYPES", "STATUSES", "Difference", "Direction", "Unit", "Verdict", "judge", "operators", "units")
 
@@ -142,7 +143,7 @@ def judge(unit: Unit, device: torch.device, chosen: Callable[[int], bool] = lamb
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_notes():
         warnings.simplefilter("ignore")
         state = torch.get_rng_state()
         try:
@@ -176,10 +177,13 @@ def _judge_sample(unit: Unit, op: Any, sample: Any, device: torch.device) -> tup
     state = torch.get_rng_state()
     try:
         wanted = _run(unit, op, sample, copies(call))
-        found = _difference(_run(unit, op, sample, sent(call, device), device), wanted, str(sample)[:_SHOWN])
-        if found is not None and found[0] == "values":
-            found = (_refined(unit, op, sample, call, wanted, device), found[1])
-        return found
+        found = _difference(_run(unit, op, sample, sent(call, device), device), wanted)
+        if found is None:
+            return None
+        status, message = found
+        if status == "values":
+            status = _refined(unit, op, sample, call, wanted, device)
+        return status, f"{message[:2 * _SHOWN]} [{str(sample)[:_SHOWN]}]"
     finally:
         torch.set_rng_state(state)
 
@@ -245,29 +249,27 @@ def _tensors(item: Any) -> list[torch.Tensor]:
     return [tensor for member in members for tensor in _tensors(member)]
 
 
-def _difference(got: _Outcome, wanted: _Outcome, where: str) -> tuple[str, str] | None:
+def _difference(got: _Outcome, wanted: _Outcome) -> tuple[str, str] | None:
     if got.raised is not None or wanted.raised is not None:
-        return _difference_of_errors(got.raised, wanted.raised, where)
+        return _difference_of_errors(got.raised, wanted.raised)
     for values, status in ((False, "metadata"), (True, "values")):
         try:
-            compare(got.result, wanted.result, "result", where, values=values)
-            compare(got.gradients, wanted.gradients, "gradient", where, values=values)
-            compare(got.arguments, wanted.arguments, "argument", where, values=values)
+            compare(got.result, wanted.result, "result", status, values=values)
+            compare(got.gradients, wanted.gradients, "gradient", status, values=values)
+            compare(got.arguments, wanted.arguments, "argument", status, values=values)
         except AssertionError as error:
-            return status, str(error)[:2 * _SHOWN]
+            return status, str(error)
         except Exception as error:  # noqa: BLE001  # an error at the last moment is an outcome too
-            return _difference_of_errors(error, None, where)
+            return _difference_of_errors(error, None)
     return None
 
 
-def _difference_of_errors(
-    got: Exception | None, wanted: Exception | None, where: str
-) -> tuple[str, str] | None:
+def _difference_of_errors(got: Exception | None, wanted: Exception | None) -> tuple[str, str] | None:
     if wanted is None:
         status = "unsupported" if isinstance(got, (UnsupportedTensorError, UnknownOperatorError)) else "refused"
-        return status, f"{type(got).__name__}: {got} [{where}]"[:2 * _SHOWN]
+        return status, f"{type(got).__name__}: {got}"
     if got is None:
-        return "accepted", f"eager raises {type(wanted).__name__}: {wanted} [{where}]"[:2 * _SHOWN]
+        return "accepted", f"eager raises {type(wanted).__name__}: {wanted}"
     if type(got) is not type(wanted):
-        return "raised", f"{type(got).__name__}: {got}; eager raises {type(wanted).__name__}: {wanted}"[:2 * _SHOWN]
+        return "raised", f"{type(got).__name__}: {got}; eager raises {type(wanted).__name__}: {wanted}"
     return None

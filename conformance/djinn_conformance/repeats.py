@@ -18,6 +18,7 @@ from djinn import runtime
 from djinn_conformance.database import MOST_ELEMENTS, Direction, Unit, operators
 from djinn_conformance.expectations import expected
 from djinn_conformance.lazily import compare, copies, sent
+from djinn_conformance.seeding import without_notes
 
 __all__ = ("Repeat", "combinations", "differences", "named", "repeats")
 
@@ -117,7 +118,7 @@ def repeats(entry: str, choose: random.Random, most: int, dtype: torch.dtype = t
         most: How many samples.
         dtype: Of the samples.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_notes():
         warnings.simplefilter("ignore")
         torch.manual_seed(_SEED)
         samples = [sample for sample in operators()[entry].sample_inputs("cpu", dtype)
@@ -165,7 +166,7 @@ def _changed(call: tuple[tuple[Any, ...], dict[str, Any]], place: Any, other: An
 def _quiet() -> Iterator[None]:
     state = torch.get_rng_state()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), without_notes():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -14,8 +15,9 @@ from djinn_conformance.operations import Operation, grouped
 from djinn_conformance.oracle import copied, perform, seeded
 from djinn_conformance.programs import Call, Recording, Ref, refs_in
 
-__all__ = ("dense_tensors", "filled", "recordings", "tensors")
+__all__ = ("among", "dense_tensors", "filled", "position", "recordings", "tensors")
 
+T = TypeVar("T")
 _SIZES = ((3, 3), (3,), (3, 3), (), (2, 3, 3), (1,), (2, 3), (3, 2), (1, 3), (0, 3), (3, 3), (2, 2, 2, 3))
 _DTYPES = (torch.float32, torch.float32, torch.float32, torch.float32, torch.int64, torch.int64, torch.bool,
            torch.float64, torch.bfloat16, torch.complex64, torch.int32)
@@ -40,11 +42,27 @@ def filled(size: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
     return (whole if dtype.is_signed else whole.abs()).to(dtype)
 
 
+@lru_cache(maxsize=1024)
+def _among(elements: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    return st.sampled_from(elements)
+
+
+def among(*elements: T) -> st.SearchStrategy[T]:
+    """Draw one of some sizes, dtypes, or names. To make a strategy anew for each draw takes longer than to draw."""
+    found: st.SearchStrategy[T] = _among(elements)
+    return found
+
+
+def position(count: int) -> st.SearchStrategy[int]:
+    """Draw an index into so many elements, as `hypothesis.strategies.sampled_from` would to choose one of them."""
+    return among(*range(count))
+
+
 @st.composite
 def tensors(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = _DTYPES) -> torch.Tensor:
     """Draw a small dense CPU tensor, its dimensions in any order in memory."""
-    size = draw(st.sampled_from(_SIZES))
-    made = filled(size, draw(st.sampled_from(dtypes)), draw(st.integers(0, 999)))
+    size = draw(among(*_SIZES))
+    made = filled(size, draw(among(*dtypes)), draw(st.integers(0, 999)))
     if len(size) < 2 or not draw(st.booleans()):
         return made
     order = draw(st.permutations(range(len(size))))
@@ -82,6 +100,12 @@ _WORDS: Mapping[str, Callable[[int], st.SearchStrategy[Any]]] = {
 }
 """What a word of `djinn_conformance.operations` draws, given the first tensor's number of dimensions."""
 
+
+@lru_cache(maxsize=256)
+def _strategy_of(word: str, rank: int) -> st.SearchStrategy[Any]:
+    return _WORDS[word](rank)
+
+
 _FITS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
     "t": lambda value, first: True,
     "s": lambda value, first: value.shape == first.shape and value.dtype == first.dtype,
@@ -111,13 +135,14 @@ class _Drawer:
             return _FITS[word](value, value if first is None else first)
 
         usable = [index for index in known if fits(self.values[index])] or known
-        return Ref(self.draw(st.sampled_from(usable + usable[-3:])))
+        usable += usable[-3:]
+        return Ref(usable[self.draw(position(len(usable)))])
 
     def indices(self) -> list[Ref | None]:
         """Draw what indexes a tensor: an integer tensor or mask, perhaps after nothing."""
         usable = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)
                   and value.dtype in (torch.int64, torch.bool) and value.dim()]
-        chosen: list[Ref | None] = [Ref(self.draw(st.sampled_from(usable)))] if usable else []
+        chosen: list[Ref | None] = [Ref(usable[self.draw(position(len(usable)))])] if usable else []
         return [*([None] * self.draw(st.integers(0, 1))), *chosen]
 
     def word(self, word: str, first: torch.Tensor | None) -> Any:
@@ -135,7 +160,7 @@ class _Drawer:
             size = list(first.shape) if first is not None else []
             return size[-1:] if word == "L" else size
         if word in _WORDS:
-            return self.draw(_WORDS[word](first.dim() if first is not None else 2))
+            return self.draw(_strategy_of(word, first.dim() if first is not None else 2))
         return _literal(word)
 
     def call(self, operation: Operation) -> Call:
@@ -174,32 +199,37 @@ def attempt(made: Call, values: dict[int, Any]) -> Call | None:
     return attrs.evolve(made, results=len(returned))
 
 
-@st.composite
 def recordings(
-    draw: st.DrawFn,
     operations: Sequence[Operation] | None = None,
     *,
     favoured: Sequence[Operation] = (),
     max_calls: int = 12,
     dtypes: Sequence[torch.dtype] = _DTYPES,
-) -> Recording:
+) -> st.SearchStrategy[Recording]:
     """Draw calls that eager PyTorch carries out one after the other.
 
     Args:
-        draw: Hypothesis.
         operations: What to draw from; all deterministic operations if omitted.
         favoured: Operations that make up about half of the calls.
         max_calls: Most calls to try.
         dtypes: Dtypes of the inputs.
     """
-    inputs = tuple(draw(st.lists(tensors(dtypes), min_size=2, max_size=5)))
     chosen = st.sampled_from(grouped() if operations is None else operations)
     chosen = chosen | st.sampled_from(favoured) if favoured else chosen
+    return _recordings(st.lists(tensors(dtypes), min_size=2, max_size=5),
+                       st.lists(chosen, min_size=max_calls // 2, max_size=max_calls))
+
+
+@st.composite
+def _recordings(
+    draw: st.DrawFn, tensors: st.SearchStrategy[list[torch.Tensor]], operations: st.SearchStrategy[list[Operation]]
+) -> Recording:
+    inputs = tuple(draw(tensors))
     values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(inputs)}
     drawer = _Drawer(draw, values)
     calls: list[Call] = []
     with torch.no_grad(), seeded(_CPU, 0):
-        for operation in draw(st.lists(chosen, min_size=max_calls // 2, max_size=max_calls)):
+        for operation in draw(operations):
             made = next(filter(None, (attempt(drawer.call(operation), values) for _ in range(_TRIES))), None)
             if made is not None:
                 calls.append(made)

@@ -54,7 +54,9 @@ def bench(request: pytest.FixtureRequest, subject: Subject, servers: Servers) ->
     """Processes that run samples in sessions like the subject's, busy with all chosen tests of it."""
     composition: Composition = subject.registered.value
     settings = {"server": composition.address(servers, THREADS), **composition.settings}
-    made = _Bench(Pool(settings, min(os.cpu_count() or 1, _MOST_PROCESSES)))
+    # To start one takes longer than a tenth of the samples does.
+    processes = 1 if composition.repeats and not is_thorough() else min(os.cpu_count() or 1, _MOST_PROCESSES)
+    made = _Bench(Pool(settings, processes))
     for operator, direction in _chosen(request.session.items, subject):
         made.submit(operator, direction)
     yield made

@@ -106,7 +106,7 @@ def copied_package(tmp_path: Path) -> Callable[[], Path]:
 
         target = tmp_path / "tampered"
         shutil.copytree(Path(djinn_conformance.__file__).parent, target / "djinn_conformance",
-                        ignore=shutil.ignore_patterns("__pycache__", "specs"))
+                        ignore=shutil.ignore_patterns("specs"))
         shutil.copytree(str(specs.folder()), target / "djinn_conformance" / "specs")
         return target
 

@@ -17,6 +17,7 @@ from djinn_monitor.reading import Reading, TenantReading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
+from warm import run_djinn
 
 from djinn.errors import OutOfMemoryError
 from djinn.kinds.transport import ConnectOptions
@@ -211,7 +212,6 @@ def test_public_contents_serve_every_owner_and_no_others_do(start_server: Any, t
     (("--public-contents", "/nowhere/at/all"), "cannot be read"),
 ])
 def test_what_makes_no_sense_is_refused(options: tuple[str, ...], said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", "from djinn.cli import main; main()", "serve", *options],
-                          capture_output=True, text=True, timeout=60, check=False)
+    done = run_djinn("serve", *options)
     assert done.returncode == 2
     assert said in done.stderr

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from serving import children_of
+from warm import run_djinn
 
 from djinn.cli import main
 from djinn.errors import ProtocolError, RefusedError
@@ -36,17 +36,8 @@ from djinn.protocol.reuse import reusing
 from djinn.protocol.tensors import header_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
-RUN = (sys.executable, "-c", "from djinn.cli import main; main()")
 MIB = torch.zeros(2**18)
 """A tensor of a mebibyte."""
-
-
-def djinn(*arguments: str, path: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    if path is not None:
-        kept["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [kept.get("PYTHONPATH")])])
-    return subprocess.run([*RUN, *arguments], env=kept | environ, capture_output=True, text=True, timeout=120,
-                          check=False)
 
 
 def page_of(server: Any) -> str:
@@ -128,7 +119,7 @@ def test_a_killed_worker_shows_and_what_it_has_counted_stays(start_server: Any) 
         status, why = get(server, "/readyz")
         assert (status, "worker" in why) == (503, True)
         assert get(server, "/healthz") == (200, "ok\n")
-        assert djinn("status", "--metrics", page_of(server)).returncode == 1
+        assert run_djinn("status", "--metrics", page_of(server)).returncode == 1
     finally:
         os.kill(nursery, signal.SIGCONT)
     tenant = dead.tenants[""]
@@ -211,7 +202,7 @@ def without_prometheus(tmp_path: Path) -> Path:
 def test_without_the_library_the_remedy_is_named(without_prometheus: Path, start_server: Any) -> None:
     for arguments in (("serve", "--metrics-port", "0"), ("top", "--metrics", "http://127.0.0.1:1", "--once"),
                       ("status", "--metrics", "http://127.0.0.1:1")):
-        ended = djinn(*arguments, path=without_prometheus)
+        ended = run_djinn(*arguments, path=without_prometheus)
         assert (ended.returncode, ended.stdout) == (2, ""), ended.stderr
         assert "python3 -m pip install 'djinn-torch[metrics]'" in ended.stderr
         assert "Traceback" not in ended.stderr
@@ -224,7 +215,7 @@ def test_without_the_library_the_remedy_is_named(without_prometheus: Path, start
 def test_an_address_that_cannot_be_had_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         path = tmp_path / "s"
-        ended = djinn("serve", "--unix", str(path), "--metrics-port", str(taken.getsockname()[1]))
+        ended = run_djinn("serve", "--unix", str(path), "--metrics-port", str(taken.getsockname()[1]))
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "--metrics-port" in ended.stderr
     assert not path.exists()
@@ -246,7 +237,7 @@ def test_top_shows_who_does_what(start_server: Any, tmp_path: Path) -> None:
     asking = threading.Thread(target=ask)
     asking.start()
     try:
-        done = djinn("top", "--once", "--metrics", page_of(server), "--interval-s", "2.5")
+        done = run_djinn("top", "--once", "--metrics", page_of(server), "--interval-s", "2.5")
     finally:
         stop.set()
         asking.join()
@@ -267,19 +258,19 @@ def test_top_shows_who_does_what(start_server: Any, tmp_path: Path) -> None:
 
 def test_status_says_whether_sessions_can_begin(start_server: Any) -> None:
     server = start_server("--metrics-port", "0", DJINN_TOKEN="secret")
-    done = djinn("status", "--json", "--metrics", f"{page_of(server)}/metrics", "--connect", server.address,
+    done = run_djinn("status", "--json", "--metrics", f"{page_of(server)}/metrics", "--connect", server.address,
                  DJINN_TOKEN="secret")
     told = json.loads(done.stdout)
     assert (done.returncode, told["ready"], told["build"]["torch"]) == (0, True, str(torch.__version__))
     assert (told["server"]["device"], told["tenants"][""]["workers"]) == ("cpu", 1)
-    lines = dict(line.split("\t") for line in djinn("status", DJINN_METRICS=page_of(server)).stdout.splitlines())
+    lines = dict(line.split("\t") for line in run_djinn("status", DJINN_METRICS=page_of(server)).stdout.splitlines())
     assert (lines["ready"], lines["tenants.(everybody).workers"]) == ("true", "1")
-    refused = djinn("status", "--connect", server.address)
+    refused = run_djinn("status", "--connect", server.address)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "token is missing" in refused.stderr
     url = page_of(server)
     assert server.stop() == 0
-    gone = djinn("status", "--json", "--metrics", url)
+    gone = run_djinn("status", "--json", "--metrics", url)
     assert (gone.returncode, json.loads(gone.stdout)["ready"]) == (1, False)
     assert "--metrics-port" in json.loads(gone.stdout)["reason"]
 
@@ -337,7 +328,8 @@ def test_a_page_cannot_do_anything_to_a_terminal(pretender: Callable[[bytes], st
     page = ('djinn_build_info{version="\x1b[31m"} 1\ndjinn_sessions{tenant="\x1b]0;x\x07"} 1e400\n'
             'djinn_live_handles{tenant="a"} NaN\ndjinn_request_duration_seconds_bucket{tenant="a",le="?"} -1\n')
     url = pretender(page.encode())
-    for done in (djinn("status", "--metrics", url), djinn("top", "--once", "--interval-s", "0.1", "--metrics", url)):
+    for done in (run_djinn("status", "--metrics", url),
+                 run_djinn("top", "--once", "--interval-s", "0.1", "--metrics", url)):
         assert "Traceback" not in done.stderr
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", done.stdout), done.stdout
         assert "?]0;x?" in done.stdout
@@ -385,7 +377,7 @@ def test_the_doctor_sees_a_certificate_that_ends_soon(start_server: Any, tmp_pat
     for certificate, healthy in ((soon, False), (later, True)):
         certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
         server = start_server("--tls-cert", str(tmp_path / "server.pem"), DJINN_TOKEN="secret")
-        done = djinn("doctor", "--json", "--server", server.address, DJINN_TLS_CA=str(tmp_path / "ca.pem"),
+        done = run_djinn("doctor", "--json", "--server", server.address, DJINN_TLS_CA=str(tmp_path / "ca.pem"),
                      DJINN_TOKEN="secret")
         report = json.loads(done.stdout)
         found = {check["name"]: check for check in report["checks"]}

@@ -22,6 +22,7 @@ from gpt2 import PROMPT, gpt2
 from killing import DEVICE, same, trained
 from serving import Serving
 from tcp_support import raw_socket
+from warm import run_djinn
 
 import djinn
 from djinn.errors import RefusedError, RemoteTimeoutError, TransportError
@@ -257,9 +258,8 @@ def test_every_transport_goes_on(scheme: str, start_server: Any, tmp_path: Path,
 
 def test_a_key_opens_no_session_of_another_tenant(start_server: Any, tmp_path: Path) -> None:
     tokens_file = tmp_path / "tokens.json"
-    secrets = {name: subprocess.run(
-        [sys.executable, "-c", "from djinn.cli import main; main()", "token", "create", name, "--tokens",
-         str(tokens_file)], capture_output=True, text=True, check=True).stdout.strip() for name in ("alice", "bob")}
+    secrets = {name: run_djinn("token", "create", name, "--tokens", str(tokens_file)).stdout.strip()
+               for name in ("alice", "bob")}
     running = start_server("--tokens", str(tokens_file))
     alices = connect(running.address, ConnectOptions(token=secrets["alice"], connect_timeout_s=60))
     bobs = connect(running.address, ConnectOptions(token=secrets["bob"], connect_timeout_s=60))

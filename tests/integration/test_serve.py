@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_transport_tcp.client import connect, connect_tls
+from warm import run_djinn
 from working import ENDLESS, Working
 
 from djinn.errors import RefusedError, TransportError
@@ -22,14 +20,6 @@ from djinn.model.program import NumberArgument, Program, Step, Template, TensorA
 from djinn.model.schema import facts_of
 from djinn.protocol.messages import Batch, Define, Run, Upload
 from djinn.protocol.tensors import header_of
-
-SERVE = [sys.executable, "-c", "from djinn.cli import main; main()", "serve"]
-
-
-def run_serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    return subprocess.run([*SERVE, *arguments], env=clean | environment, capture_output=True, text=True, timeout=60,
-                          check=False)
 
 
 def synchronize(address: str, token: str = "") -> None:
@@ -141,7 +131,7 @@ def test_other_machines_are_not_let_in_without_a_token_and_encryption(
     host: str, lacks: str, certificates: Any,
 ) -> None:
     arguments = ["--host", host] + (["--tls-cert", certificates.server] if lacks == "token" else [])
-    ended = run_serve(*arguments, **({"DJINN_TOKEN": "correct horse"} if lacks == "encryption" else {}))
+    ended = run_djinn("serve", *arguments, **({"DJINN_TOKEN": "correct horse"} if lacks == "encryption" else {}))
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert host in ended.stderr
@@ -196,7 +186,7 @@ def test_names_and_ipv6(start_server: Any) -> None:
 def test_what_cannot_be_done_is_said_without_a_traceback(
     arguments: list[str], environment: dict[str, str], status: int, expected: str,
 ) -> None:
-    ended = run_serve(*arguments, **environment)
+    ended = run_djinn("serve", *arguments, **environment)
     assert ended.returncode == status
     assert expected in ended.stderr
     assert ended.stdout == ""
@@ -206,14 +196,14 @@ def test_what_cannot_be_done_is_said_without_a_traceback(
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = run_serve("--port", str(port))
+        ended = run_djinn("serve", "--port", str(port))
     assert ended.returncode == 2
     assert f"Cannot listen on tcp://127.0.0.1:{port}" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 def test_the_help_says_what_matters() -> None:
-    ended = run_serve("--help", COLUMNS="200", TERM="dumb")
+    ended = run_djinn("serve", "--help", COLUMNS="200", TERM="dumb")
     assert ended.returncode == 0
     for word in ("--host", "--port", "--device", "--token", "--threads", "DJINN_TOKEN", "127.0.0.1", "SIGTERM",
                  "--tokens", "--tls-cert", "--tls-client-ca", "--max-handles"):

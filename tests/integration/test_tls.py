@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ import torch
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import listen_tls
 from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES
+from warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
@@ -191,9 +191,7 @@ def test_a_key_of_its_own_file_and_the_environment(start_server: Any, certificat
     (tmp_path / "key.pem").write_text(whole[:end])
     (tmp_path / "cert.pem").write_text(whole[end:])
     server = start_server("--tls-cert", str(tmp_path / "cert.pem"), "--tls-key", str(tmp_path / "key.pem"))
-    found = subprocess.run(
-        [sys.executable, "-c", "from djinn.cli import main; main()", "doctor", "--server", server.address],
-        env={"DJINN_TLS_CA": certificates.authority}, capture_output=True, text=True, timeout=100, check=False)
+    found = run_djinn("doctor", "--server", server.address, DJINN_TLS_CA=certificates.authority)
     assert f"{server.address} answers: device cpu" in " ".join(found.stdout.split()), found.stdout
 
 

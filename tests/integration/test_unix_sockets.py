@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 import torch
 from djinn_transport_tcp.client import connect_unix
 from djinn_transport_tcp.listener import listen_unix
+from warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
@@ -23,7 +22,6 @@ from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.protocol.messages import Batch
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix-domain sockets")
-COMMAND = [sys.executable, "-c", "from djinn.cli import main; main()"]
 
 
 @pytest.fixture
@@ -31,12 +29,6 @@ def path() -> Iterator[Path]:
     """A short path: pytest's own folders may be too deep for a socket."""
     with tempfile.TemporaryDirectory(prefix="djinn-") as folder:
         yield Path(folder) / "to.sock"
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    return subprocess.run([*COMMAND, *arguments], env=clean | environment, capture_output=True, text=True, timeout=60,
-                          check=False)
 
 
 def synchronize(address: str, token: str = "") -> None:
@@ -61,9 +53,9 @@ def test_a_session_over_a_path(start_server: Any, path: Path) -> None:
 
 def test_the_environment_and_the_doctor_know_such_addresses(start_server: Any, path: Path) -> None:
     server = start_server("--unix", str(path))
-    for done in (run("doctor", DJINN_SERVER=server.address), run("doctor", "--server", server.address)):
+    for done in (run_djinn("doctor", DJINN_SERVER=server.address), run_djinn("doctor", "--server", server.address)):
         assert f"{server.address} answers: device cpu" in " ".join(done.stdout.split()), done.stdout
-    missing = run("doctor", "--server", f"unix://{path}.other", COLUMNS="300")
+    missing = run_djinn("doctor", "--server", f"unix://{path}.other", COLUMNS="300")
     assert missing.returncode == 1
     assert "Nobody answers at" in missing.stdout
 
@@ -96,7 +88,7 @@ def test_what_a_dead_server_left_is_replaced(start_server: Any, path: Path) -> N
 
 def test_a_living_server_is_not_replaced(start_server: Any, path: Path) -> None:
     server = start_server("--unix", str(path))
-    ended = run("serve", "--unix", str(path))
+    ended = run_djinn("serve", "--unix", str(path))
     assert ended.returncode == 2
     assert f"Cannot listen on {server.address}: another server listens there" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -149,7 +141,7 @@ def test_a_server_that_accepts_nobody_is_given_up(path: Path) -> None:
     (["--unix", "/tmp/to.sock", "--host", "localhost"], "--unix cannot be used with --host, --port or --tls-cert"),
 ])
 def test_what_cannot_be_done_is_said_without_a_traceback(arguments: list[str], expected: str) -> None:
-    ended = run("serve", *arguments)
+    ended = run_djinn("serve", *arguments)
     assert ended.returncode in {1, 2}
     assert expected in ended.stderr
     assert ended.stdout == ""

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_conformance.database import operators
+from djinn_conformance.seeding import without_notes
 from djinn_guard_core.allowlist import ALLOWED, group_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -155,7 +156,7 @@ class Recorder(TorchDispatchMode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), without_notes():
         warnings.simplefilter("ignore")
         torch.manual_seed(SEED)
         random.seed(SEED)

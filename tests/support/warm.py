@@ -12,14 +12,16 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-__all__ = ("WarmPython", "run_pytest")
+__all__ = ("WarmPython", "run_djinn", "run_pytest")
 
+_DJINN = "from djinn.cli import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -96,13 +98,40 @@ class WarmPython:
         self._process.kill()
 
 
+def run_djinn(*arguments: str, path: Path | None = None, timeout_s: float = 120.0,
+              **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the program ``djinn`` until it ends, without this process's settings of djinn.
+
+    Args:
+        *arguments: Its command line.
+        path: A further folder of distributions.
+        timeout_s: It is killed after that long.
+        **environ: Further environment variables.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | environ
+    if path is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [environment.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with WarmPython(_DJINN, arguments, environment=environment, log=log) as process:
+            patience = threading.Timer(timeout_s, process.kill)
+            patience.start()
+            printed = process.stdout.read()
+            status = process.wait()
+            patience.cancel()
+        return subprocess.CompletedProcess(["djinn", *arguments], status, printed, log.read_text())
+
+
 def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: Path,
                timeout_s: float) -> int:
     """Run pytest in a folder; return its exit status, and leave what it says in a file.
 
+    What Hypothesis finds in the sources of the modules that are loaded it keeps here, for the next run.
+
     Raises:
         TimeoutExpired: It took too long; what it said so far is in the file.
     """
+    environment = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path.cwd() / ".hypothesis"), **environment}
     with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False) as process:
         return process.wait(timeout_s)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from warm import run_djinn
 
 from djinn._doctor import _token
 from djinn.config import Config
@@ -22,13 +23,10 @@ Install = Callable[..., Path]
 RUN = (sys.executable, "-c", "from djinn.cli import main; main()")
 
 
-def djinn(*arguments: str, path: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the program in a process of its own, with an optional further folder of distributions."""
+def in_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in an interpreter that has imported nothing, as a shell does."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    if path is not None:
-        kept["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [kept.get("PYTHONPATH")])])
-    return subprocess.run(
-        [*RUN, *arguments], env={**kept, **environ}, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*RUN, *arguments], env=kept, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +44,12 @@ def server() -> Iterator[str]:
 
 
 def test_the_version_is_the_distributions() -> None:
-    done = djinn("--version")
+    done = in_new_interpreter("--version")
     assert (done.returncode, done.stdout) == (0, "djinn 0.1.0\n")
 
 
 def test_plugins_are_listed_as_plain_columns_when_piped() -> None:
-    done = djinn("plugins")
+    done = in_new_interpreter("plugins")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split("\t") for line in done.stdout.splitlines()]
     assert {len(line) for line in lines} == {6}
@@ -75,7 +73,7 @@ def test_a_replacement_shows_in_the_list(install: Install) -> None:
         def djinn_register_shapes(register):
             register(Shapes())
     """)
-    done = djinn("plugins", "--json", path=folder, DJINN_PLUGINS="-djinn-shapes-meta")
+    done = run_djinn("plugins", "--json", path=folder, DJINN_PLUGINS="-djinn-shapes-meta")
     assert done.returncode == 0, done.stderr
     rows = {(row["kind"], row["plugin"]): row for row in json.loads(done.stdout)["plugins"]}
     assert rows["shapes", "acme-shapes"]["active"] is True
@@ -85,7 +83,7 @@ def test_a_replacement_shows_in_the_list(install: Install) -> None:
 
 def test_a_broken_plugin_does_not_stop_the_list_but_is_told(install: Install) -> None:
     folder = install("acme-broken", "import a_module_that_does_not_exist")
-    done = djinn("plugins", path=folder)
+    done = run_djinn("plugins", path=folder)
     assert done.returncode == 1
     assert "\tdjinn-scheduler-single\t" in done.stdout
     assert "[DJ202]" in done.stderr
@@ -94,7 +92,7 @@ def test_a_broken_plugin_does_not_stop_the_list_but_is_told(install: Install) ->
 
 
 def test_the_doctor_finds_nothing_wrong_without_a_gpu_or_a_server() -> None:
-    done = djinn("doctor")
+    done = in_new_interpreter("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
     found = {line.split("\t")[1]: line.split("\t") for line in done.stdout.splitlines()}
     assert found["python"][2].startswith(platform.python_version())
@@ -105,7 +103,7 @@ def test_the_doctor_finds_nothing_wrong_without_a_gpu_or_a_server() -> None:
 
 
 def test_the_doctor_measures_a_server_that_answers(server: str) -> None:
-    done = djinn("doctor", "--json", DJINN_SERVER=server)
+    done = run_djinn("doctor", "--json", DJINN_SERVER=server)
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"]) == (0, True), report
     found = next(check["found"] for check in report["checks"] if check["name"] == "server")
@@ -116,7 +114,7 @@ def test_the_doctor_measures_a_server_that_answers(server: str) -> None:
 
 
 def test_the_doctor_looks_at_the_way_to_a_server(server: str) -> None:
-    done = djinn("doctor", "--json", DJINN_SERVER=server, DJINN_TOKEN="hush")
+    done = run_djinn("doctor", "--json", DJINN_SERVER=server, DJINN_TOKEN="hush")
     found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     there, back, size = re.fullmatch(r"(\S+) MB/s there, (\S+) MB/s back, measured with (\S+) MiB",
                                      found["throughput"]["found"]).groups()  # type: ignore[union-attr]
@@ -153,7 +151,7 @@ def test_a_token_that_others_can_read_on_its_way_is_a_problem(server: str, good:
 
 
 def test_the_doctor_names_a_server_that_does_not_answer_and_what_to_do() -> None:
-    done = djinn("doctor", "--server", "tcp://127.0.0.1:1")
+    done = run_djinn("doctor", "--server", "tcp://127.0.0.1:1")
     assert done.returncode == 1
     line = next(line for line in done.stdout.splitlines() if line.startswith("problem\tserver\t"))
     assert "tcp://127.0.0.1:1" in line
@@ -162,7 +160,7 @@ def test_the_doctor_names_a_server_that_does_not_answer_and_what_to_do() -> None
 
 def test_the_doctor_tells_of_plugins_and_settings_that_are_wrong(install: Install) -> None:
     folder = install("acme-broken", "import a_module_that_does_not_exist")
-    done = djinn("doctor", "--json", path=folder, DJINN_LOG_LEVEL="LOUD")
+    done = run_djinn("doctor", "--json", path=folder, DJINN_LOG_LEVEL="LOUD")
     report = json.loads(done.stdout)
     assert (done.returncode, report["ok"]) == (1, False)
     told = {check["found"][:7]: check["remedy"] for check in report["checks"] if not check["ok"]}
@@ -184,20 +182,20 @@ COMMAND = """
 
 
 def test_an_error_in_a_command_is_one_message_and_status_1(install: Install) -> None:
-    done = djinn("fall", path=install("acme-command", COMMAND))
+    done = run_djinn("fall", path=install("acme-command", COMMAND))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "djinn: [DJ301] It fell. Pick it up.\n"
 
 
 def test_an_error_in_a_command_keeps_its_traceback_when_debugging(install: Install) -> None:
-    done = djinn("fall", path=install("acme-command", COMMAND), DJINN_DEBUG="1")
+    done = run_djinn("fall", path=install("acme-command", COMMAND), DJINN_DEBUG="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "acme_command.py" in done.stderr
 
 
 def test_a_command_that_does_not_exist_is_status_2_and_tells_of_broken_plugins(install: Install) -> None:
-    done = djinn("demolish", path=install("acme-broken", "import a_module_that_does_not_exist"))
+    done = run_djinn("demolish", path=install("acme-broken", "import a_module_that_does_not_exist"))
     assert done.returncode == 2
     assert "demolish" in done.stderr
     assert "'acme-broken'" in done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile, default_path
+from warm import run_djinn
 
 from djinn.cli import main
 from djinn.errors import ConfigurationError
@@ -109,8 +110,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_a_process(*arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, "-c", "from djinn.cli import main; main()", "token", *arguments],
-                          capture_output=True, text=True, timeout=100, check=False)
+    done = run_djinn("token", *arguments)
     return done.returncode, done.stdout, done.stderr
 
 

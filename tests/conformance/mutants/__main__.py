@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import selectors
@@ -17,7 +18,8 @@ from djinn_conformance import laws as kit
 from djinn_conformance.compositions import running
 from djinn_conformance.lines import table
 from djinn_conformance.serving import Servers
-from hypothesis import Phase, settings
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 _LONGEST_S = 60.0
 _EXAMPLES = 4000
@@ -113,6 +115,20 @@ def attempts(waiting: list[Trial], servers: Servers) -> Iterator[dict[str, Any]]
                    "verdict": verdict, "message": message, "seconds": round(time.monotonic() - began, 1)}
 
 
+def _prepare() -> None:
+    """Have what Hypothesis does once in a process done in all forks: it takes longer than most trials do."""
+
+    @settings(kit.PROFILES["ci"], max_examples=200)
+    @given(st.integers() | st.floats() | st.text() | st.binary())
+    def anything(_: object) -> None:
+        pass
+
+    anything()
+    # No fork looks through, and so copies, what is there already.
+    gc.collect()
+    gc.freeze()
+
+
 def main(names: Sequence[str]) -> None:
     """Try the mutants with these names, or all."""
     torch.set_num_threads(1)
@@ -122,6 +138,7 @@ def main(names: Sequence[str]) -> None:
         for over in {mutant.over for mutant in chosen}:
             # What is found and started here is there in all forks.
             laws.subject_of(over).registered.value.address(servers)
+        _prepare()
         for outcome in attempts(trials(chosen), servers):
             print(json.dumps(outcome), flush=True)
 
