@@ -224,10 +224,15 @@ def shutdown() -> None:
     """End the session, if there is one. Its lazy tensors become unusable, its remote values are freed."""
     global _session
     with _lock:
-        session, _session = _session, None
+        session = _session
         lazy.use_dispatcher(None)
-        if session is not None and _process == os.getpid():
-            session.close()
+        try:
+            if session is not None and _process == os.getpid():
+                session.close()
+        finally:
+            # An interrupt may come before it begins to close.
+            if session is None or session.closed or _process != os.getpid():
+                _session = None
 
 
 def forget_in_child() -> None:

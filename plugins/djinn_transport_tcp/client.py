@@ -7,7 +7,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import attrs
 import msgspec
@@ -22,6 +23,7 @@ from djinn.errors import (
     TokenEndedError,
     TransportError,
 )
+from djinn.interrupts import deferral, sleep, through
 from djinn.kinds.transport import ConnectOptions
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
@@ -41,6 +43,7 @@ from djinn.protocol.reuse import after
 from djinn_transport_tcp.address import parse_address, redirected
 from djinn_transport_tcp.copies import Copies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
+from djinn_transport_tcp.interrupted import is_interrupted, without_large
 from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix, reason_of
 from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused, unanswered
@@ -53,11 +56,16 @@ __all__ = ("SocketConnection", "Wish", "connect", "connect_tls", "connect_unix",
 
 _log = logging.getLogger("djinn.transport")
 _random = random.SystemRandom()
+T = TypeVar("T")
 
 GOODBYE_S = 1.0
 """How long what is still to be sent may take when the session ends."""
 MIN_SILENCE_S = 5.0
 """How long a server that is starting a worker may say nothing, if the time to connect allows no more."""
+CANCEL_S = 0.8
+"""How long to try to cancel while the caller waits. After that it is done when there is a connection again."""
+LOOK_S = 0.05
+"""How often a call that waits for a new connection looks whether it was interrupted."""
 LAST_WORDS_S = 0.5
 """How long to look for the server's reason after it has stopped to listen."""
 
@@ -86,14 +94,13 @@ def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
 def _connect(address: str, opened: Callable[[str, ConnectOptions], FrameStream],
              options: ConnectOptions) -> SocketConnection:
     connection = reach(address, opened, options)
-    connection.take_up_again(lambda options, resume, answered: reach(address, opened, options, resume, answered),
-                             options)
+    connection.take_up_again(lambda options, wish: reach(address, opened, options, wish), options)
     return connection
 
 
 def reach(
-    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions, resume: bytes = b"",
-    answered: int = 0,
+    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions,
+    wish: Wish | None = None,
 ) -> SocketConnection:
     """Connect and greet, where a redirect leads if there is one.
 
@@ -101,15 +108,14 @@ def reach(
         address: Where to.
         opened: Connects.
         options: As for `djinn.kinds.transport.Transport.connect`.
-        resume: Key of the session to go on with; empty for a new one.
-        answered: Number of the last answer of it that has come.
+        wish: Which session is to go on, if one is.
 
     Raises:
         TransportError: As for `djinn.kinds.transport.Transport.connect`.
     """
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
-    wish = Wish(options.resume, resume, answered)
+    wish = wish or Wish(options.resume)
     redirect = connection.greet(options.token, deadline, options.owner, wish=wish)
     if redirect is None:
         return connection
@@ -147,7 +153,9 @@ class SocketConnection:
 
     A frame goes through whole or the connection is closed. So after an exception that is not a `TransportError`, such
     as a `KeyboardInterrupt`, a connection that still works has taken its batch; the answer to an interrupted request is
-    read before the next frame is sent, and the failures in it are reported with the next answer.
+    read before the next frame is sent, and the failures in it are reported with the next answer. Where interrupts are
+    deferred (see `djinn.interrupts`) and the session may change its connection, that always works, and the server is
+    told to cancel what it was sent.
 
     `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent, and for tensors of
     more than `ALONE_BYTES` until they have arrived: what is smaller is copied, so that it can be sent again.
@@ -174,13 +182,16 @@ class SocketConnection:
         self.vouched_until_s: float | None = None
         self._copies = Copies()
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
-        self._again: Callable[[ConnectOptions, bytes, int], SocketConnection] | None = None
+        self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
         self._options = ConnectOptions()
         self._past_bytes = (0, 0)
         self._sequence = 0
         self._is_between_frames = False
         self._left: FrameStream | None = None
-        self._owed = False
+        self._owed = 0
+        """Number of the last batch whose answer is still to come; 0 for none."""
+        self._cancelled = self._cancelled_there = 0
+        """What up to these numbers was sent is not wanted any more, and the server knows."""
         self._settled = Result()
         self._lost = ""
         self._unsaid: BaseException | None = None
@@ -202,12 +213,12 @@ class SocketConnection:
         return self.vouched_until_s or self._frames.stream.certificate_expires_s
 
     def take_up_again(
-        self, again: Callable[[ConnectOptions, bytes, int], SocketConnection], options: ConnectOptions
+        self, again: Callable[[ConnectOptions, Wish], SocketConnection], options: ConnectOptions
     ) -> None:
         """Have the session go on over other connections when one breaks, if the server keeps it.
 
         Args:
-            again: Connects and greets again, given the options, the session's key and the last answer's number.
+            again: Connects and greets again, given the options and which session is to go on.
             options: As for `djinn.kinds.transport.Transport.connect`.
         """
         if options.resume and self.welcome.resume:
@@ -281,12 +292,9 @@ class SocketConnection:
             if self._lost:
                 raise self._closed()
             try:
-                if self._owed:
-                    self._settle()
-                self._post(batch, tensors, waits=False)
-                self._owed = batch.wants_reply
+                self._hand_over(batch, tensors, waits=False)
             except BaseException as error:  # noqa: BLE001  # as in `greet`
-                raise self._ended(error) from None
+                raise self._ended(error, batch, tensors) from None
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer; see `djinn.kinds.transport.Connection.request`."""
@@ -296,21 +304,26 @@ class SocketConnection:
             if self._lost:
                 raise self._closed()
             try:
-                if self._owed:
-                    self._settle()
-                self._post(batch, tensors, waits=True)
-                self._owed = True
+                self._hand_over(batch, tensors, waits=True)
                 answered = self._awaited()
             except BaseException as error:  # noqa: BLE001  # as in `greet`
-                raise self._ended(error) from None
+                raise self._ended(error, batch, tensors) from None
             settled, self._settled = self._settled, Result()
         return after(settled, answered[0]), answered[1]
+
+    def cancel(self) -> None:
+        """Have nothing run of what was sent; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        with self._used():
+            if not self._lost and self._again is not None and self._cancelled < self._sequence:
+                self._cancel()
 
     def close(self) -> None:
         """End the session. Never raises, may be called twice, and from another thread."""
         is_free = self._frames.stream.is_ours and self._in_use.acquire(timeout=GOODBYE_S)
         try:
             if not self._lost and self._again is not None:
+                if self._cancelled > self._cancelled_there:
+                    self._cancel()
                 self._say_goodbye(GOODBYE_S)
             self._lost = self._lost or "it was closed on this side"
             self._disconnect()
@@ -318,27 +331,62 @@ class SocketConnection:
             if is_free:
                 self._in_use.release()
 
-    def _used(self) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
         """Keep `go_on_if_gone` out. A forked child, which may not use it, must not wait for a thread that it lacks."""
-        return self._in_use if self._frames.stream.is_ours else contextlib.nullcontext()
+        if not self._frames.stream.is_ours:
+            yield
+            return
+        deferred = deferral()
+        while not self._in_use.acquire(timeout=-1 if deferred is None else LOOK_S):
+            if deferred is not None and deferred.error is not None:
+                # What the caller brings is not sent, so there is a gap from here on.
+                self._lost = "an interrupt came while it was being replaced"
+                raise deferred.error
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
-    def _settle(self) -> None:
-        """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
-        self._settled = after(self._settled, self._awaited()[0])
+    def _blocking(self, action: Callable[[], T]) -> T:
+        """Do what may wait, until an interrupt: then the connection is of no more use, if there may be another."""
+        deferred = deferral()
+        if deferred is None:
+            return action()
+        return deferred.through(action) if self._again is None else deferred.wait(self._shut, action)
+
+    def _shut(self) -> None:
+        self._frames.stream.close()
+        self._outbox.close()
+
+    def _hand_over(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
+        """Take in the answers that nobody waits for any more, and send a batch.
+
+        Two sides that only send would wait for ever. If an interrupt comes the batch is kept, to be sent with what the
+        server lacks: it makes what others refer to.
+        """
+        if self._owed:
+            try:
+                self._settled = after(self._settled, self._awaited()[0])
+            except BaseException:
+                if self._again is not None and not self._lost and is_interrupted():
+                    self._keep(batch, tensors, waits=waits)
+                raise
+        self._post(batch, tensors, waits=waits)
 
     def _awaited(self) -> tuple[Result, list[torch.Tensor]]:
-        """Wait for the answer that is to come, on this connection or the next."""
-        while (answered := self._heard()) is None:
-            pass
-        return answered
+        """Wait for the last answer that is to come, on this connection or the next."""
+        while True:
+            answered = self._heard()
+            if answered is not None:
+                if not self._owed:
+                    return answered
+                self._settled = after(self._settled, answered[0])
 
     def _heard(self) -> tuple[Result, list[torch.Tensor]] | None:
         """Wait until something comes, and read it; ``None`` if it is not the answer that is to come."""
         try:
-            self._is_between_frames = True
-            self._frames.stream.wait()
-            self._is_between_frames = False
-            sequence, message, data = self._read()
+            sequence, message, data = self._blocking(self._next)
         except DjinnError:
             raise
         except (OSError, EOFError) as error:
@@ -355,16 +403,26 @@ class SocketConnection:
                 raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
         elif not self._end.answer(sequence):
             return None
-        self._owed = False
+        if sequence >= self._owed:
+            self._owed = 0
         return message, data
 
-    def _post(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
-        """Send a batch, and keep what the server may lack of it."""
+    def _next(self) -> tuple[int, Message, list[torch.Tensor]]:
+        self._is_between_frames = True
+        self._frames.stream.wait()
+        self._is_between_frames = False
+        return self._read()
+
+    def _keep(
+        self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool
+    ) -> tuple[Sequence[memoryview], bool]:
+        """Give a batch a number, and keep what the server may lack of it; return what to send and whether it is lent."""
         views = views_of(self._sequence + 1, batch, tensors)
         self._sequence += 1
+        if batch.wants_reply:
+            self._owed = self._sequence
         if self._again is None:
-            self._outbox.send(views, waits=waits)
-            return
+            return views, True
         size_bytes = len(views[0])
         is_borrowed = False
         if len(views) > 1:
@@ -373,10 +431,19 @@ class SocketConnection:
             if not is_borrowed:
                 views = [self._copies.copied(views, size_bytes)]
         self._end.send(views, size_bytes, is_borrowed=is_borrowed)
+        return views, is_borrowed
+
+    def _post(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
+        """Send a batch."""
+        views, is_borrowed = self._keep(batch, tensors, waits=waits)
         try:
-            self._outbox.send(views, waits=waits, is_kept=not is_borrowed)
+            self._blocking(lambda: self._outbox.send(views, waits=waits, is_kept=not is_borrowed))
         except OSError as error:
+            if self._again is None:
+                raise
             self._go_on(error)
+        if self._again is None:
+            return
         if is_borrowed and not waits:
             self._hear(lambda: self._end.taken < self._sequence)
         elif self._end.is_filling:
@@ -434,16 +501,20 @@ class SocketConnection:
             if pause_s is None:
                 raise self._gone(reason, "nobody listens there any more." if is_refused else
                                  "no connection came about in time.")
-            time.sleep(pause_s)
+            sleep(pause_s)
             if self._lost:
                 raise self._closed()
 
-    def _adopt(self, attempt_s: float) -> Sequence[Sequence[memoryview]]:
+    def _adopt(self, attempt_s: float, *, is_cancelling: bool = False) -> Sequence[Sequence[memoryview]]:
         """Connect again, take the new connection's place, and send what the server lacks."""
         if self._again is None:
             raise ProtocolError("This session cannot be taken up again.")
+        again = self._again
         options = attrs.evolve(self._options, connect_timeout_s=min(attempt_s, self._options.connect_timeout_s))
-        other = self._again(options, self.welcome.resume, self._end.answered)
+        wish = Wish(options.resume, self.welcome.resume, self._end.answered,
+                    self._cancelled if self._cancelled > self._cancelled_there else 0)
+        other = again(options, wish) if is_cancelling else through(lambda: again(options, wish))
+        self._cancelled_there = self._cancelled
         try:
             lacking = self._end.lacking(other.welcome.taken)
         except ProtocolError:
@@ -456,6 +527,19 @@ class SocketConnection:
         for views in lacking:
             self._outbox.send(views, waits=False)
         return lacking
+
+    def _cancel(self) -> None:
+        """Tell the server on a new connection that nothing of what it was sent is wanted any more.
+
+        If it cannot be told now, it is when the session goes on: at once if the server is there, or with the next use.
+        """
+        self._cancelled = self._sequence
+        self._leave()
+        try:
+            self._adopt(CANCEL_S, is_cancelling=True)
+        except (DjinnError, OSError, EOFError) as error:
+            self._leave()
+            _log.warning("%s has not been told yet to cancel: %s", self.address, error)
 
     def _leave(self) -> None:
         """Let go of a connection that broke. May be called twice."""
@@ -494,10 +578,24 @@ class SocketConnection:
         unsaid, self._unsaid = self._unsaid, None
         return unsaid or TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=AGAIN)
 
-    def _ended(self, error: BaseException) -> BaseException:
-        """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody."""
-        self._end.give_back()
+    def _ended(
+        self, error: BaseException, batch: Batch | None = None, tensors: Sequence[torch.Tensor] = ()
+    ) -> BaseException:
+        """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody.
+
+        Args:
+            error: What has ended it.
+            batch: What was to be sent, if it may be sent again.
+            tensors: Its tensors, which are the caller's again when this returns.
+        """
         is_between_frames, self._is_between_frames = self._is_between_frames, False
+        if batch is not None and self._again is not None and not self._lost and is_interrupted(error):
+            views = views_of(self._sequence, *without_large(batch, tensors))
+            size_bytes = sum(map(len, views))
+            self._end.replace_borrowed([self._copies.copied(views, size_bytes)], size_bytes)
+            self._cancel()
+            return error
+        self._end.give_back()
         if isinstance(error, Exception):
             if isinstance(error, StalledError) and is_between_frames and self._again is not None:
                 self._say_goodbye()
