@@ -1,27 +1,98 @@
 """Ctrl-C, where it does no harm: not in the middle of a batch, and at once where the session waits.
 
 A handler of SIGINT may raise wherever Python runs, and so between a frame and the number that counts it. While a
-`SessionLock` is held, the handler that there is (Python's own, a framework's or the user's) still runs at once, but what
-it raises waits: until the blocking call that is under way has been woken, or until the lock is released. A handler that
-raises nothing disturbs nothing.
+`SessionLock` is held, the handler that there is (Python's own, a framework's or the user's) still runs at once, but
+what it raises waits: until the blocking call that is under way has been woken, or until the lock is released. A handler
+that raises nothing disturbs nothing.
+
+Python's own handler also raises while PyTorch runs, which looks for signals where no exception may be raised: in what it
+asks of a device written in Python, whenever it records a gradient. That aborts the process. So `raise_in_users_code`
+takes its place as soon as a session hands something over.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps it in takes longer than it does
+import _thread
+import os
 import signal
 import threading
 import time
-from _signal import getsignal, signal as set_handler  # without the enumerations of `signal`, which take longer than it
 from collections.abc import Callable
+from pathlib import Path
 from threading import get_ident, main_thread
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-__all__ = ("Deferral", "SessionLock", "deferral", "sleep", "through")
+import torch
+
+__all__ = ("Deferral", "SessionLock", "deferral", "raise_in_users_code", "sleep", "through", "use_pythons_handler")
 
 _T = TypeVar("_T")
+_HERE = Path(__file__).parent
+_RECORDING = tuple(map(str, (
+    Path(torch.__file__).parent / "_", _HERE / "model" / "_", _HERE.parent / "plugins" / "djinn_interceptor_device" / "_",
+    *(_HERE / f"{name}.py_" for name in ("binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))))
+_RECORDING = tuple(path.removesuffix("_") for path in _RECORDING)
+"""Files in whose functions PyTorch may be at work below."""
+AGAIN_S = 0.002
+"""After so long an interrupt that could not be raised is tried again."""
 _LOOK_S = 0.05
 """How often a wait for a lock that another thread holds looks for an interrupt."""
+
+
+class _UsersCode:
+    """Raises `KeyboardInterrupt` as Python's own handler does, but not while PyTorch or the recording is at work.
+
+    Then it is raised by the next operation that is recorded, when the next `SessionLock` is taken, or in the user's
+    code, whichever comes first.
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._comes_again = False
+        self._hurry: Callable[[], object] = _nothing
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        comes_again, self._comes_again = self._comes_again, False
+        if comes_again and not self._is_pending:
+            return
+        if frame is None or not frame.f_code.co_filename.startswith(_RECORDING):
+            self._is_pending = False
+            raise KeyboardInterrupt
+        self._is_pending = True
+        self._hurry()
+        # By another thread: here, it would come at once.
+        _thread.start_new_thread(self._again, (number,))
+
+    def use(self, hurry: Callable[[], object]) -> None:
+        """Have something called that lets the next operation take a `SessionLock`."""
+        self._hurry = hurry
+
+    def take(self) -> bool:
+        """Whether an interrupt is still to be raised, which is the caller's business from now on."""
+        is_pending, self._is_pending = self._is_pending, False
+        return is_pending
+
+    def _again(self, number: int) -> None:
+        time.sleep(AGAIN_S)
+        if self._is_pending:
+            self._comes_again = True
+            _thread.interrupt_main(number)
+
+
+def _nothing() -> None:
+    pass
+
+
+raise_in_users_code = _UsersCode()
+
+
+def use_pythons_handler() -> None:
+    """Let Python's own handler do again what `raise_in_users_code` does in its place, if it does."""
+    if get_ident() == main_thread().ident and _signal.getsignal(signal.SIGINT) is raise_in_users_code:
+        _signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Deferral:
@@ -43,7 +114,8 @@ class Deferral:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
         try:
-            self.previous(number, frame)
+            # Nothing is recorded here.
+            self.previous(number, None if self.previous is raise_in_users_code else frame)
         except BaseException as error:
             self.error = self.error or error.with_traceback(None)
             if self._lets_through:
@@ -87,7 +159,7 @@ def deferral() -> Deferral | None:
     """Return what defers interrupts of this thread; ``None`` if nothing does, or none comes here."""
     if get_ident() != main_thread().ident:
         return None
-    handler = getsignal(signal.SIGINT)
+    handler = _signal.getsignal(signal.SIGINT)
     return handler if type(handler) is Deferral else None
 
 
@@ -153,17 +225,19 @@ class SessionLock:
 
 def _begin() -> Deferral | None:
     """Defer interrupts, unless somebody does or there is no handler that could raise."""
-    handler = getsignal(signal.SIGINT)
+    handler = _signal.getsignal(signal.SIGINT)
     if not callable(handler) or type(handler) is Deferral:
         return None
-    deferred = Deferral(handler)
-    set_handler(signal.SIGINT, deferred)
+    deferred = Deferral(raise_in_users_code if handler is signal.default_int_handler else handler)
+    _signal.signal(signal.SIGINT, deferred)
+    if raise_in_users_code.take():
+        deferred.error = KeyboardInterrupt()
     return deferred
 
 
 def _end(deferred: Deferral) -> None:
-    if getsignal(signal.SIGINT) is deferred:
-        set_handler(signal.SIGINT, deferred.previous)
+    if _signal.getsignal(signal.SIGINT) is deferred:
+        _signal.signal(signal.SIGINT, deferred.previous)
 
 
 def sleep(seconds: float) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from djinn import tensor as lazy
 from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
+from djinn.interrupts import use_pythons_handler
 from djinn.kinds import Connection, ConnectOptions, Interceptor
 from djinn.protocol.patience import patiently
 
@@ -233,6 +234,7 @@ def shutdown() -> None:
             # An interrupt may come before it begins to close.
             if session is None or session.closed or _process != os.getpid():
                 _session = None
+                use_pythons_handler()
 
 
 def forget_in_child() -> None:

@@ -14,7 +14,7 @@ from djinn.binding import Binding, Plan, Planner, change_metadata
 from djinn.config import Config
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.graphs import graph_of
-from djinn.interrupts import SessionLock
+from djinn.interrupts import SessionLock, raise_in_users_code
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
 from djinn.kinds.classifier import TellingClassifier
 from djinn.link import Link
@@ -65,6 +65,7 @@ class Session:
         self.plugins = plugins
         self.device = device
         self.lock = SessionLock(self._interrupted)
+        raise_in_users_code.use(self._hurry)
         self.tape = Tape()
         self.released: deque[int] = deque()
         self.specs = SpecTable()
@@ -433,6 +434,11 @@ class Session:
         """Have what was handed over not run."""
         if not self.closed and hasattr(self, "link"):
             self.link.cancel()
+
+    def _hurry(self) -> None:
+        """Hand over with the next operation."""
+        if not self.closed:
+            self.pace.limit = 0
 
     def _bind(self, operator: Any) -> Binding:
         facts = facts_of(operator)

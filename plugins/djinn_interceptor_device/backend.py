@@ -197,15 +197,15 @@ def _fetching() -> Callable[[], Any]:
     of its columns before it does anything that could let another thread do so.
     """
     places = [(ctypes.c_void_p * 3)() for _ in range(_PLACES)]
-    offsets = [offset * ctypes.sizeof(ctypes.c_void_p) for offset in range(3)]
-    columns = [itertools.cycle(column) for column in (
-        list(map(_Taken, places)), places, *([ctypes.byref(place, offset) for place in places] for offset in offsets))]
-    for column in columns:
+    targets = [[ctypes.byref(place, offset * ctypes.sizeof(ctypes.c_void_p)) for place in places]
+               for offset in range(3)]
+    columns: list[list[Any]] = [[_Taken(place) for place in places], list(places), *targets]
+    taken, filled, *addressed = map(itertools.cycle, columns)
+    for column in (taken, filled, *addressed):
         # On its first round, it would ask a list for more, and take the pending exception for an answer.
         collections.deque(itertools.islice(column, _PLACES + 1), maxlen=0)
-    taken, filled, *targets = columns
     # `_fetch` returns nothing, the truth of which is the position of the type's address.
-    addresses = map(operator.getitem, filled, map(operator.truth, map(_fetch, *targets)))
+    addresses = map(operator.getitem, filled, map(operator.truth, map(_fetch, *addressed)))
     return map(operator.getitem, taken, addresses).__next__
 
 

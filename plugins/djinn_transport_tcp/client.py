@@ -416,7 +416,11 @@ class SocketConnection:
     def _keep(
         self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool
     ) -> tuple[Sequence[memoryview], bool]:
-        """Give a batch a number, and keep what the server may lack of it; return what to send and whether it is lent."""
+        """Give a batch a number, and keep what the server may lack of it.
+
+        Returns:
+            What to send, and whether it lies in the caller's tensors.
+        """
         views = views_of(self._sequence + 1, batch, tensors)
         self._sequence += 1
         if batch.wants_reply:

@@ -22,7 +22,7 @@ def is_interrupted(error: BaseException | None = None) -> bool:
 
 
 def without_large(batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
-    """Leave out of a batch what would take long to send: a large tensor, which nobody has whose sending was interrupted.
+    """Leave out of a batch what would take long to send: a large tensor, which nobody names as its upload has failed.
 
     Small ones, which have waited to be sent with it, are in use already.
     """
