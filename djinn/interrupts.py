@@ -23,17 +23,18 @@ from pathlib import Path
 from threading import get_ident, main_thread
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 import torch
 
-__all__ = ("Deferral", "SessionLock", "deferral", "raise_in_users_code", "sleep", "through", "use_pythons_handler")
+__all__ = ("Deferral", "SessionLock", "deferral", "raise_in_users_code", "records_in", "sleep", "through",
+           "use_pythons_handler")
 
 _T = TypeVar("_T")
 _HERE = Path(__file__).parent
-_RECORDING = tuple(map(str, (
-    Path(torch.__file__).parent / "_", _HERE / "model" / "_", _HERE.parent / "plugins" / "djinn_interceptor_device" / "_",
-    *(_HERE / f"{name}.py_" for name in ("binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))))
-_RECORDING = tuple(path.removesuffix("_") for path in _RECORDING)
+_recording: tuple[str, ...] = (
+    f"{Path(torch.__file__).parent}{os.sep}", f"{_HERE / 'model'}{os.sep}",
+    *(str(_HERE / f"{name}.py") for name in ("binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))
 """Files in whose functions PyTorch may be at work below."""
 AGAIN_S = 0.002
 """After so long an interrupt that could not be raised is tried again."""
@@ -51,24 +52,26 @@ class _UsersCode:
     def __init__(self) -> None:
         self._is_pending = False
         self._comes_again = False
-        self._hurry: Callable[[], object] = _nothing
+        self._hurry: WeakMethod[Callable[[], object]] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
         comes_again, self._comes_again = self._comes_again, False
         if comes_again and not self._is_pending:
             return
-        if frame is None or not frame.f_code.co_filename.startswith(_RECORDING):
+        if frame is None or not frame.f_code.co_filename.startswith(_recording):
             self._is_pending = False
             raise KeyboardInterrupt
         self._is_pending = True
-        self._hurry()
+        hurry = None if self._hurry is None else self._hurry()
+        if hurry is not None:
+            hurry()
         # By another thread: here, it would come at once.
         _thread.start_new_thread(self._again, (number,))
 
     def use(self, hurry: Callable[[], object]) -> None:
-        """Have something called that lets the next operation take a `SessionLock`."""
-        self._hurry = hurry
+        """Have a method called that lets the next operation take a `SessionLock`."""
+        self._hurry = WeakMethod(hurry)
 
     def take(self) -> bool:
         """Whether an interrupt is still to be raised, which is the caller's business from now on."""
@@ -79,14 +82,17 @@ class _UsersCode:
         time.sleep(AGAIN_S)
         if self._is_pending:
             self._comes_again = True
-            _thread.interrupt_main(number)
-
-
-def _nothing() -> None:
-    pass
+            _thread.interrupt_main(signal.Signals(number))
 
 
 raise_in_users_code = _UsersCode()
+
+
+def records_in(folder: Path) -> None:
+    """Let no interrupt be raised by functions of a folder, because PyTorch may be at work below."""
+    global _recording
+    if f"{folder}{os.sep}" not in _recording:
+        _recording = (*_recording, f"{folder}{os.sep}")
 
 
 def use_pythons_handler() -> None:

@@ -32,6 +32,7 @@ from djinn.model.schema import facts_of, operator_named
 from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
 from djinn.protocol.post import DRAIN_S, MailCarrier, MailPost
+from djinn.protocol.reuse import after
 from djinn.protocol.service import SessionService
 
 MAX_BATCHES = 64
@@ -115,6 +116,8 @@ class LocalConnection:
         self._closed = False
         self._unfinished: deque[tuple[Future[_Answer], list[DjinnError]]] = deque()
         """What is queued or runs, and what has it stop; see `djinn.protocol.service.SessionService.handle`."""
+        self._owed: list[Future[_Answer]] = []
+        """Answers that nobody has been given, because who waited was interrupted."""
         self._needs: dict[int, tuple[bool, set[str]]] = {}
         """By program: whether it may draw random numbers, and the default dtypes that it needs."""
         self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
@@ -137,8 +140,15 @@ class LocalConnection:
         """Carry out a batch and return its answer."""
         borrows = self._borrows(batch)
         done = self._carry_out(batch, tensors)
+        # Until it has been given to somebody: what failed is told once.
+        self._owed.append(done)
         self._lend(done) if borrows else _wait(done)
-        return done.result()
+        told = Result()
+        for earlier in self._owed[:-1]:
+            told = after(told, earlier.result()[0])
+        self._owed.clear()
+        result, data = done.result()
+        return after(told, result), data
 
     def cancel(self) -> None:
         """Have what is queued not run, and what runs end; see `djinn.kinds.transport.CancellingConnection.cancel`."""

@@ -367,7 +367,8 @@ class SocketConnection:
         """
         if self._owed:
             try:
-                self._settled = after(self._settled, self._awaited()[0])
+                last, _ = self._awaited()
+                self._settled = after(self._settled, last)
             except BaseException:
                 if self._again is not None and not self._lost and is_interrupted():
                     self._keep(batch, tensors, waits=waits)
