@@ -5,8 +5,8 @@ A handler of SIGINT may raise wherever Python runs, and so between a frame and t
 what it raises waits: until the blocking call that is under way has been woken, or until the lock is released. A handler
 that raises nothing disturbs nothing.
 
-Python's own handler also raises while PyTorch runs, which looks for signals where no exception may be raised: in what it
-asks of a device written in Python, whenever it records a gradient. That aborts the process. So `raise_in_users_code`
+Python's own handler also raises while PyTorch runs, which looks for signals where no exception may be raised: in what
+it asks of a device written in Python, whenever it records a gradient. That aborts the process. So `raise_in_users_code`
 takes its place as soon as a session hands something over.
 """
 
@@ -34,7 +34,8 @@ _T = TypeVar("_T")
 _HERE = Path(__file__).parent
 _recording: tuple[str, ...] = (
     f"{Path(torch.__file__).parent}{os.sep}", f"{_HERE / 'model'}{os.sep}",
-    *(str(_HERE / f"{name}.py") for name in ("binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))
+    *(str(_HERE / f"{name}.py") for name in (
+        "binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))
 """Files in whose functions PyTorch may be at work below."""
 AGAIN_S = 0.002
 """After so long an interrupt that could not be raised is tried again."""

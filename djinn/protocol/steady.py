@@ -300,7 +300,7 @@ class SteadyChannel:
                 self.stop.append(_interrupted())
 
     def _takes(self, line: _Line, number: int, digest: int, tensors: Sequence[torch.Tensor]) -> bool:
-        """Take in a batch that has come; whether it is to be carried out. Then it is known if what it computes is wanted.
+        """Take in a batch that has come, and see if what it computes is wanted; whether it is to be carried out.
 
         What comes over a connection after another has taken its place comes again: the client was told that it has not.
         """

@@ -36,7 +36,7 @@ class Wish:
 
 
 def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
-    """Make the greeting; see `djinn_transport_tcp.client.SocketConnection.greet`."""
+    """Make the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`."""
     return Hello(
         PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
         *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered,

@@ -1,7 +1,8 @@
-"""What becomes of a batch whose sender was interrupted."""
+"""What a connection does whose user is interrupted."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -12,7 +13,19 @@ from djinn.protocol.messages import Batch, Command, Upload
 from djinn.protocol.resumption import ALONE_BYTES
 from djinn.protocol.tensors import size_bytes
 
-__all__ = ("is_interrupted", "without_large")
+__all__ = ("acquired", "is_interrupted", "without_large")
+
+LOOK_S = 0.05
+"""How often who waits for a lock looks whether there was an interrupt."""
+
+
+def acquired(lock: threading.RLock) -> BaseException | None:
+    """Wait for a lock, and return the interrupt that came before it could be had, if one did."""
+    deferred = deferral()
+    while not lock.acquire(timeout=-1 if deferred is None else LOOK_S):
+        if deferred is not None and deferred.error is not None:
+            return deferred.error
+    return None
 
 
 def is_interrupted(error: BaseException | None = None) -> bool:

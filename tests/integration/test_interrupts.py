@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Serving
 
 CLIENT = Path(__file__).parents[1] / "support" / "interrupted_client.py"
 TIMEOUT_S = 300
@@ -27,19 +26,25 @@ TIMEOUT_S = 300
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="presses Ctrl-C by a signal")
 
 
-@pytest.fixture(scope="module")
-def settings(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+@pytest.fixture
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     """How to reach a server, by each way there is."""
+    if request.param == "local":
+        return {"server": "local://"}
+    if request.param == "unix":
+        folder = request.getfixturevalue("short_folder")
+        return {"server": request.getfixturevalue("start_server")("--unix", f"{folder}/to.sock").address}
     if request.param == "tls":
-        yield {"server": request.getfixturevalue("tls_server").address,
-               "tls_ca": request.getfixturevalue("certificates").authority}
-    elif request.param == "unix":
-        with tempfile.TemporaryDirectory(prefix="djinn-") as folder, Serving(
-            Path(folder) / "log", "--unix", f"{folder}/to.sock"
-        ) as running:
-            yield {"server": running.address}
-    else:
-        yield {"server": request.getfixturevalue("server").address if request.param == "tcp" else "local://"}
+        return {"server": request.getfixturevalue("tls_server").address,
+                "tls_ca": request.getfixturevalue("certificates").authority}
+    return {"server": request.getfixturevalue("server").address}
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """A folder with a short path: pytest's own may be too deep for a socket."""
+    with tempfile.TemporaryDirectory(prefix="djinn-") as folder:
+        yield folder
 
 
 everywhere = pytest.mark.parametrize("settings", ["tcp", "tls", "unix", "local"], indirect=True)

@@ -1,4 +1,4 @@
-"""A client that is interrupted: ``python interrupted_client.py CASE SETTINGS``, run by tests/integration/test_interrupts.py.
+"""A client that is interrupted: ``interrupted_client.py CASE SETTINGS``, run by tests/integration/test_interrupts.py.
 
 It says by a line what it is about to do, and by ``waits`` that it waits: then the test presses Ctrl-C. What is true in
 the end it asserts itself, and says ``done``.
