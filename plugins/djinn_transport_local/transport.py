@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import queue
 import secrets
 import sys
@@ -42,6 +43,8 @@ FLUSH_EVERY = 1024
 
 _room = MailRoom()
 """The mailboxes of all sessions in this process."""
+LOOK_S = 0.1
+"""How often who waits for the executor looks whether there was an interrupt."""
 _open: weakref.WeakSet[LocalConnection] = weakref.WeakSet()
 _Answer: TypeAlias = tuple[Result, list[torch.Tensor]]
 
@@ -264,7 +267,14 @@ def _wait(done: Future[_Answer]) -> None:
         return
     ready: queue.SimpleQueue[Future[_Answer] | None] = queue.SimpleQueue()
     done.add_done_callback(ready.put)
-    if deferred.wait(lambda: ready.put(None), ready.get) is None and deferred.error is not None:
+
+    def come() -> Future[_Answer] | None:
+        while True:
+            # A signal that comes right before the thread falls asleep does not wake it, and is seen to only then.
+            with contextlib.suppress(queue.Empty):
+                return ready.get(timeout=LOOK_S)
+
+    if deferred.wait(lambda: ready.put(None), come) is None and deferred.error is not None:
         raise deferred.error
 
 
