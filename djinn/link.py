@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from djinn.errors import DjinnError, ScheduleError, SessionClosedError, TransportError
+from djinn.errors import DjinnError, OperationCancelledError, ScheduleError, SessionClosedError, TransportError
 from djinn.kinds import Connection
+from djinn.kinds.transport import CancellingConnection
 from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.model.value import Slot
 from djinn.pacing import Pace
@@ -193,6 +194,14 @@ class Link:
             self.live_handles -= len(freed)
         self._results = results
 
+    def cancel(self) -> None:
+        """Have nothing run any more of what was handed over."""
+        if self._results is not None:
+            # As if it had failed: it is to be computed anew.
+            self._results.answered(failed=True)
+        if isinstance(self.connection, CancellingConnection) and self._broken is None:
+            self.connection.cancel()
+
     def close(self) -> None:
         """Close the connection."""
         self._broken = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")
@@ -270,6 +279,7 @@ class Link:
         self.flushes += bool(commands)
         self.round_trips += 1
         self._pace.waited()
+        self._is_answered = False
         result, data = self._guarded(lambda: self.connection.request(batch, tensors))
         self._is_answered = True
         if self._results is not None:
@@ -299,7 +309,9 @@ class Link:
             origin = (failure.source or self.welcome.session, failure.source_identity or failure.identity)
             if origin not in self._heard:
                 self._heard.add(origin)
-                self._unreported.append(failure)
+                # Who was interrupted knows; and who asks for a value that has not come about is told.
+                if failure.kind != OperationCancelledError.__name__:
+                    self._unreported.append(failure)
         while len(self._failures) > MAX_FAILURES:
             self._failures.popitem(last=False)
 

@@ -17,6 +17,7 @@ import torch
 
 from djinn import tensor as lazy
 from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
+from djinn.interrupts import use_pythons_handler
 from djinn.kinds import Connection, ConnectOptions, Interceptor
 from djinn.protocol.patience import patiently
 
@@ -224,10 +225,16 @@ def shutdown() -> None:
     """End the session, if there is one. Its lazy tensors become unusable, its remote values are freed."""
     global _session
     with _lock:
-        session, _session = _session, None
+        session = _session
         lazy.use_dispatcher(None)
-        if session is not None and _process == os.getpid():
-            session.close()
+        try:
+            if session is not None and _process == os.getpid():
+                session.close()
+        finally:
+            # An interrupt may come before it begins to close.
+            if session is None or session.closed or _process != os.getpid():
+                _session = None
+                use_pythons_handler()
 
 
 def forget_in_child() -> None:

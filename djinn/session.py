@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from djinn.binding import Binding, Plan, Planner, change_metadata
 from djinn.config import Config
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.graphs import graph_of
+from djinn.interrupts import SessionLock, raise_in_users_code
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
 from djinn.kinds.classifier import TellingClassifier
 from djinn.link import Link
@@ -54,7 +54,8 @@ class Session:
         device: The logical device; where the user chooses among several, the first.
 
     Concurrency:
-        Any thread may record and materialize; handing over is serialised.
+        Any thread may record and materialize; handing over is serialised. Ctrl-C while it hands over or waits cancels
+        what it has handed over.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class Session:
         self.config = config
         self.plugins = plugins
         self.device = device
-        self.lock = threading.RLock()
+        self.lock = SessionLock(self._interrupted)
+        raise_in_users_code.use(self._hurry)
         self.tape = Tape()
         self.released: deque[int] = deque()
         self.specs = SpecTable()
@@ -279,8 +281,13 @@ class Session:
         dense = to_dense_cpu(tensor)
         number = next(self.recorder.numbers)
         spec = self.specs.of(dense, device or self.device)
-        with self.lock:
-            self.link.upload(number, dense, device)
+        try:
+            with self.lock:
+                self.link.upload(number, dense, device)
+        except BaseException:
+            # Nobody will name it; some of it may be there.
+            self.released.append(number)
+            raise
         return wrap(spec, Value(Slot(number, number), spec, self.recorder.released))
 
     def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
@@ -296,7 +303,11 @@ class Session:
             if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
                 return False
             nodes.pop()
-            self.link.upload(slot.number, tensor, target._value.spec.device)
+            try:
+                self.link.upload(slot.number, tensor, target._value.spec.device)
+            except BaseException:
+                nodes.append(last)
+                raise
         return True
 
     def record_across(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -418,6 +429,16 @@ class Session:
             self.plugins.hook.djinn_session_closed(stats=stats)
         except Exception:
             log.exception("a plugin's hook djinn_session_closed failed")
+
+    def _interrupted(self) -> None:
+        """Have what was handed over not run."""
+        if not self.closed and hasattr(self, "link"):
+            self.link.cancel()
+
+    def _hurry(self) -> None:
+        """Hand over with the next operation."""
+        if not self.closed:
+            self.pace.limit = 0
 
     def _bind(self, operator: Any) -> Binding:
         facts = facts_of(operator)

@@ -168,6 +168,11 @@ class Fleet:
         self._take(None)
         self._distribute(self.placement.place(nodes, released, self.where), set(released))
 
+    def cancel(self) -> None:
+        """Have nothing run any more of what was handed over."""
+        for link in self.links:
+            link.cancel()
+
     def close(self) -> None:
         """Close the connections."""
         for link in self.links:

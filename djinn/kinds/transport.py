@@ -129,6 +129,22 @@ class ResumingConnection(Connection, Protocol):
 
 
 @runtime_checkable
+class CancellingConnection(Connection, Protocol):
+    """What a connection may have beside the methods of `Connection`: what was sent on it can be cancelled.
+
+    Where interrupts are deferred (see `djinn.interrupts`), an interrupt ends the waiting in `submit` and `request`. The
+    batch counts as sent then.
+    """
+
+    def cancel(self) -> None:
+        """Have no program run of what was sent and has not begun, and what runs end after its present step.
+
+        Returns soon, also if what runs goes on for long. All other commands are carried out. What is not computed is a
+        failure of the kind `djinn.errors.OperationCancelledError`.
+        """
+
+
+@runtime_checkable
 class CertifiedConnection(Protocol):
     """What a connection may have beside the methods of `Connection`, if the server showed who it is."""
 

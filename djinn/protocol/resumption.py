@@ -129,6 +129,19 @@ class ClientEnd(Generic[FrameT]):
             if is_borrowed:
                 self._kept[index] = number, None, size_bytes, True
 
+    def replace_borrowed(self, frame: FrameT, size_bytes: int) -> None:
+        """The caller does not wait any more: something of this side takes the place of what it lent for the last batch.
+
+        Args:
+            frame: What is to be sent again instead, if the other side lacks the batch.
+            size_bytes: Its length.
+        """
+        if self._kept and self._kept[-1][3]:
+            number, _, before_bytes, _ = self._kept.pop()
+            self._kept.append((number, frame, size_bytes, False))
+            self.kept_bytes += size_bytes - before_bytes
+            self.copied_bytes += size_bytes
+
     def lacking(self, taken: int) -> list[FrameT]:
         """Learn on a new connection how far the other side has come, and return what it lacks.
 

@@ -125,17 +125,32 @@ class ReusingConnection:
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch that wants no answer."""
-        self._connection.submit(*self._without_known(batch, tensors))
+        self._connection.submit(*self._reduced(batch, tensors))
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer."""
-        result, data = self._connection.request(*self._without_known(batch, tensors))
+        result, data = self._connection.request(*self._reduced(batch, tensors))
         settled, self._settled = self._settled, Result()
         return after(settled, result), data
+
+    def cancel(self) -> None:
+        """Have nothing run of what was sent; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        cancel = getattr(self._connection, "cancel", None)
+        if cancel is not None:
+            cancel()
 
     def close(self) -> None:
         """End the session. Never raises, may be called twice."""
         self._connection.close()
+
+    def _reduced(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
+        try:
+            return self._without_known(batch, tensors)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                # What the batch makes is referred to by what follows: it is sent whole, and waited for no more.
+                self._connection.submit(batch, tensors)
+            raise
 
     def _without_known(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
         if not tensors:

@@ -450,7 +450,7 @@ class SessionService:
         poison = self._reason()
         known = self._programs.get(run.program)
         if known is not None and known.changes_metadata:
-            poison_storages(self._values, run.inputs, poison)
+            poison_storages(self._values, written_handles(known.definition.body, run.inputs, metadata=True), poison)
         return [poison] * len(run.outputs)
 
     def _reason(self) -> Poisoned:

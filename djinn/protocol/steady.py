@@ -181,11 +181,10 @@ class SteadyChannel:
             if not isinstance(message, Batch):
                 return None if isinstance(message, Goodbye) else received
             digest = 0 if line.digesting is None else line.digesting.received_digest
-            is_new = self._end.take(number, digest, line.newly_heard(tensors))
+            is_new = self._takes(line, number, digest, tensors)
             if self._end.is_to_tell:
                 self._tell(line)
             if is_new:
-                self._is_wanted(number)
                 return received
             del received, message, tensors
             self.settle()
@@ -254,7 +253,8 @@ class SteadyChannel:
             turn, before = self._turns, self._line
             self._let_go()
             self._end.lost(self._clock())
-        if cancelled:
+            is_stopped = bool(self.stop)
+        if is_stopped:
             self.stopped()
         if before is not None:
             before.channel.close()
@@ -299,12 +299,19 @@ class SteadyChannel:
             if self._end.taken <= number:
                 self.stop.append(_interrupted())
 
-    def _is_wanted(self, number: int) -> None:
-        """See whether what a batch computes that has just come is wanted."""
+    def _takes(self, line: _Line, number: int, digest: int, tensors: Sequence[torch.Tensor]) -> bool:
+        """Take in a batch that has come, and see if what it computes is wanted; whether it is to be carried out.
+
+        What comes over a connection after another has taken its place comes again: the client was told that it has not.
+        """
         with self._changed:
-            if self._is_over:
-                return
-            self.stop[:] = [_interrupted()] if number <= self._cancelled else []
+            if line is not self._line:
+                return False
+            if not self._end.take(number, digest, line.newly_heard(tensors)):
+                return False
+            if not self._is_over:
+                self.stop[:] = [_interrupted()] if number <= self._cancelled else []
+            return True
 
     def _connected(self) -> _Line:
         """Wait until there is a connection."""

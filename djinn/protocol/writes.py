@@ -32,7 +32,7 @@ def poison_storages(values: Holdings, handles: Sequence[int], poison: Poisoned) 
             poison_storage(values, value, poison)
 
 
-def written_handles(program: Program, inputs: Sequence[int]) -> list[int]:
+def written_handles(program: Program, inputs: Sequence[int], *, metadata: bool = False) -> list[int]:
     """List the inputs of a run that its program may write, itself or through views, by the schemas of its operators.
 
     An operator that this PyTorch does not have may write all that it is given. No client records a malformed program;
@@ -41,12 +41,13 @@ def written_handles(program: Program, inputs: Sequence[int]) -> list[int]:
     Args:
         program: The program.
         inputs: Handles of the run's inputs.
+        metadata: List only those whose size, strides or storage it may change.
     """
-    written = _written_inputs(program)
+    written = _written_inputs(program, metadata=metadata)
     return [handle for position, handle in enumerate(inputs) if position in written]
 
 
-def _written_inputs(program: Program) -> AbstractSet[int]:
+def _written_inputs(program: Program, *, metadata: bool) -> AbstractSet[int]:
     try:
         program.check()
     except DjinnError:
@@ -68,7 +69,8 @@ def _written_inputs(program: Program) -> AbstractSet[int]:
             written |= shared[-1]
             continue
         by_name = _by_name(template, facts, operands)
-        written.update(*(by_name.get(name, _NONE) for name in facts.written))
+        if facts.changes_metadata or not metadata:
+            written.update(*(by_name.get(name, _NONE) for name in facts.written))
         shared.append(_NONE.union(*(by_name.get(alias, _NONE) for alias in facts.aliases if alias is not None)))
     return written
 

@@ -12,7 +12,7 @@ from djinn.errors import RecoveryBudgetError
 from djinn.model.spec import TensorSpec
 from djinn.model.value import Slot
 from djinn.protocol.messages import GENERATOR_HANDLE
-from djinn.recovery.entries import GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload
+from djinn.recovery.entries import GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload, is_plain_view
 from djinn.recovery.keeping import Kept, size_of
 from djinn.tape import Node
 
@@ -138,6 +138,30 @@ class Journal:
     def add_seed(self, seed: int) -> None:
         """Learn that the random numbers are seeded."""
         self.entries.append(Seed(seed))
+
+    def cancel(self) -> None:
+        """Learn that of the operations since the last answer some have run and others never will.
+
+        None of them is carried out again. Which it was nobody has said: so what they have made or written is lost if
+        the server dies. Views are made again, which computes nothing.
+        """
+        unsettled = self.entries[self.settled:]
+        self.entries[self.settled:] = [entry for entry in unsettled
+                                       if not isinstance(entry, Node) or is_plain_view(entry)]
+        lost: dict[int, TensorSpec | None] = {}
+        for node in unsettled:
+            if isinstance(node, Node) and not is_plain_view(node):
+                signature = node.signature
+                for slot, spec in zip(node.outputs, signature.results or (None,) * len(node.outputs), strict=True):
+                    lost[slot.storage] = spec
+                for index in signature.writes:
+                    lost.setdefault(node.inputs[index].storage, signature.operands[index])
+                if signature.is_random:
+                    lost[GENERATOR_HANDLE] = None
+        unknown = TensorSpec(torch.Size(), (), 0, torch.uint8, torch.device("cpu"))
+        self.entries += [Upload(number, None, None, spec or unknown, "it was being computed when the session was "
+                                "interrupted", is_whole=False) for number, spec in lost.items()]
+        self.settled = len(self.entries)
 
     def add_checkpoint(self, snapshots: Sequence[Snapshot], generators: Generators | None) -> None:
         """Learn what values and random numbers are now, and forget how they came to be."""

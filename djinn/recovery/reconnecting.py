@@ -6,10 +6,12 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import attrs
 
 from djinn.errors import DjinnError, TokenEndedError, TransportError
+from djinn.interrupts import sleep, through
 from djinn.kinds import Connection
 
 log = logging.getLogger("djinn.recovery")
@@ -60,7 +62,7 @@ class Reconnector:
             for index, address in enumerate(self.addresses):
                 if found[index] is None:
                     try:
-                        found[index] = self.open(address)
+                        found[index] = through(partial(self.open, address))
                     except TokenEndedError:
                         # Nothing that is waited for makes the token valid again.
                         raise
@@ -69,7 +71,7 @@ class Reconnector:
             left_s = deadline - time.monotonic()
             if None not in found or left_s <= 0:
                 break
-            time.sleep(min(left_s, pause_s * _random.uniform(0.5, 1)))
+            sleep(min(left_s, pause_s * _random.uniform(0.5, 1)))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return self._filled(found, reason)
 

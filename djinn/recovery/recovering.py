@@ -189,6 +189,15 @@ class Recovering:
         if self._is_alive:
             self._hands.link.keep_results(results)
 
+    def cancel(self) -> None:
+        """Have nothing run any more of what was handed over, nor be carried out again.
+
+        While there is no server, nothing runs: what is to be made again on the next one is not forgotten.
+        """
+        if self._is_alive and self._ended is None:
+            self.journal.cancel()
+            self._hands.link.cancel()
+
     def close(self) -> None:
         """Close the connections."""
         self._ended = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import collections
 import ctypes
 import itertools
+import operator
 from collections.abc import Callable
+from pathlib import Path
 from threading import get_ident
 from typing import Any
 
 import torch
 
 from djinn import runtime
+from djinn.interrupts import records_in
 from djinn.tensor import pending_errors
 from djinn_interceptor_device import autocast
 
@@ -151,7 +154,8 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
     of a hook or an operation. No callable can return a result while an exception is pending, so the destructor would
     fail and end the process. `type_` therefore takes the exception over first. It is raised again where the backward
     pass was called (`djinn_interceptor_device.functions.run_backward`). No line of Python may run before that: a
-    debugger's or a coverage tool's trace function would be called for it, and fail.
+    debugger's or a coverage tool's trace function would be called for it, and fail. Nor may one run where nothing is
+    pending, which is when an operation records a gradient: Ctrl-C would raise there.
 
     Source:
         torch/csrc/acc/Module.cpp (``PythonDeviceGuard``), Objects/call.c of CPython (``_Py_CheckFunctionResult``).
@@ -165,36 +169,47 @@ _fetch = ctypes.pythonapi["PyErr_Fetch"]
 _fetch.restype = None
 
 
-def _keep(_: None, function: object, places: Any) -> Any:
-    """Keep the exception that was fetched, if any, and return the device's type.
+class _Taken(dict[int | None, Any]):
+    """What `type_` returns, by the address of the type of the exception that was fetched; no address, no exception.
 
     Args:
-        _: What the C function returned.
-        function: The C function.
-        places: Where it has put type, value and traceback; null pointers if nothing was pending.
+        place: Where the addresses of type, value and traceback were put.
     """
-    fetched = places[0]._obj
-    if fetched[0]:
-        kind, value, traceback = (ctypes.c_void_p(address) for address in fetched)
+
+    def __init__(self, place: Any) -> None:
+        super().__init__({None: _TYPE})
+        self._place = place
+
+    def __missing__(self, address: int | None) -> Any:
+        """Keep the exception."""
+        kind, value, traceback = (ctypes.c_void_p(address) for address in self._place)
         ctypes.pythonapi.PyErr_NormalizeException(*map(ctypes.byref, (kind, value, traceback)))
         error: BaseException = ctypes.cast(value, ctypes.py_object).value
         pending_errors[get_ident()] = error.with_traceback(
             ctypes.cast(traceback, ctypes.py_object).value if traceback.value else None)
         for item in (kind, value, traceback):
             ctypes.pythonapi.Py_DecRef(item)
-    return _TYPE
+        return _TYPE
 
 
 def _fetching() -> Callable[[], Any]:
-    """Make a callable that runs in C until the exception is fetched, each time to another place."""
+    """Make a callable that fetches the exception, each time to another place, and looks there whether there was one.
+
+    It runs in C unless there was: where Python runs, Ctrl-C may raise, and end the process. It takes the next of each
+    of its columns before it does anything that could let another thread do so.
+    """
     places = [(ctypes.c_void_p * 3)() for _ in range(_PLACES)]
-    columns = [itertools.cycle([ctypes.byref(place, offset * ctypes.sizeof(ctypes.c_void_p)) for place in places])
+    targets = [[ctypes.byref(place, offset * ctypes.sizeof(ctypes.c_void_p)) for place in places]
                for offset in range(3)]
-    for column in columns:
+    columns: list[list[Any]] = [[_Taken(place) for place in places], list(places), *targets]
+    taken, filled, *addressed = map(itertools.cycle, columns)
+    for column in (taken, filled, *addressed):
         # On its first round, it would ask a list for more, and take the pending exception for an answer.
         collections.deque(itertools.islice(column, _PLACES + 1), maxlen=0)
-    _fetch.errcheck = _keep  # type: ignore[assignment]  # it returns whatever the caller is to get
-    return map(_fetch, *columns).__next__
+    # `_fetch` returns nothing, the truth of which is the position of the type's address.
+    addresses = map(operator.getitem, filled, map(operator.truth, map(_fetch, *addressed)))
+    return map(operator.getitem, taken, addresses).__next__
 
 
+records_in(Path(__file__).parent)
 DeviceGuard.type_ = staticmethod(_fetching())  # type: ignore[method-assign, assignment]  # see the class

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import queue
 import secrets
 import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import TypeAlias
 
 import torch
 
 from djinn import spans
-from djinn.errors import ConfigurationError, RefusedError, TransportError, UnknownOperatorError
+from djinn.errors import (
+    ConfigurationError,
+    DjinnError,
+    OperationCancelledError,
+    RefusedError,
+    TransportError,
+    UnknownOperatorError,
+)
+from djinn.interrupts import SessionLock, deferral
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import Carrier, ConnectOptions, Listener, ListenOptions
 from djinn.model.program import Template
@@ -21,6 +33,7 @@ from djinn.model.schema import facts_of, operator_named
 from djinn.protocol.mailbox import MailRoom
 from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
 from djinn.protocol.post import DRAIN_S, MailCarrier, MailPost
+from djinn.protocol.reuse import after
 from djinn.protocol.service import SessionService
 
 MAX_BATCHES = 64
@@ -30,6 +43,10 @@ FLUSH_EVERY = 1024
 
 _room = MailRoom()
 """The mailboxes of all sessions in this process."""
+LOOK_S = 0.1
+"""How often who waits for the executor looks whether there was an interrupt."""
+_open: weakref.WeakSet[LocalConnection] = weakref.WeakSet()
+_Answer: TypeAlias = tuple[Result, list[torch.Tensor]]
 
 
 class LocalTransport:
@@ -98,25 +115,48 @@ class LocalConnection:
         self._executor = executor
         self._post = MailPost(self.welcome.session, self._mailbox, self._carry, self._is_gone)
         self._service = SessionService(executor, post=self._post)
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Callable[[], _Answer], Future[_Answer]] | None] = queue.SimpleQueue()
         self._closed = False
-        self._room = threading.Semaphore(MAX_BATCHES)
+        self._unfinished: deque[tuple[Future[_Answer], list[DjinnError]]] = deque()
+        """What is queued or runs, and what has it stop; see `djinn.protocol.service.SessionService.handle`."""
+        self._owed: list[Future[_Answer]] = []
+        """Answers that nobody has been given, because who waited was interrupted."""
         self._needs: dict[int, tuple[bool, set[str]]] = {}
         """By program: whether it may draw random numbers, and the default dtypes that it needs."""
         self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
         self._thread.start()
+        if not _open:
+            atexit.unregister(_end_all)
+            atexit.register(_end_all)
+        _open.add(self)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Carry out a batch that wants no answer."""
         borrows = self._borrows(batch)
         done = self._carry_out(batch, tensors)
-        if tensors or borrows:
-            done.result()
+        if borrows:
+            self._lend(done)
+        elif tensors:
+            _wait(done)
 
-    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> _Answer:
         """Carry out a batch and return its answer."""
-        self._borrows(batch)
-        return self._carry_out(batch, tensors).result()
+        borrows = self._borrows(batch)
+        done = self._carry_out(batch, tensors)
+        # Until it has been given to somebody: what failed is told once.
+        self._owed.append(done)
+        self._lend(done) if borrows else _wait(done)
+        told = Result()
+        for earlier in self._owed[:-1]:
+            told = after(told, earlier.result()[0])
+        self._owed.clear()
+        result, data = done.result()
+        return after(told, result), data
+
+    def cancel(self) -> None:
+        """Have what is queued not run, and what runs end; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        self._stop(OperationCancelledError("The operation was cancelled by an interrupt before it ran.",
+                                           hint="Compute it again."))
 
     def close(self) -> None:
         """End the session and its thread."""
@@ -126,11 +166,30 @@ class LocalConnection:
         self._work.put(None)
         # Whatever waits there for another session must not keep the thread.
         _room.remove(self._mailbox)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self.end_thread()
         self._post.close(DRAIN_S)
         self._service.close()
         self._executor.close()
+
+    def end_thread(self) -> None:
+        """Wait until the operator that runs has ended. Nothing else runs any more."""
+        self._work.put(None)
+        self._stop(OperationCancelledError("The operation was dropped: its session has ended."))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _stop(self, reason: DjinnError) -> None:
+        for _, stop in list(self._unfinished):
+            stop.append(reason)
+
+    def _lend(self, done: Future[_Answer]) -> None:
+        """Wait for what borrows something that the caller may be about to use, at least until it does so no more."""
+        try:
+            _wait(done)
+        except BaseException:
+            self.cancel()
+            wait([done])
+            raise
 
     def _is_gone(self) -> bool:
         return self._closed
@@ -138,26 +197,28 @@ class LocalConnection:
     def _carry(self, address: str, courier: Courier) -> Carrier:
         return LocalTransport().carry(address, courier, ConnectOptions(is_gone=self._is_gone))
 
-    def _carry_out(
-        self, batch: Batch, tensors: Sequence[torch.Tensor]
-    ) -> Future[tuple[Result, list[torch.Tensor]]]:
+    def _carry_out(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> Future[_Answer]:
         if self._closed:
             raise TransportError(f"The session on {self.address} is closed.", hint="Call djinn.init() again.")
-        done: Future[tuple[Result, list[torch.Tensor]]] = Future()
-        self._room.acquire()
+        done: Future[_Answer] = Future()
+        stop: list[DjinnError] = []
         threads = torch.get_num_threads()
 
-        def work() -> tuple[Result, list[torch.Tensor]]:
+        def work() -> _Answer:
             # PyTorch counts threads by thread; libraries round differently with another number of them.
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             watching = spans.current
             if watching is None:
-                return self._service.handle(batch, tensors)
+                return self._service.handle(batch, tensors, stop)
             with watching.timed("run", spans.Stage.EXECUTION, commands=len(batch.commands)):
-                return self._service.handle(batch, tensors)
+                return self._service.handle(batch, tensors, stop)
 
+        waits_for = self._unfinished[0][0] if len(self._unfinished) >= MAX_BATCHES else None
+        self._unfinished.append((done, stop))
         self._work.put((work, done))
+        if waits_for is not None:
+            _wait(waits_for)
         return done
 
     def _borrows(self, batch: Batch) -> bool:
@@ -180,10 +241,14 @@ class LocalConnection:
         while (item := self._work.get()) is not None:
             work, done = item
             try:
-                done.set_result(work())
+                answer = work()
             except BaseException as error:  # noqa: BLE001  # not swallowed: the waiting caller receives it
+                self._unfinished.popleft()
                 done.set_exception(error)
-            self._room.release()
+            else:
+                self._unfinished.popleft()
+                done.set_result(answer)
+                del answer
             del item, work, done
 
 
@@ -192,3 +257,29 @@ def _is_random(template: Template) -> bool:
         return facts_of(operator_named(template.operator)).is_random
     except UnknownOperatorError:
         return False
+
+
+def _wait(done: Future[_Answer]) -> None:
+    """Wait until a batch was carried out, or the caller is interrupted."""
+    deferred = deferral()
+    if deferred is None:
+        wait([done])
+        return
+    ready: queue.SimpleQueue[Future[_Answer] | None] = queue.SimpleQueue()
+    done.add_done_callback(ready.put)
+
+    def come() -> Future[_Answer] | None:
+        while True:
+            # A signal that comes right before the thread falls asleep does not wake it, and is seen to only then.
+            with contextlib.suppress(queue.Empty):
+                return ready.get(timeout=LOOK_S)
+
+    if deferred.wait(lambda: ready.put(None), come) is None and deferred.error is not None:
+        raise deferred.error
+
+
+def _end_all() -> None:
+    """End all threads. To leave one in an operator while the interpreter ends would abort the process."""
+    with SessionLock(lambda: None):
+        for connection in list(_open):
+            connection.end_thread()

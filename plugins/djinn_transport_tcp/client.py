@@ -1,65 +1,22 @@
-"""The client's end of a connection."""
+"""Connecting as a client: over a socket of one kind or another, and where a redirect leads."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import random
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import attrs
-import msgspec
-import torch
 
-from djinn.errors import (
-    ConfigurationError,
-    DjinnError,
-    ProtocolError,
-    ProtocolVersionError,
-    RefusedError,
-    TokenEndedError,
-    TransportError,
-)
+from djinn.errors import ConfigurationError, TransportError
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import (
-    PROTOCOL_VERSION,
-    Batch,
-    Courier,
-    Goodbye,
-    Hello,
-    Message,
-    Redirect,
-    Refusal,
-    Result,
-    Taken,
-    Welcome,
-)
-from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
-from djinn.protocol.reuse import after
 from djinn_transport_tcp.address import parse_address, redirected
-from djinn_transport_tcp.copies import Copies
-from djinn_transport_tcp.greeting import Wish, hello, welcomed
-from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix, reason_of
-from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused, unanswered
-from djinn_transport_tcp.sockets import ByteStream, StalledError
-from djinn_transport_tcp.stream import FrameStream, views_of
-from djinn_transport_tcp.tls import TlsError, client_context
-from djinn_transport_tcp.watching import watch
+from djinn_transport_tcp.connection import SocketConnection
+from djinn_transport_tcp.greeting import Wish
+from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix
+from djinn_transport_tcp.stream import FrameStream
+from djinn_transport_tcp.tls import client_context
 
 __all__ = ("SocketConnection", "Wish", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix", "reach")
-
-_log = logging.getLogger("djinn.transport")
-_random = random.SystemRandom()
-
-GOODBYE_S = 1.0
-"""How long what is still to be sent may take when the session ends."""
-MIN_SILENCE_S = 5.0
-"""How long a server that is starting a worker may say nothing, if the time to connect allows no more."""
-LAST_WORDS_S = 0.5
-"""How long to look for the server's reason after it has stopped to listen."""
 
 
 def connect(address: str, options: ConnectOptions) -> SocketConnection:
@@ -86,14 +43,13 @@ def connect_unix(address: str, options: ConnectOptions) -> SocketConnection:
 def _connect(address: str, opened: Callable[[str, ConnectOptions], FrameStream],
              options: ConnectOptions) -> SocketConnection:
     connection = reach(address, opened, options)
-    connection.take_up_again(lambda options, resume, answered: reach(address, opened, options, resume, answered),
-                             options)
+    connection.take_up_again(lambda options, wish: reach(address, opened, options, wish), options)
     return connection
 
 
 def reach(
-    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions, resume: bytes = b"",
-    answered: int = 0,
+    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions,
+    wish: Wish | None = None,
 ) -> SocketConnection:
     """Connect and greet, where a redirect leads if there is one.
 
@@ -101,15 +57,14 @@ def reach(
         address: Where to.
         opened: Connects.
         options: As for `djinn.kinds.transport.Transport.connect`.
-        resume: Key of the session to go on with; empty for a new one.
-        answered: Number of the last answer of it that has come.
+        wish: Which session is to go on, if one is.
 
     Raises:
         TransportError: As for `djinn.kinds.transport.Transport.connect`.
     """
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
-    wish = Wish(options.resume, resume, answered)
+    wish = wish or Wish(options.resume)
     redirect = connection.greet(options.token, deadline, options.owner, wish=wish)
     if redirect is None:
         return connection
@@ -136,398 +91,3 @@ def reach(
         raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",
                              hint="See how the server was started.")
     return connection
-
-
-FLUSH_EVERY = 8
-"""Operations of the first batch that is sent early; execution of a batch overlaps with the recording of the next."""
-
-
-class SocketConnection:
-    """The client's end of a session; see `djinn.kinds.transport.Connection`.
-
-    A frame goes through whole or the connection is closed. So after an exception that is not a `TransportError`, such
-    as a `KeyboardInterrupt`, a connection that still works has taken its batch; the answer to an interrupted request is
-    read before the next frame is sent, and the failures in it are reported with the next answer.
-
-    `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent, and for tensors of
-    more than `ALONE_BYTES` until they have arrived: what is smaller is copied, so that it can be sent again.
-
-    Where the server lets it, the session outlives a connection that breaks; see `djinn.protocol.resumption`. One that
-    breaks while nobody uses it is seen to at once by a thread: the lease would end before the next operation comes.
-
-    Attributes:
-        address: Where it leads.
-        welcome: What the server said of itself.
-        flush_every: Pending operations worth sending early: the server works while the client records.
-        reconnections: How often the session went on over a new connection.
-        vouched_until_s: When the certificate ends of who sent the client here, in seconds since 1970, if anybody did.
-    """
-
-    def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
-        self.address = address
-        self.welcome = Welcome(PROTOCOL_VERSION, "", "", "", "", "")
-        self.flush_every = FLUSH_EVERY
-        self._frames = frames
-        self._outbox = Outbox(frames.stream)
-        self._request_timeout_s = request_timeout_s
-        self.reconnections = 0
-        self.vouched_until_s: float | None = None
-        self._copies = Copies()
-        self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
-        self._again: Callable[[ConnectOptions, bytes, int], SocketConnection] | None = None
-        self._options = ConnectOptions()
-        self._past_bytes = (0, 0)
-        self._sequence = 0
-        self._is_between_frames = False
-        self._left: FrameStream | None = None
-        self._owed = False
-        self._settled = Result()
-        self._lost = ""
-        self._unsaid: BaseException | None = None
-        self._in_use = threading.RLock()
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes sent so far, greeting included."""
-        return self._past_bytes[0] + (0 if self._left is self._frames else self._frames.stream.bytes_sent)
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes received so far, greeting included."""
-        return self._past_bytes[1] + (0 if self._left is self._frames else self._frames.stream.bytes_received)
-
-    @property
-    def certificate_expires_s(self) -> float | None:
-        """When the server's certificate ends; see `djinn.kinds.transport.CertifiedConnection`."""
-        return self.vouched_until_s or self._frames.stream.certificate_expires_s
-
-    def take_up_again(
-        self, again: Callable[[ConnectOptions, bytes, int], SocketConnection], options: ConnectOptions
-    ) -> None:
-        """Have the session go on over other connections when one breaks, if the server keeps it.
-
-        Args:
-            again: Connects and greets again, given the options, the session's key and the last answer's number.
-            options: As for `djinn.kinds.transport.Transport.connect`.
-        """
-        if options.resume and self.welcome.resume:
-            self._again, self._options = again, options
-            self._end = ClientEnd(self._sequence, options.resume_bytes, self._copies.release)
-            watch(self)
-
-    @property
-    def watched_stream(self) -> ByteStream | None:
-        """What breaks if the connection does; ``None`` after the end of the session."""
-        return None if self._lost or not self._frames.stream.is_ours else self._frames.stream
-
-    def go_on_if_gone(self) -> None:
-        """Go on over another connection if this one broke and nobody uses it. What fails is raised by the next use."""
-        if not self._frames.stream.is_gone():
-            return
-        with self._in_use:
-            try:
-                while not self._lost and self._frames.stream.is_gone():
-                    answered = self._heard()
-                    if answered is not None:
-                        self._settled = after(self._settled, answered[0])
-            except Exception as error:  # noqa: BLE001  # as in `greet`
-                self._unsaid = self._ended(error)
-
-    def greet(
-        self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = "",
-        wish: Wish | None = None,
-    ) -> Redirect | None:
-        """Say who this is and learn who answers.
-
-        Args:
-            token: The server's token, if it wants one.
-            deadline: Time on the monotonic clock until which to wait.
-            owner: Whose uploads these are; see `djinn.kinds.transport.ConnectOptions`.
-            secret: The token, if it is not to be said again.
-            ticket: What to say instead.
-            wish: What is to become of the session, and which is to go on.
-
-        Returns:
-            Where to go instead, if this is not the place.
-
-        Raises:
-            RefusedError, ProtocolVersionError: The server says no.
-            TransportError: What answers is no server, or nothing does.
-        """
-        return self.introduce(hello(token, owner, secret, ticket, wish or Wish()), deadline)
-
-    def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
-        """Send a greeting and learn who answers; see `greet`."""
-        self._frames.stream.deadline = deadline
-        silence_s = max(deadline - time.monotonic(), MIN_SILENCE_S)
-        try:
-            self._sequence = 1
-            self._outbox.send(views_of(self._sequence, greeting, ()), waits=True)
-            answer = welcomed(self.address, greeting, lambda: self._read()[1], self._frames.stream, silence_s)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
-            is_late = isinstance(error, TimeoutError) and time.monotonic() >= self._frames.stream.deadline
-            ended = self._ended(error)
-            raise (unanswered(self.address, silence_s) if is_late else ended) from None
-        self._frames.stream.deadline = None
-        self._frames.stream.stall_timeout_s = self._request_timeout_s
-        if isinstance(answer, Redirect):
-            return answer
-        self.welcome = answer
-        return None
-
-    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a batch that wants no answer; see `djinn.kinds.transport.Connection.submit`."""
-        with self._used():
-            if self._lost:
-                raise self._closed()
-            try:
-                if self._owed:
-                    self._settle()
-                self._post(batch, tensors, waits=False)
-                self._owed = batch.wants_reply
-            except BaseException as error:  # noqa: BLE001  # as in `greet`
-                raise self._ended(error) from None
-
-    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
-        """Send a batch and wait for its answer; see `djinn.kinds.transport.Connection.request`."""
-        if not batch.wants_reply:
-            batch = msgspec.structs.replace(batch, synchronize=True)
-        with self._used():
-            if self._lost:
-                raise self._closed()
-            try:
-                if self._owed:
-                    self._settle()
-                self._post(batch, tensors, waits=True)
-                self._owed = True
-                answered = self._awaited()
-            except BaseException as error:  # noqa: BLE001  # as in `greet`
-                raise self._ended(error) from None
-            settled, self._settled = self._settled, Result()
-        return after(settled, answered[0]), answered[1]
-
-    def close(self) -> None:
-        """End the session. Never raises, may be called twice, and from another thread."""
-        is_free = self._frames.stream.is_ours and self._in_use.acquire(timeout=GOODBYE_S)
-        try:
-            if not self._lost and self._again is not None:
-                self._say_goodbye(GOODBYE_S)
-            self._lost = self._lost or "it was closed on this side"
-            self._disconnect()
-        finally:
-            if is_free:
-                self._in_use.release()
-
-    def _used(self) -> contextlib.AbstractContextManager[object]:
-        """Keep `go_on_if_gone` out. A forked child, which may not use it, must not wait for a thread that it lacks."""
-        return self._in_use if self._frames.stream.is_ours else contextlib.nullcontext()
-
-    def _settle(self) -> None:
-        """Take in an answer that nobody waits for any more: two sides that only send would wait for ever."""
-        self._settled = after(self._settled, self._awaited()[0])
-
-    def _awaited(self) -> tuple[Result, list[torch.Tensor]]:
-        """Wait for the answer that is to come, on this connection or the next."""
-        while (answered := self._heard()) is None:
-            pass
-        return answered
-
-    def _heard(self) -> tuple[Result, list[torch.Tensor]] | None:
-        """Wait until something comes, and read it; ``None`` if it is not the answer that is to come."""
-        try:
-            self._is_between_frames = True
-            self._frames.stream.wait()
-            self._is_between_frames = False
-            sequence, message, data = self._read()
-        except DjinnError:
-            raise
-        except (OSError, EOFError) as error:
-            self._go_on(error)
-            self._is_between_frames = False
-            return None
-        if isinstance(message, Taken):
-            self._end.acknowledged(sequence)
-            return None
-        if not isinstance(message, Result):
-            raise ProtocolError(f"It answered a batch with a {type(message).__name__}.")
-        if self._again is None:
-            if sequence != self._sequence:
-                raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
-        elif not self._end.answer(sequence):
-            return None
-        self._owed = False
-        return message, data
-
-    def _post(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
-        """Send a batch, and keep what the server may lack of it."""
-        views = views_of(self._sequence + 1, batch, tensors)
-        self._sequence += 1
-        if self._again is None:
-            self._outbox.send(views, waits=waits)
-            return
-        size_bytes = len(views[0])
-        is_borrowed = False
-        if len(views) > 1:
-            size_bytes = sum(map(len, views))
-            is_borrowed = waits or size_bytes > ALONE_BYTES
-            if not is_borrowed:
-                views = [self._copies.copied(views, size_bytes)]
-        self._end.send(views, size_bytes, is_borrowed=is_borrowed)
-        try:
-            self._outbox.send(views, waits=waits, is_kept=not is_borrowed)
-        except OSError as error:
-            self._go_on(error)
-        if is_borrowed and not waits:
-            self._hear(lambda: self._end.taken < self._sequence)
-        elif self._end.is_filling:
-            self._hear(lambda: self._end.is_full or self._frames.stream.is_ready())
-
-    def _hear(self, is_wanted: Callable[[], bool]) -> None:
-        """Read what the server says that it has, as long as more of that is wanted."""
-        while is_wanted():
-            if self._heard() is not None:
-                raise ProtocolError("It answered a batch that asked for nothing.")
-
-    def _go_on(self, error: OSError | EOFError) -> None:
-        """Go on over another connection. What the server lacks has been sent again when this returns.
-
-        Raises:
-            OSError, EOFError: That cannot be; the error that was given.
-            TransportError: The session is lost.
-        """
-        stream = self._frames.stream
-        if self._again is None or self._lost or isinstance(error, StalledError) or not stream.is_ours:
-            raise error
-        if isinstance(error, OSError):
-            error = self._outbox.error if isinstance(self._outbox.error, OSError) else error
-            words = self._last_words()
-            if words is not None:
-                raise words
-        self._leave()
-        reason = reason_of(error) if isinstance(error, OSError) else str(error)
-        _log.warning("the connection to %s broke (%s): going on over another one", self.address, reason)
-        began = time.monotonic()
-        lacking = self._reconnect(reason, began)
-        self.reconnections += 1
-        _log.warning("going on at %s after %.2f s; %d messages sent again", self.address, time.monotonic() - began,
-                     len(lacking))
-
-    def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
-        patience = Patience(began, min(self._options.resume_timeout_s, self.welcome.lease_s), _random.random)
-        while True:
-            is_refused = False
-            attempt_s = patience.attempt_s(time.monotonic())
-            try:
-                if attempt_s > 0:
-                    return self._adopt(attempt_s)
-            except TokenEndedError:
-                raise
-            except (RefusedError, ProtocolVersionError, ProtocolError) as error:
-                raise self._gone(reason, error.summary) from None
-            except TransportError as error:
-                is_refused = isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
-            except (OSError, EOFError) as error:
-                # The new one broke as well.
-                self._leave()
-                _log.info("%s: again: %s", self.address, error)
-            pause_s = patience.pause_s(time.monotonic(), is_refused=is_refused)
-            if pause_s is None:
-                raise self._gone(reason, "nobody listens there any more." if is_refused else
-                                 "no connection came about in time.")
-            time.sleep(pause_s)
-            if self._lost:
-                raise self._closed()
-
-    def _adopt(self, attempt_s: float) -> Sequence[Sequence[memoryview]]:
-        """Connect again, take the new connection's place, and send what the server lacks."""
-        if self._again is None:
-            raise ProtocolError("This session cannot be taken up again.")
-        options = attrs.evolve(self._options, connect_timeout_s=min(attempt_s, self._options.connect_timeout_s))
-        other = self._again(options, self.welcome.resume, self._end.answered)
-        try:
-            lacking = self._end.lacking(other.welcome.taken)
-        except ProtocolError:
-            other.close()
-            raise
-        self._frames, self._outbox = other._frames, other._outbox
-        if self._lost:
-            self._disconnect()
-            raise self._closed()
-        for views in lacking:
-            self._outbox.send(views, waits=False)
-        return lacking
-
-    def _leave(self) -> None:
-        """Let go of a connection that broke. May be called twice."""
-        if self._left is not self._frames:
-            self._past_bytes, self._left = (self.bytes_sent, self.bytes_received), self._frames
-        self._disconnect()
-
-    def _gone(self, reason: str, why: str) -> TransportError:
-        return TransportError(f"The connection to {self.address} broke ({reason}), and its session could not be taken "
-                              f"up again: {why}", hint=AGAIN)
-
-    def _say_goodbye(self, drain_s: float = 0.0) -> None:
-        """Tell the server that nothing of the session need be kept; if that is not possible, it learns so by itself."""
-        if not self._frames.stream.is_ours:
-            return
-        self._outbox.drain(drain_s)
-        if not self._outbox.queued_bytes:
-            with contextlib.suppress(OSError):  # it breaks, or does not take it: the lease ends as well
-                self._frames.stream.send_ready(views_of(0, Goodbye(), ()))
-
-    def _disconnect(self) -> None:
-        self._frames.close()
-        self._outbox.close()
-
-    def _read(self) -> tuple[int, Message, list[torch.Tensor]]:
-        received = self._frames.read()
-        if received is None:
-            raise EOFError("the server closed it")
-        if isinstance(received[1], Refusal):
-            raise refused(self.address, received[1])
-        if isinstance(received[1], Goodbye):
-            raise goodbye(self.address, received[1])
-        return received
-
-    def _closed(self) -> BaseException:
-        unsaid, self._unsaid = self._unsaid, None
-        return unsaid or TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=AGAIN)
-
-    def _ended(self, error: BaseException) -> BaseException:
-        """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody."""
-        self._end.give_back()
-        is_between_frames, self._is_between_frames = self._is_between_frames, False
-        if isinstance(error, Exception):
-            if isinstance(error, StalledError) and is_between_frames and self._again is not None:
-                self._say_goodbye()
-            return self._lose(error)
-        if not is_between_frames or self._frames.stream.is_torn:
-            self._lost = "an exception interrupted a transfer"
-            self._disconnect()
-        return error
-
-    def _lose(self, error: Exception) -> Exception:
-        """Close the connection and say why, in the server's words if it left any."""
-        self._lost = "it broke"
-        if self._outbox.error is not None and not isinstance(error, DjinnError):
-            error = self._outbox.error
-        is_broken = isinstance(error, OSError) and not isinstance(error, DjinnError | TimeoutError | TlsError)
-        failure = (self._last_words() if is_broken else None) or explained(self.address, error)
-        self._lost = failure.summary.rstrip(".") if isinstance(failure, DjinnError) else repr(failure)
-        self._disconnect()
-        return failure
-
-    def _last_words(self) -> Exception | None:
-        """Read why the server closed a connection while this side was sending, if it said so."""
-        self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
-        try:
-            received = self._frames.read()
-            while received is not None and isinstance(received[1], Taken):
-                received = self._frames.read()
-        except (OSError, EOFError, ProtocolError):
-            # Whatever this says is less to the point than the error that led here, which is reported instead.
-            return None
-        if received is not None and isinstance(received[1], Goodbye):
-            return goodbye(self.address, received[1])
-        return refused(self.address, received[1]) if received is not None and isinstance(received[1], Refusal) else None

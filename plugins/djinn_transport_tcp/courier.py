@@ -10,7 +10,7 @@ import torch
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.protocol.messages import Courier, Parcel
-from djinn_transport_tcp.client import SocketConnection
+from djinn_transport_tcp.connection import SocketConnection
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream, views_of
 

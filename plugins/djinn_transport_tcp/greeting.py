@@ -26,19 +26,21 @@ class Wish:
     """What a greeting says about sessions that go on.
 
     Attributes:
-        resumes, resume, answered: See `djinn.protocol.messages.Hello`.
+        resumes, resume, answered, cancelled: See `djinn.protocol.messages.Hello`.
     """
 
     resumes: bool = False
     resume: bytes = b""
     answered: int = 0
+    cancelled: int = 0
 
 
 def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
-    """Make the greeting; see `djinn_transport_tcp.client.SocketConnection.greet`."""
+    """Make the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`."""
     return Hello(
         PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
-        *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered)
+        *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered,
+        wish.cancelled)
 
 
 def welcomed(

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from djinn_transport_tcp.sockets import ByteStream
+from djinn_transport_tcp.sockets import TICK_S, ByteStream
 
 __all__ = ("MAX_QUEUED_BYTES", "Outbox")
 
@@ -86,8 +86,10 @@ class Outbox:
         """Wait until so many bytes may be queued. If they are too many for that ever, wait until nothing is queued."""
         fits = length <= MAX_QUEUED_BYTES
         with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or self._closed or self._queued_bytes + length <= (
-                MAX_QUEUED_BYTES if fits else length))
+            while not self._changed.wait_for(lambda: self.error is not None or self._closed or (
+                    self._queued_bytes + length <= (MAX_QUEUED_BYTES if fits else length)), TICK_S):
+                # A signal that comes right before a thread falls asleep does not wake it: it is seen to here.
+                pass
             if self.error is not None:
                 raise self.error
             if self._closed:

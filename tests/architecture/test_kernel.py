@@ -21,7 +21,7 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3_760
+MAX_KERNEL_LINES = 3_785
 LOOKING = ("origins.py", "pages.py", "spans.py", "model/documents.py", "model/display.py")
 """What looks at recordings and runs, and writes down what it sees. The way of an operation knows nothing of it."""
 MAX_LOOKING_LINES = 600
@@ -33,7 +33,7 @@ FLEET = ("fleet/",)
 MAX_PLANNING_LINES = 2800
 RECOVERY = ("recovery/",)
 """What a session has beside that goes on when its server dies."""
-MAX_RECOVERY_LINES = 1250
+MAX_RECOVERY_LINES = 1275
 MAX_FLEET_LINES = 800
 RESIDENCY = ("residency/",)
 """What a server has beside whose memory has a limit."""
@@ -41,7 +41,11 @@ MAX_RESIDENCY_LINES = 850
 REUSE = ("results.py", "purity.py")
 """What a link that keeps results has beside."""
 MAX_REUSE_LINES = 420
-OUTSIDE_THE_COUNT = ("protocol/", "cli.py", "_doctor.py", *LOOKING, *PLANNING, *FLEET, *REUSE, *RECOVERY, *RESIDENCY)
+INTERRUPTS = ("interrupts.py",)
+"""What has Ctrl-C wait until nothing is half done."""
+MAX_INTERRUPTS_LINES = 160
+OUTSIDE_THE_COUNT = ("protocol/", "cli.py", "_doctor.py", *LOOKING, *PLANNING, *FLEET, *REUSE, *RECOVERY, *RESIDENCY,
+                     *INTERRUPTS)
 """The protocol without I/O, the program `djinn`, what looks on, what plans, and what several executors need are layers
 of their own around the kernel."""
 THE_WAY = ("binding", "link", "mixing", "programs", "recorder", "session", "tape", "model.value", "model.program")
@@ -96,7 +100,8 @@ def test_the_kernel_is_small() -> None:
 
 @pytest.mark.parametrize(("layer", "limit"), [(PLANNING, MAX_PLANNING_LINES), (FLEET, MAX_FLEET_LINES),
                                               (REUSE, MAX_REUSE_LINES), (RECOVERY, MAX_RECOVERY_LINES),
-                                              (RESIDENCY, MAX_RESIDENCY_LINES)])
+                                              (RESIDENCY, MAX_RESIDENCY_LINES),
+                                              (INTERRUPTS, MAX_INTERRUPTS_LINES)])
 def test_the_layers_around_it_are_small_too(layer: tuple[str, ...], limit: int) -> None:
     lines = {name_of(path): code_lines(path.read_text()) for path in KERNEL
              if str(path.relative_to(ROOT / "djinn")).startswith(layer)}

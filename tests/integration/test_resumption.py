@@ -265,11 +265,11 @@ def test_a_key_opens_no_session_of_another_tenant(start_server: Any, tmp_path: P
     bobs = connect(running.address, ConnectOptions(token=secrets["bob"], connect_timeout_s=60))
     bobs.close()
     assert alices._again is not None
-    from djinn_transport_tcp.client import open_tcp, reach
+    from djinn_transport_tcp.client import Wish, open_tcp, reach
 
     for token, key in ((secrets["bob"], alices.welcome.resume), (secrets["alice"], bytes(16))):
         with pytest.raises(RefusedError, match="no such session"):
-            reach(running.address, open_tcp, ConnectOptions(token=token), key, 1)
+            reach(running.address, open_tcp, ConnectOptions(token=token), Wish(True, key, 1))
     alices.request(SYNCHRONIZE, ())
     assert alices.reconnections == 0
     alices.close()

@@ -1,0 +1,252 @@
+"""Ctrl-C, where it does no harm: not in the middle of a batch, and at once where the session waits.
+
+A handler of SIGINT may raise wherever Python runs, and so between a frame and the number that counts it. While a
+`SessionLock` is held, the handler that there is (Python's own, a framework's or the user's) still runs at once, but
+what it raises waits: until the blocking call that is under way has been woken, or until the lock is released. A handler
+that raises nothing disturbs nothing.
+
+Python's own handler also raises while PyTorch runs, which looks for signals where no exception may be raised: in what
+it asks of a device written in Python, whenever it records a gradient. That aborts the process. So `raise_in_users_code`
+takes its place as soon as a session hands something over.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps it in takes longer than it does
+import _thread
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident, main_thread
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+from weakref import WeakMethod
+
+import torch
+
+__all__ = ("Deferral", "SessionLock", "deferral", "raise_in_users_code", "records_in", "sleep", "through",
+           "use_pythons_handler")
+
+_T = TypeVar("_T")
+_HERE = Path(__file__).parent
+_recording: tuple[str, ...] = (
+    f"{Path(torch.__file__).parent}{os.sep}", f"{_HERE / 'model'}{os.sep}",
+    *(str(_HERE / f"{name}.py") for name in (
+        "binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))
+"""Files in whose functions PyTorch may be at work below."""
+AGAIN_S = 0.002
+"""After so long an interrupt that could not be raised is tried again."""
+_LOOK_S = 0.05
+"""How often a wait for a lock that another thread holds looks for an interrupt."""
+
+
+class _UsersCode:
+    """Raises `KeyboardInterrupt` as Python's own handler does, but not while PyTorch or the recording is at work.
+
+    Then it is raised by the next operation that is recorded, when the next `SessionLock` is taken, or in the user's
+    code, whichever comes first.
+    """
+
+    def __init__(self) -> None:
+        self._is_pending = False
+        self._comes_again = False
+        self._hurry: WeakMethod[Callable[[], object]] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        comes_again, self._comes_again = self._comes_again, False
+        if comes_again and not self._is_pending:
+            return
+        if frame is None or not frame.f_code.co_filename.startswith(_recording):
+            self._is_pending = False
+            raise KeyboardInterrupt
+        self._is_pending = True
+        hurry = None if self._hurry is None else self._hurry()
+        if hurry is not None:
+            hurry()
+        # By another thread: here, it would come at once.
+        _thread.start_new_thread(self._again, (number,))
+
+    def use(self, hurry: Callable[[], object]) -> None:
+        """Have a method called that lets the next operation take a `SessionLock`."""
+        self._hurry = WeakMethod(hurry)
+
+    def take(self) -> bool:
+        """Whether an interrupt is still to be raised, which is the caller's business from now on."""
+        is_pending, self._is_pending = self._is_pending, False
+        return is_pending
+
+    def _again(self, number: int) -> None:
+        time.sleep(AGAIN_S)
+        if self._is_pending:
+            self._comes_again = True
+            _thread.interrupt_main(signal.Signals(number))
+
+
+raise_in_users_code = _UsersCode()
+
+
+def records_in(folder: Path) -> None:
+    """Let no interrupt be raised by functions of a folder, because PyTorch may be at work below."""
+    global _recording
+    if f"{folder}{os.sep}" not in _recording:
+        _recording = (*_recording, f"{folder}{os.sep}")
+
+
+def use_pythons_handler() -> None:
+    """Let Python's own handler do again what `raise_in_users_code` does in its place, if it does."""
+    if get_ident() == main_thread().ident and _signal.getsignal(signal.SIGINT) is raise_in_users_code:
+        _signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Deferral:
+    """Takes the place of a handler of SIGINT, and keeps what it raises.
+
+    Args:
+        previous: That handler.
+
+    Attributes:
+        error: What it has raised first.
+    """
+
+    def __init__(self, previous: Callable[[int, FrameType | None], Any]) -> None:
+        self.previous = previous
+        self.error: BaseException | None = None
+        self._wake: Callable[[], object] | None = None
+        self._lets_through = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        try:
+            # Nothing is recorded here.
+            self.previous(number, None if self.previous is raise_in_users_code else frame)
+        except BaseException as error:
+            self.error = self.error or error.with_traceback(None)
+            if self._lets_through:
+                raise
+            if self._wake is not None:
+                self._wake()
+
+    def wait(self, wake: Callable[[], object], action: Callable[[], _T]) -> _T:
+        """Do something that blocks, unless there was an interrupt, and until there is one.
+
+        Args:
+            wake: Has it return, or raise an `OSError` or `EOFError`. Called by a signal handler, in the midst of it.
+            action: Blocks.
+
+        Raises:
+            BaseException: What the handler has raised, if it was not done before.
+        """
+        self._wake = wake
+        try:
+            if self.error is None:
+                return action()
+        except (OSError, EOFError):
+            if self.error is None:
+                raise
+        finally:
+            self._wake = None
+        raise self.error
+
+    def through(self, action: Callable[[], _T]) -> _T:
+        """Do something that an exception may end anywhere."""
+        if self.error is not None:
+            raise self.error
+        self._lets_through = True
+        try:
+            return action()
+        finally:
+            self._lets_through = False
+
+
+def deferral() -> Deferral | None:
+    """Return what defers interrupts of this thread; ``None`` if nothing does, or none comes here."""
+    if get_ident() != main_thread().ident:
+        return None
+    handler = _signal.getsignal(signal.SIGINT)
+    return handler if type(handler) is Deferral else None
+
+
+def through(action: Callable[[], _T]) -> _T:
+    """Do something that an interrupt may end anywhere, also while interrupts are deferred."""
+    deferred = deferral()
+    return action() if deferred is None else deferred.through(action)
+
+
+class SessionLock:
+    """A reentrant lock whose holder is not interrupted in the midst of what it does.
+
+    Args:
+        interrupted: Called before the lock is released if there was an interrupt.
+
+    Concurrency:
+        Only the main thread is ever interrupted; others lock and unlock.
+    """
+
+    def __init__(self, interrupted: Callable[[], object]) -> None:
+        self._lock = threading.RLock()
+        self._interrupted = interrupted
+        self._held: list[Deferral | None] = []
+
+    def __enter__(self) -> None:
+        deferred = _begin() if get_ident() == main_thread().ident else None
+        if deferred is None:
+            self._acquire(deferral())
+        else:
+            try:
+                self._acquire(deferred)
+            except BaseException:
+                _end(deferred)
+                raise
+        self._held.append(deferred)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        deferred = self._held.pop()
+        try:
+            if deferred is not None and deferred.error is not None:
+                self._interrupted()
+        finally:
+            self._lock.release()
+            if deferred is not None:
+                # From here on the next interrupt raises at once.
+                _end(deferred)
+                if deferred.error is not None and deferred.error is not error:
+                    raise deferred.error
+
+    def _acquire(self, deferred: Deferral | None) -> None:
+        if deferred is None:
+            self._lock.acquire()
+            return
+        if self._lock.acquire(blocking=False):
+            return
+        while deferred.error is None:
+            if self._lock.acquire(timeout=_LOOK_S):
+                return
+        raise deferred.error
+
+
+def _begin() -> Deferral | None:
+    """Defer interrupts, unless somebody does or there is no handler that could raise."""
+    handler = _signal.getsignal(signal.SIGINT)
+    if not callable(handler) or type(handler) is Deferral:
+        return None
+    deferred = Deferral(raise_in_users_code if handler is signal.default_int_handler else handler)
+    _signal.signal(signal.SIGINT, deferred)
+    if raise_in_users_code.take():
+        deferred.error = KeyboardInterrupt()
+    return deferred
+
+
+def _end(deferred: Deferral) -> None:
+    if _signal.getsignal(signal.SIGINT) is deferred:
+        _signal.signal(signal.SIGINT, deferred.previous)
+
+
+def sleep(seconds: float) -> None:
+    """Sleep, until an interrupt."""
+    through(lambda: time.sleep(seconds))

@@ -1,0 +1,548 @@
+"""The client's end of a session, on whichever connection it is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import attrs
+import msgspec
+import torch
+
+from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
+from djinn.interrupts import deferral, sleep, through
+from djinn.kinds.transport import ConnectOptions
+from djinn.protocol.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Courier,
+    Goodbye,
+    Hello,
+    Message,
+    Redirect,
+    Refusal,
+    Result,
+    Taken,
+    Welcome,
+)
+from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
+from djinn.protocol.reuse import after
+from djinn_transport_tcp.copies import Copies
+from djinn_transport_tcp.greeting import Wish, hello, welcomed
+from djinn_transport_tcp.interrupted import acquired, is_interrupted, without_large
+from djinn_transport_tcp.opening import reason_of
+from djinn_transport_tcp.outbox import Outbox
+from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused, unanswered
+from djinn_transport_tcp.sockets import ByteStream, StalledError
+from djinn_transport_tcp.stream import FrameStream, views_of
+from djinn_transport_tcp.tls import TlsError
+from djinn_transport_tcp.watching import watch
+
+__all__ = ("SocketConnection",)
+
+_log = logging.getLogger("djinn.transport")
+_random = random.SystemRandom()
+T = TypeVar("T")
+
+GOODBYE_S = 1.0
+"""How long what is still to be sent may take when the session ends."""
+MIN_SILENCE_S = 5.0
+"""How long a server that is starting a worker may say nothing, if the time to connect allows no more."""
+CANCEL_S = 0.8
+"""How long to try to cancel while the caller waits. After that it is done when there is a connection again."""
+LAST_WORDS_S = 0.5
+"""How long to look for the server's reason after it has stopped to listen."""
+FLUSH_EVERY = 8
+"""Operations of the first batch that is sent early; execution of a batch overlaps with the recording of the next."""
+
+
+class SocketConnection:
+    """The client's end of a session; see `djinn.kinds.transport.Connection`.
+
+    A frame goes through whole or the connection is closed. So after an exception that is not a `TransportError`, such
+    as a `KeyboardInterrupt`, a connection that still works has taken its batch; the answer to an interrupted request is
+    read before the next frame is sent, and the failures in it are reported with the next answer. Where interrupts are
+    deferred (see `djinn.interrupts`) and the session may change its connection, that always works, and the server is
+    told to cancel what it was sent.
+
+    `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent, and for tensors of
+    more than `ALONE_BYTES` until they have arrived: what is smaller is copied, so that it can be sent again.
+
+    Where the server lets it, the session outlives a connection that breaks; see `djinn.protocol.resumption`. One that
+    breaks while nobody uses it is seen to at once by a thread: the lease would end before the next operation comes.
+
+    Attributes:
+        address: Where it leads.
+        welcome: What the server said of itself.
+        flush_every: Pending operations worth sending early: the server works while the client records.
+        reconnections: How often the session went on over a new connection.
+        vouched_until_s: When the certificate ends of who sent the client here, in seconds since 1970, if anybody did.
+    """
+
+    def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
+        self.address = address
+        self.welcome = Welcome(PROTOCOL_VERSION, "", "", "", "", "")
+        self.flush_every = FLUSH_EVERY
+        self._frames = frames
+        self._outbox = Outbox(frames.stream)
+        self._request_timeout_s = request_timeout_s
+        self.reconnections = 0
+        self.vouched_until_s: float | None = None
+        self._copies = Copies()
+        self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
+        self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
+        self._options = ConnectOptions()
+        self._past_bytes = (0, 0)
+        self._sequence = 0
+        self._is_between_frames = False
+        self._left: FrameStream | None = None
+        self._owed = 0
+        """Number of the last batch whose answer is still to come; 0 for none."""
+        self._cancelled = self._cancelled_there = 0
+        """What up to these numbers was sent is not wanted any more, and the server knows."""
+        self._settled = Result()
+        self._lost = ""
+        self._unsaid: BaseException | None = None
+        self._in_use = threading.RLock()
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far, greeting included."""
+        return self._past_bytes[0] + (0 if self._left is self._frames else self._frames.stream.bytes_sent)
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far, greeting included."""
+        return self._past_bytes[1] + (0 if self._left is self._frames else self._frames.stream.bytes_received)
+
+    @property
+    def certificate_expires_s(self) -> float | None:
+        """When the server's certificate ends; see `djinn.kinds.transport.CertifiedConnection`."""
+        return self.vouched_until_s or self._frames.stream.certificate_expires_s
+
+    def take_up_again(
+        self, again: Callable[[ConnectOptions, Wish], SocketConnection], options: ConnectOptions
+    ) -> None:
+        """Have the session go on over other connections when one breaks, if the server keeps it.
+
+        Args:
+            again: Connects and greets again, given the options and which session is to go on.
+            options: As for `djinn.kinds.transport.Transport.connect`.
+        """
+        if options.resume and self.welcome.resume:
+            self._again, self._options = again, options
+            self._end = ClientEnd(self._sequence, options.resume_bytes, self._copies.release)
+            watch(self)
+
+    @property
+    def watched_stream(self) -> ByteStream | None:
+        """What breaks if the connection does; ``None`` after the end of the session."""
+        return None if self._lost or not self._frames.stream.is_ours else self._frames.stream
+
+    def go_on_if_gone(self) -> None:
+        """Go on over another connection if this one broke and nobody uses it. What fails is raised by the next use."""
+        if not self._frames.stream.is_gone():
+            return
+        with self._in_use:
+            try:
+                while not self._lost and self._frames.stream.is_gone():
+                    answered = self._heard()
+                    if answered is not None:
+                        self._settled = after(self._settled, answered[0])
+            except Exception as error:  # noqa: BLE001  # as in `greet`
+                self._unsaid = self._ended(error)
+
+    def greet(
+        self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = "",
+        wish: Wish | None = None,
+    ) -> Redirect | None:
+        """Say who this is and learn who answers.
+
+        Args:
+            token: The server's token, if it wants one.
+            deadline: Time on the monotonic clock until which to wait.
+            owner: Whose uploads these are; see `djinn.kinds.transport.ConnectOptions`.
+            secret: The token, if it is not to be said again.
+            ticket: What to say instead.
+            wish: What is to become of the session, and which is to go on.
+
+        Returns:
+            Where to go instead, if this is not the place.
+
+        Raises:
+            RefusedError, ProtocolVersionError: The server says no.
+            TransportError: What answers is no server, or nothing does.
+        """
+        return self.introduce(hello(token, owner, secret, ticket, wish or Wish()), deadline)
+
+    def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
+        """Send a greeting and learn who answers; see `greet`."""
+        self._frames.stream.deadline = deadline
+        silence_s = max(deadline - time.monotonic(), MIN_SILENCE_S)
+        try:
+            self._sequence = 1
+            self._outbox.send(views_of(self._sequence, greeting, ()), waits=True)
+            answer = welcomed(self.address, greeting, lambda: self._read()[1], self._frames.stream, silence_s)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
+            is_late = isinstance(error, TimeoutError) and time.monotonic() >= self._frames.stream.deadline
+            ended = self._ended(error)
+            raise (unanswered(self.address, silence_s) if is_late else ended) from None
+        self._frames.stream.deadline = None
+        self._frames.stream.stall_timeout_s = self._request_timeout_s
+        if isinstance(answer, Redirect):
+            return answer
+        self.welcome = answer
+        return None
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a batch that wants no answer; see `djinn.kinds.transport.Connection.submit`."""
+        with self._used():
+            if self._lost:
+                raise self._closed()
+            try:
+                self._hand_over(batch, tensors, waits=False)
+            except BaseException as error:  # noqa: BLE001  # as in `greet`
+                raise self._ended(error, batch, tensors) from None
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Send a batch and wait for its answer; see `djinn.kinds.transport.Connection.request`."""
+        if not batch.wants_reply:
+            batch = msgspec.structs.replace(batch, synchronize=True)
+        with self._used():
+            if self._lost:
+                raise self._closed()
+            try:
+                self._hand_over(batch, tensors, waits=True)
+                answered = self._awaited()
+            except BaseException as error:  # noqa: BLE001  # as in `greet`
+                raise self._ended(error, batch, tensors) from None
+            settled, self._settled = self._settled, Result()
+        return after(settled, answered[0]), answered[1]
+
+    def cancel(self) -> None:
+        """Have nothing run of what was sent; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        with self._used():
+            if not self._lost and self._again is not None and self._cancelled < self._sequence:
+                self._cancel()
+
+    def close(self) -> None:
+        """End the session. Never raises, may be called twice, and from another thread."""
+        is_free = self._frames.stream.is_ours and self._in_use.acquire(timeout=GOODBYE_S)
+        try:
+            if not self._lost and self._again is not None:
+                if self._cancelled > self._cancelled_there:
+                    self._cancel()
+                self._say_goodbye(GOODBYE_S)
+            self._lost = self._lost or "it was closed on this side"
+            self._disconnect()
+        finally:
+            if is_free:
+                self._in_use.release()
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        """Keep `go_on_if_gone` out. A forked child, which may not use it, must not wait for a thread that it lacks."""
+        if not self._frames.stream.is_ours:
+            yield
+            return
+        interrupt = acquired(self._in_use)
+        if interrupt is not None:
+            # What the caller brings is not sent, so there is a gap from here on.
+            self._lost = "an interrupt came while it was being replaced"
+            raise interrupt
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _blocking(self, action: Callable[[], T]) -> T:
+        """Do what may wait, until an interrupt: then the connection is of no more use, if there may be another."""
+        deferred = deferral()
+        if deferred is None:
+            return action()
+        return deferred.through(action) if self._again is None else deferred.wait(self._shut, action)
+
+    def _shut(self) -> None:
+        self._frames.stream.close()
+        self._outbox.close()
+
+    def _hand_over(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
+        """Take in the answers that nobody waits for any more, and send a batch.
+
+        Two sides that only send would wait for ever. If an interrupt comes the batch is kept, to be sent with what the
+        server lacks: it makes what others refer to.
+        """
+        if self._owed:
+            try:
+                last, _ = self._awaited()
+                self._settled = after(self._settled, last)
+            except BaseException:
+                if self._again is not None and not self._lost and is_interrupted():
+                    self._keep(batch, tensors, waits=waits)
+                raise
+        self._post(batch, tensors, waits=waits)
+
+    def _awaited(self) -> tuple[Result, list[torch.Tensor]]:
+        """Wait for the last answer that is to come, on this connection or the next."""
+        while True:
+            answered = self._heard()
+            if answered is not None:
+                if not self._owed:
+                    return answered
+                self._settled = after(self._settled, answered[0])
+
+    def _heard(self) -> tuple[Result, list[torch.Tensor]] | None:
+        """Wait until something comes, and read it; ``None`` if it is not the answer that is to come."""
+        try:
+            sequence, message, data = self._blocking(self._next)
+        except DjinnError:
+            raise
+        except (OSError, EOFError) as error:
+            self._go_on(error)
+            self._is_between_frames = False
+            return None
+        if isinstance(message, Taken):
+            self._end.acknowledged(sequence)
+            return None
+        if not isinstance(message, Result):
+            raise ProtocolError(f"It answered a batch with a {type(message).__name__}.")
+        if self._again is None:
+            if sequence != self._sequence:
+                raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
+        elif not self._end.answer(sequence):
+            return None
+        if sequence >= self._owed:
+            self._owed = 0
+        return message, data
+
+    def _next(self) -> tuple[int, Message, list[torch.Tensor]]:
+        self._is_between_frames = True
+        self._frames.stream.wait()
+        self._is_between_frames = False
+        return self._read()
+
+    def _keep(
+        self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool
+    ) -> tuple[Sequence[memoryview], bool]:
+        """Give a batch a number, and keep what the server may lack of it.
+
+        Returns:
+            What to send, and whether it lies in the caller's tensors.
+        """
+        views = views_of(self._sequence + 1, batch, tensors)
+        self._sequence += 1
+        if batch.wants_reply:
+            self._owed = self._sequence
+        if self._again is None:
+            return views, True
+        size_bytes = len(views[0])
+        is_borrowed = False
+        if len(views) > 1:
+            size_bytes = sum(map(len, views))
+            is_borrowed = waits or size_bytes > ALONE_BYTES
+            if not is_borrowed:
+                views = [self._copies.copied(views, size_bytes)]
+        self._end.send(views, size_bytes, is_borrowed=is_borrowed)
+        return views, is_borrowed
+
+    def _post(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
+        """Send a batch."""
+        views, is_borrowed = self._keep(batch, tensors, waits=waits)
+        try:
+            self._blocking(lambda: self._outbox.send(views, waits=waits, is_kept=not is_borrowed))
+        except OSError as error:
+            if self._again is None:
+                raise
+            self._go_on(error)
+        if self._again is None:
+            return
+        if is_borrowed and not waits:
+            self._hear(lambda: self._end.taken < self._sequence)
+        elif self._end.is_filling:
+            self._hear(lambda: self._end.is_full or self._frames.stream.is_ready())
+
+    def _hear(self, is_wanted: Callable[[], bool]) -> None:
+        """Read what the server says that it has, as long as more of that is wanted."""
+        while is_wanted():
+            if self._heard() is not None:
+                raise ProtocolError("It answered a batch that asked for nothing.")
+
+    def _go_on(self, error: OSError | EOFError) -> None:
+        """Go on over another connection. What the server lacks has been sent again when this returns.
+
+        Raises:
+            OSError, EOFError: That cannot be; the error that was given.
+            TransportError: The session is lost.
+        """
+        stream = self._frames.stream
+        if self._again is None or self._lost or isinstance(error, StalledError) or not stream.is_ours:
+            raise error
+        if isinstance(error, OSError):
+            error = self._outbox.error if isinstance(self._outbox.error, OSError) else error
+            words = self._last_words()
+            if words is not None:
+                raise words
+        self._leave()
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        _log.warning("the connection to %s broke (%s): going on over another one", self.address, reason)
+        began = time.monotonic()
+        lacking = self._reconnect(reason, began)
+        self.reconnections += 1
+        _log.warning("going on at %s after %.2f s; %d messages sent again", self.address, time.monotonic() - began,
+                     len(lacking))
+
+    def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
+        patience = Patience(began, min(self._options.resume_timeout_s, self.welcome.lease_s), _random.random)
+        while True:
+            is_refused = False
+            attempt_s = patience.attempt_s(time.monotonic())
+            try:
+                if attempt_s > 0:
+                    return self._adopt(attempt_s)
+            except TokenEndedError:
+                raise
+            except (RefusedError, ProtocolVersionError, ProtocolError) as error:
+                raise self._gone(reason, error.summary) from None
+            except TransportError as error:
+                is_refused = isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
+            except (OSError, EOFError) as error:
+                # The new one broke as well.
+                self._leave()
+                _log.info("%s: again: %s", self.address, error)
+            pause_s = patience.pause_s(time.monotonic(), is_refused=is_refused)
+            if pause_s is None:
+                raise self._gone(reason, "nobody listens there any more." if is_refused else
+                                 "no connection came about in time.")
+            sleep(pause_s)
+            if self._lost:
+                raise self._closed()
+
+    def _adopt(self, attempt_s: float, *, is_cancelling: bool = False) -> Sequence[Sequence[memoryview]]:
+        """Connect again, take the new connection's place, and send what the server lacks."""
+        if self._again is None:
+            raise ProtocolError("This session cannot be taken up again.")
+        again = self._again
+        options = attrs.evolve(self._options, connect_timeout_s=min(attempt_s, self._options.connect_timeout_s))
+        wish = Wish(options.resume, self.welcome.resume, self._end.answered,
+                    self._cancelled if self._cancelled > self._cancelled_there else 0)
+        other = again(options, wish) if is_cancelling else through(lambda: again(options, wish))
+        self._cancelled_there = self._cancelled
+        try:
+            lacking = self._end.lacking(other.welcome.taken)
+        except ProtocolError:
+            other.close()
+            raise
+        self._frames, self._outbox = other._frames, other._outbox
+        if self._lost:
+            self._disconnect()
+            raise self._closed()
+        for views in lacking:
+            self._outbox.send(views, waits=False)
+        return lacking
+
+    def _cancel(self) -> None:
+        """Tell the server on a new connection that nothing of what it was sent is wanted any more.
+
+        If it cannot be told now, it is when the session goes on: at once if the server is there, or with the next use.
+        """
+        self._cancelled = self._sequence
+        self._leave()
+        try:
+            self._adopt(CANCEL_S, is_cancelling=True)
+        except (DjinnError, OSError, EOFError) as error:
+            self._leave()
+            _log.warning("%s has not been told yet to cancel: %s", self.address, error)
+
+    def _leave(self) -> None:
+        """Let go of a connection that broke. May be called twice."""
+        if self._left is not self._frames:
+            self._past_bytes, self._left = (self.bytes_sent, self.bytes_received), self._frames
+        self._disconnect()
+
+    def _gone(self, reason: str, why: str) -> TransportError:
+        return TransportError(f"The connection to {self.address} broke ({reason}), and its session could not be taken "
+                              f"up again: {why}", hint=AGAIN)
+
+    def _say_goodbye(self, drain_s: float = 0.0) -> None:
+        """Tell the server that nothing of the session need be kept; if that is not possible, it learns so by itself."""
+        if not self._frames.stream.is_ours:
+            return
+        self._outbox.drain(drain_s)
+        if not self._outbox.queued_bytes:
+            with contextlib.suppress(OSError):  # it breaks, or does not take it: the lease ends as well
+                self._frames.stream.send_ready(views_of(0, Goodbye(), ()))
+
+    def _disconnect(self) -> None:
+        self._frames.close()
+        self._outbox.close()
+
+    def _read(self) -> tuple[int, Message, list[torch.Tensor]]:
+        received = self._frames.read()
+        if received is None:
+            raise EOFError("the server closed it")
+        if isinstance(received[1], Refusal):
+            raise refused(self.address, received[1])
+        if isinstance(received[1], Goodbye):
+            raise goodbye(self.address, received[1])
+        return received
+
+    def _closed(self) -> BaseException:
+        unsaid, self._unsaid = self._unsaid, None
+        return unsaid or TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=AGAIN)
+
+    def _ended(
+        self, error: BaseException, batch: Batch | None = None, tensors: Sequence[torch.Tensor] = ()
+    ) -> BaseException:
+        """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody.
+
+        Args:
+            error: What has ended it.
+            batch: What was to be sent, if it may be sent again.
+            tensors: Its tensors, which are the caller's again when this returns.
+        """
+        is_between_frames, self._is_between_frames = self._is_between_frames, False
+        if batch is not None and self._again is not None and not self._lost and is_interrupted(error):
+            views = views_of(self._sequence, *without_large(batch, tensors))
+            size_bytes = sum(map(len, views))
+            self._end.replace_borrowed([self._copies.copied(views, size_bytes)], size_bytes)
+            self._cancel()
+            return error
+        self._end.give_back()
+        if isinstance(error, Exception):
+            if isinstance(error, StalledError) and is_between_frames and self._again is not None:
+                self._say_goodbye()
+            return self._lose(error)
+        if not is_between_frames or self._frames.stream.is_torn:
+            self._lost = "an exception interrupted a transfer"
+            self._disconnect()
+        return error
+
+    def _lose(self, error: Exception) -> Exception:
+        """Close the connection and say why, in the server's words if it left any."""
+        self._lost = "it broke"
+        if self._outbox.error is not None and not isinstance(error, DjinnError):
+            error = self._outbox.error
+        is_broken = isinstance(error, OSError) and not isinstance(error, DjinnError | TimeoutError | TlsError)
+        failure = (self._last_words() if is_broken else None) or explained(self.address, error)
+        self._lost = failure.summary.rstrip(".") if isinstance(failure, DjinnError) else repr(failure)
+        self._disconnect()
+        return failure
+
+    def _last_words(self) -> Exception | None:
+        """Read why the server closed a connection while this side was sending, if it said so."""
+        self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
+        try:
+            received = self._frames.read()
+            while received is not None and isinstance(received[1], Taken):
+                received = self._frames.read()
+        except (OSError, EOFError, ProtocolError):
+            # Whatever this says is less to the point than the error that led here, which is reported instead.
+            return None
+        if received is not None and isinstance(received[1], Goodbye):
+            return goodbye(self.address, received[1])
+        return refused(self.address, received[1]) if received is not None and isinstance(received[1], Refusal) else None

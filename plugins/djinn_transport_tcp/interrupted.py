@@ -1,0 +1,50 @@
+"""What a connection does whose user is interrupted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from djinn.interrupts import deferral
+from djinn.protocol.messages import Batch, Command, Upload
+from djinn.protocol.resumption import ALONE_BYTES
+from djinn.protocol.tensors import size_bytes
+
+__all__ = ("acquired", "is_interrupted", "without_large")
+
+LOOK_S = 0.05
+"""How often who waits for a lock looks whether there was an interrupt."""
+
+
+def acquired(lock: threading.RLock) -> BaseException | None:
+    """Wait for a lock, and return the interrupt that came before it could be had, if one did."""
+    deferred = deferral()
+    while not lock.acquire(timeout=-1 if deferred is None else LOOK_S):
+        if deferred is not None and deferred.error is not None:
+            return deferred.error
+    return None
+
+
+def is_interrupted(error: BaseException | None = None) -> bool:
+    """Whether an interrupt is deferred, or whether it is this one."""
+    deferred = deferral()
+    return deferred is not None and deferred.error is not None and (error is None or deferred.error is error)
+
+
+def without_large(batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
+    """Leave out of a batch what would take long to send: a large tensor, which nobody names as its upload has failed.
+
+    Small ones, which have waited to be sent with it, are in use already.
+    """
+    if sum(tensor.nbytes for tensor in tensors) <= ALONE_BYTES:
+        return batch, tensors
+    commands: list[Command] = [command for command in batch.commands if not _is_large(command)]
+    return (msgspec.structs.replace(batch, commands=commands),
+            [tensor for tensor in tensors if tensor.nbytes <= ALONE_BYTES])
+
+
+def _is_large(command: Command) -> bool:
+    return isinstance(command, Upload) and size_bytes(command.tensor) > ALONE_BYTES

@@ -1,0 +1,175 @@
+"""Ctrl-C at the client: it ends the waiting, and cancels what was sent. Real processes get real signals.
+
+The work that is cancelled counts its steps and would take minutes, so that nothing here depends on how fast a machine
+is: clients fail if a single step runs that was cancelled, or if all have run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CLIENT = Path(__file__).parents[1] / "support" / "interrupted_client.py"
+TIMEOUT_S = 300
+"""Less than the work would take that is cancelled."""
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="presses Ctrl-C by a signal")
+
+
+@pytest.fixture
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How to reach a server, by each way there is."""
+    if request.param == "local":
+        return {"server": "local://"}
+    if request.param == "unix":
+        folder = request.getfixturevalue("short_folder")
+        return {"server": request.getfixturevalue("start_server")("--unix", f"{folder}/to.sock").address}
+    if request.param == "tls":
+        return {"server": request.getfixturevalue("tls_server").address,
+                "tls_ca": request.getfixturevalue("certificates").authority}
+    return {"server": request.getfixturevalue("server").address}
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """A folder with a short path: pytest's own may be too deep for a socket."""
+    with tempfile.TemporaryDirectory(prefix="djinn-") as folder:
+        yield folder
+
+
+everywhere = pytest.mark.parametrize("settings", ["tcp", "tls", "unix", "local"], indirect=True)
+on_servers = pytest.mark.parametrize("settings", ["tcp", "tls", "unix"], indirect=True)
+
+
+class Client:
+    """A client that is told to do something, and can be interrupted."""
+
+    def __init__(self, case: str, settings: dict[str, Any]) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+        self.process = subprocess.Popen(
+            [sys.executable, str(CLIENT), case, json.dumps(settings)], env=clean | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def hears(self, word: str) -> bool:
+        """Wait for the next thing that it says."""
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline().strip()
+        if said != word:
+            _, errors = self.process.communicate(timeout=TIMEOUT_S)
+            pytest.fail(f"it said {said!r} and not {word!r}, and ended with {self.process.returncode}:\n{errors}")
+        return True
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def ends(self, status: int = 0) -> str:
+        """Wait for its end, and return what it has written to standard error."""
+        _, errors = self.process.communicate(timeout=TIMEOUT_S)
+        assert self.process.returncode == status, errors
+        return errors
+
+
+@contextmanager
+def client(case: str, settings: dict[str, Any]) -> Iterator[Client]:
+    made = Client(case, settings)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+def run(case: str, settings: dict[str, Any], times: int = 1) -> None:
+    with client(case, settings) as running:
+        for _ in range(times):
+            running.hears("waits")
+            running.interrupt()
+            running.hears("interrupted")
+        running.hears("done")
+        running.ends()
+
+
+@everywhere
+def test_who_waits_is_interrupted_and_what_was_sent_is_cancelled(settings: dict[str, Any]) -> None:
+    run("wait", settings, times=2)
+
+
+@everywhere
+def test_who_waits_for_everything_is_interrupted(settings: dict[str, Any]) -> None:
+    run("synchronize", settings)
+
+
+@everywhere
+def test_a_second_interrupt_while_the_first_has_not_ended_all(settings: dict[str, Any]) -> None:
+    run("twice", settings, times=2)
+
+
+@on_servers
+def test_an_upload_that_is_interrupted_leaves_a_session_that_works(settings: dict[str, Any]) -> None:
+    run("upload", settings)
+
+
+@everywhere
+def test_generating_is_interrupted_and_begins_anew(settings: dict[str, Any]) -> None:
+    pytest.importorskip("transformers")
+    run("generate", settings)
+
+
+@everywhere
+def test_a_thread_that_waits_goes_on(settings: dict[str, Any]) -> None:
+    run("threads", settings)
+
+
+@everywhere
+def test_a_handler_that_raises_nothing_disturbs_nothing(settings: dict[str, Any]) -> None:
+    run("own_handler", settings)
+
+
+@everywhere
+def test_a_program_that_is_interrupted_twice_ends_and_does_not_abort(settings: dict[str, Any]) -> None:
+    with client("leave", settings) as running:
+        running.hears("begun")
+        running.interrupt()
+        running.hears("leaves")
+        running.interrupt()
+        assert "KeyboardInterrupt" in running.ends(-signal.SIGINT)
+
+
+@everywhere
+def test_interrupts_while_gradients_are_recorded_do_not_abort(settings: dict[str, Any]) -> None:
+    with client("record", settings) as running:
+        for _ in range(50):
+            running.hears("waits")
+            running.interrupt()
+            running.hears("interrupted")
+        running.hears("done")
+        running.ends()
+
+
+def test_what_was_cancelled_is_not_done_again_by_a_recovery(start_server: Any) -> None:
+    server = start_server()
+    with client("recover", {"server": server.address, "recovery": "replay"}) as running:
+        running.hears("waits")
+        running.interrupt()
+        running.hears("interrupted")
+        running.hears("kill")
+        for worker in server.workers:
+            os.kill(worker, signal.SIGKILL)
+        running.tell()
+        running.hears("done")
+        running.ends()

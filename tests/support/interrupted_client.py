@@ -1,0 +1,247 @@
+"""A client that is interrupted: ``interrupted_client.py CASE SETTINGS``, run by tests/integration/test_interrupts.py.
+
+It says by a line what it is about to do, and by ``waits`` that it waits: then the test presses Ctrl-C. What is true in
+the end it asserts itself, and says ``done``.
+"""
+
+from __future__ import annotations
+
+import _signal
+import atexit
+import json
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import djinn
+from djinn.errors import OperationCancelledError, StateLostError
+from djinn.interrupts import Deferral
+
+DEVICE = "remote_accelerator:0"
+STEPS, SIDE = 4000, 700
+"""Of work that takes minutes, each step some milliseconds."""
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+def interrupted(action: Callable[[], Any], *, before: Callable[[], Any] = lambda: None) -> None:
+    """Do something that waits; it has to end with the interrupt that follows when it says so.
+
+    Args:
+        action: Waits.
+        before: Called when it waits, before that is said; by another thread.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            handler = _signal.getsignal(signal.SIGINT)
+            if isinstance(handler, Deferral) and handler._wake is not None:
+                before()
+                say("waits")
+                return
+            time.sleep(0.001)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        action()
+    except KeyboardInterrupt:
+        say("interrupted")
+    else:
+        raise AssertionError("it ended by itself")
+    finally:
+        over.set()
+        looking.join()
+
+
+class Work:
+    """Steps that count themselves in place, and what was there before."""
+
+    def __init__(self, side: int = SIDE) -> None:
+        self.factor = torch.full((side, side), 1 / side).to(DEVICE)
+        self.counter = torch.zeros((), dtype=torch.int64).to(DEVICE)
+        self.computed = self.factor.sum()
+        self.side = side
+        assert self.value_of(self.computed) == side
+        self.counted = self.counter.item()
+
+    @staticmethod
+    def value_of(tensor: torch.Tensor) -> int:
+        return round(tensor.item())
+
+    def begin(self, steps: int = STEPS) -> None:
+        self.product = self.factor
+        for _ in range(steps):
+            self.product = self.factor @ self.product
+            self.counter.add_(1)
+
+    def check(self, steps: int = STEPS) -> None:
+        """What was computed is there, what was cancelled says so, and nothing of it runs afterwards."""
+        counted = self.counter.item()
+        assert counted - self.counted < steps, counted
+        for read in (self.product.cpu, self.product.sum().item, (self.product @ self.factor).cpu):
+            with pytest.raises(OperationCancelledError, match="Compute it again"):
+                read()
+        assert self.value_of(self.computed) == self.value_of(self.factor.sum()) == self.side
+        more = torch.ones(3, device=DEVICE)
+        assert (more + self.factor[0, :3] * self.side).tolist() == [2.0, 2.0, 2.0]
+        assert self.counter.item() == counted
+        self.begin(2)
+        assert self.value_of(self.product.sum()) == self.side
+        self.counted = counted + 2
+        assert self.counter.item() == self.counted
+
+
+def wait() -> None:
+    """Twice, so that the second time finds what the first has left."""
+    work = Work()
+    for _ in range(2):
+        work.begin()
+        interrupted(work.product.sum().item)
+        work.check()
+
+
+def synchronize() -> None:
+    work = Work()
+    work.begin()
+    interrupted(djinn.synchronize)
+    work.check()
+
+
+def twice() -> None:
+    """Interrupted again while it waits for what the first interrupt has left."""
+    work = Work(3000)
+    work.begin(60)
+    interrupted(work.product.sum().item)
+    interrupted(work.counter.item)
+    work.check(60)
+
+
+def upload() -> None:
+    work = Work()
+    small = torch.arange(5.0).to(DEVICE)
+    large = torch.ones(2**25)
+    work.begin()
+    djinn.flush()
+    interrupted(lambda: large.to(DEVICE))
+    work.check()
+    assert small.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    sent = large.to(DEVICE)
+    assert sent.sum().item() == 2**25
+
+
+def generate() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=2, n_embd=64, n_head=2, vocab_size=500, n_positions=1024)).eval()
+    prompt = torch.tensor([[7, 8, 9]])
+
+    def tokens(device: str, count: int) -> list[Any]:
+        with torch.no_grad():
+            return model.to(device).generate(prompt.to(device), max_new_tokens=count, do_sample=False, pad_token_id=0,
+                                             eos_token_id=None).tolist()
+
+    wanted = tokens("cpu", 8)
+    assert tokens(DEVICE, 8) == wanted
+    interrupted(lambda: tokens(DEVICE, 1000))
+    assert tokens(DEVICE, 8) == wanted
+
+
+def threads() -> None:
+    """Another thread waits: it goes on, and so does what it waits for."""
+    work = Work()
+    work.begin(300)
+    answers: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answers.put(work.value_of(work.product.sum()))).start()
+    try:
+        say("waits")
+        answers.get()
+    except KeyboardInterrupt:
+        say("interrupted")
+    assert answers.get() == work.side
+    assert work.counter.item() == 300
+
+
+def own_handler() -> None:
+    """A handler that raises nothing disturbs nothing."""
+    heard: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    work = Work()
+    work.begin(300)
+    looking = threading.Timer(0, lambda: say("waits"))
+    looking.start()
+    assert work.value_of(work.product.sum()) == work.side
+    assert work.counter.item() == 300
+    say("interrupted")
+    assert heard == [signal.SIGINT]
+
+
+def leave() -> None:
+    """The interrupt ends the program, and another comes while it ends."""
+    work = Work(2500)
+    atexit.register(say, "leaves")
+    work.begin()
+    say("begun")
+    work.product.sum().item()
+
+
+def record() -> None:
+    """Interrupted again and again while it records gradients."""
+    layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(10)]).to(DEVICE)
+    given = torch.ones(4, 8).to(DEVICE)
+    for _ in range(50):
+        try:
+            say("waits")
+            while True:
+                layers(given).sum().backward()
+        except KeyboardInterrupt:
+            say("interrupted")
+    layers.zero_grad()
+    assert layers(given).shape == (4, 8)
+
+
+def recover() -> None:
+    """What was cancelled is not done again when the server dies."""
+    work = Work()
+    work.begin()
+    interrupted(work.product.sum().item)
+    assert work.value_of(work.factor.sum()) == work.side
+    counted = work.counter.item()
+    assert counted < STEPS
+    say("kill")
+    sys.stdin.readline()
+    assert work.value_of(work.factor.sum()) == work.side
+    assert work.value_of(work.computed) == work.side
+    for read in (work.product.cpu, work.counter.item):
+        with pytest.raises(StateLostError, match="interrupted"):
+            read()
+    assert djinn.stats()["recoveries"] == 1
+    # Those that are known to have run, and the few around them.
+    assert djinn.stats()["nodes_replayed"] <= 2 * counted + 20
+    work = Work()
+    work.begin(2)
+    assert work.value_of(work.product.sum()) == work.side
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    case, settings = sys.argv[1], json.loads(sys.argv[2])
+    djinn.init(log_level="ERROR", **settings)
+    globals()[case]()
+    say("done")
+
+
+if __name__ == "__main__":
+    main()
