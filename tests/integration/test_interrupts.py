@@ -48,6 +48,7 @@ def short_folder() -> Iterator[str]:
 
 
 everywhere = pytest.mark.parametrize("settings", ["tcp", "tls", "unix", "local"], indirect=True)
+once_each = pytest.mark.parametrize("settings", ["tcp", "local"], indirect=True)
 on_servers = pytest.mark.parametrize("settings", ["tcp", "tls", "unix"], indirect=True)
 
 
@@ -109,12 +110,12 @@ def test_who_waits_is_interrupted_and_what_was_sent_is_cancelled(settings: dict[
     run("wait", settings, times=2)
 
 
-@everywhere
+@once_each
 def test_who_waits_for_everything_is_interrupted(settings: dict[str, Any]) -> None:
     run("synchronize", settings)
 
 
-@everywhere
+@once_each
 def test_a_second_interrupt_while_the_first_has_not_ended_all(settings: dict[str, Any]) -> None:
     run("twice", settings, times=2)
 
@@ -124,18 +125,18 @@ def test_an_upload_that_is_interrupted_leaves_a_session_that_works(settings: dic
     run("upload", settings)
 
 
-@everywhere
+@once_each
 def test_generating_is_interrupted_and_begins_anew(settings: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     run("generate", settings)
 
 
-@everywhere
+@once_each
 def test_a_thread_that_waits_goes_on(settings: dict[str, Any]) -> None:
     run("threads", settings)
 
 
-@everywhere
+@once_each
 def test_a_handler_that_raises_nothing_disturbs_nothing(settings: dict[str, Any]) -> None:
     run("own_handler", settings)
 
@@ -150,7 +151,7 @@ def test_a_program_that_is_interrupted_twice_ends_and_does_not_abort(settings: d
         assert "KeyboardInterrupt" in running.ends(-signal.SIGINT)
 
 
-@everywhere
+@once_each
 def test_interrupts_while_gradients_are_recorded_do_not_abort(settings: dict[str, Any]) -> None:
     with client("record", settings) as running:
         for _ in range(50):
