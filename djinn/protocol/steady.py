@@ -197,6 +197,9 @@ class SteadyChannel:
         """
         line = self._line
         if isinstance(message, Result):
+            if self._is_over:
+                # What it says of programs that were dropped is not why: the client hears that from `close`.
+                return
             self._end.finish(sequence, (message, tensors))
             if line is not None:
                 try:

@@ -194,15 +194,20 @@ class Server:
         self.sessions.stop()
         self._listener.close()
         self._room.close()
-        self._line.close()
         for session in self.sessions.all():
             session.post.close()
+        partings = []
         for channel in serving.values():
             if isinstance(channel, SteadyChannel) and goodbye is not None and goodbye.code:
                 # Each waits a moment until its client has read why.
-                threading.Thread(target=channel.close, args=(goodbye,), daemon=True).start()
+                partings.append(threading.Thread(target=channel.close, args=(goodbye,), daemon=True))
+                partings[-1].start()
             else:
                 channel.close()
+        for parting in partings:
+            parting.join(max(0.0, deadline - time.monotonic()))
+        # Not before: programs that find it closed fail, and their clients would take that for the reason.
+        self._line.close()
         threads = [thread for thread in (self._acceptor, *serving) if thread.ident is not None]
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -65,7 +65,7 @@ MUTANTS = (
     mutant("conjugation-unknown-to-pytorch", "session.aliases_seen", "djinn_interceptor_device.handlers:conjugate",
            "torch._C._set_conj(made, not args[0].is_conj())", "pass", within="_conj imag"),
     mutant("composite-kept-whole-with-gradients", "session.samples_backward",
-           "djinn_interceptor_device.functions:_needs_autograd",
+           "djinn_interceptor_device.gradients:are_needed",
            "return any(tensor.requires_grad for tensor in tensors_in((args, tuple(kwargs.values()))))", "return False",
            within="matmul nn.functional.linear"),
     mutant("second-pass-cut-off", "session.second_gradients_equal", "djinn_interceptor_device.functions:run_backward",
