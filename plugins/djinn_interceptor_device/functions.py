@@ -46,6 +46,14 @@ def split_at_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         return function(*home, **named)
 
 
+def cannot_be_nested(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say that no nested tensor can be made of a padded batch: `torch.nn.TransformerEncoder` asks before it makes one.
+
+    It would take the ordinary way next in any case, because of the class of the tensors.
+    """
+    return False
+
+
 def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a backward pass in the caller's thread; raise what a device guard took over (see `backend.DeviceGuard`).
 
@@ -114,5 +122,6 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     torch.Tensor.__reduce_ex__: saving.reduce,
     torch.Tensor.__deepcopy__: copying.deepcopy,
     torch.Tensor.data.__set__: adoption.move_home,  # type: ignore[attr-defined]  # a descriptor implemented in C
+    torch._nested_tensor_from_mask_left_aligned: cannot_be_nested,
     torch._has_compatible_shallow_copy_type: has_compatible_shallow_copy_type,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -91,3 +92,21 @@ def test_a_llama_generates_the_same_tokens(
         expected = model.generate(**words, **options)
         tokens = remote.generate(**there, **options)
     assert torch.equal(tokens.cpu(), expected)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_encoders_with_padded_batches_run(session: Any, gradients: bool) -> None:
+    """Eager makes a nested tensor of such a batch in its fast path, which no server runs."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder, batch = torch.nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 16)
+    padding = torch.tensor([[False] * 4 + [True], [False] * 3 + [True] * 2])
+    with torch.set_grad_enabled(gradients), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
+        wanted = encoder(batch, src_key_padding_mask=padding)
+        got = encoder.to(DEVICE)(batch.to(DEVICE), src_key_padding_mask=padding.to(DEVICE)).cpu()
+    if gradients:
+        assert torch.equal(got, wanted)
+    else:
+        # What is padded is zero in what is made of a nested tensor, and counts for nothing otherwise.
+        torch.testing.assert_close(got[~padding], wanted[~padding])
