@@ -80,7 +80,7 @@ def test_what_is_done_again_does_not_grow_with_the_age_of_a_run(server: Supervis
     start(server)
     wanted = trained(300, asks_every=asks_every)
     executed = djinn.stats()["nodes_executed"]
-    start(server, recovery_budget_s=0.1)
+    start(server, recovery_budget_s=0.02)
     got = trained(300, lambda step: server.kill() if step == 290 else None, asks_every=asks_every)
     counted = djinn.stats()
     assert counted["recoveries"] == 1
