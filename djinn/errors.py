@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 __all__ = (
     "AmbiguousPluginError", "ConfigurationError", "DeviceLostError", "DeviceNameTakenError", "DjinnError",
-    "DocumentError", "InputsError",
-    "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError", "PluginError", "PluginLoadError",
-    "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError",
-    "RecoveryBudgetError", "RefusedError", "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError",
-    "ServerDrainingError", "SessionClosedError", "SessionTerminatedError", "StateLostError", "TokenEndedError",
-    "TransportError", "UnknownHandleError", "UnknownOperatorError", "UnsupportedTensorError",
+    "DocumentError", "InputsError", "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError",
+    "PluginError", "PluginLoadError", "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError",
+    "ProtocolError", "ProtocolVersionError", "RecoveryBudgetError", "RefusedError", "RemoteTimeoutError",
+    "ScheduleError", "SchemaMismatchError", "ServerDrainingError", "SessionClosedError", "SessionTerminatedError",
+    "StateLostError", "TokenEndedError", "TransportError", "UnknownHandleError", "UnknownOperatorError",
+    "UnsupportedTensorError",
 )
 
 
@@ -234,3 +234,7 @@ class DeviceLostError(DjinnError, RuntimeError):
     """The device can compute nothing any more in the process that ran the session; the server starts another."""
 
     code = "DJ320"
+
+
+ENDED_FOR_GOOD = (DeviceLostError, ProgramTimeoutError, SessionTerminatedError)
+"""For these a server ends a session for good: to go on elsewhere, or to do it again, would be wrong."""

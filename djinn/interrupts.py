@@ -27,7 +27,7 @@ from weakref import WeakMethod
 
 import torch
 
-__all__ = ("Deferral", "SessionLock", "deferral", "raise_in_users_code", "records_in", "sleep", "through",
+__all__ = ("Deferral", "SessionLock", "acquired", "deferral", "raise_in_users_code", "records_in", "sleep", "through",
            "use_pythons_handler")
 
 _T = TypeVar("_T")
@@ -176,6 +176,14 @@ def through(action: Callable[[], _T]) -> _T:
     return action() if deferred is None else deferred.through(action)
 
 
+def acquired(lock: threading.RLock, deferred: Deferral | None) -> BaseException | None:
+    """Wait for a lock, and return the interrupt that came before it could be had, if one did."""
+    while not lock.acquire(timeout=-1 if deferred is None else _LOOK_S):
+        if deferred is not None and deferred.error is not None:
+            return deferred.error
+    return None
+
+
 class SessionLock:
     """A reentrant lock whose holder is not interrupted in the midst of what it does.
 
@@ -193,14 +201,11 @@ class SessionLock:
 
     def __enter__(self) -> None:
         deferred = _begin() if get_ident() == main_thread().ident else None
-        if deferred is None:
-            self._acquire(deferral())
-        else:
-            try:
-                self._acquire(deferred)
-            except BaseException:
+        interrupt = acquired(self._lock, deferred or deferral())
+        if interrupt is not None:
+            if deferred is not None:
                 _end(deferred)
-                raise
+            raise interrupt
         self._held.append(deferred)
 
     def __exit__(
@@ -217,17 +222,6 @@ class SessionLock:
                 _end(deferred)
                 if deferred.error is not None and deferred.error is not error:
                     raise deferred.error
-
-    def _acquire(self, deferred: Deferral | None) -> None:
-        if deferred is None:
-            self._lock.acquire()
-            return
-        if self._lock.acquire(blocking=False):
-            return
-        while deferred.error is None:
-            if self._lock.acquire(timeout=_LOOK_S):
-                return
-        raise deferred.error
 
 
 def _begin() -> Deferral | None:

@@ -281,14 +281,11 @@ class Session:
         dense = to_dense_cpu(tensor)
         number = next(self.recorder.numbers)
         spec = self.specs.of(dense, device or self.device)
-        try:
-            with self.lock:
-                self.link.upload(number, dense, device)
-        except BaseException:
-            # Nobody will name it; some of it may be there.
-            self.released.append(number)
-            raise
-        return wrap(spec, Value(Slot(number, number), spec, self.recorder.released))
+        # If the upload fails it dies, and frees what may be there.
+        value = Value(Slot(number, number), spec, self.recorder.released)
+        with self.lock:
+            self.link.upload(number, dense, device)
+        return wrap(spec, value)
 
     def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
         """Let an upload take the place of the factory that made ``target``, if nothing has used it yet.
@@ -437,8 +434,7 @@ class Session:
 
     def _hurry(self) -> None:
         """Hand over with the next operation."""
-        if not self.closed:
-            self.pace.limit = 0
+        self.pace.limit = 0
 
     def _bind(self, operator: Any) -> Binding:
         facts = facts_of(operator)

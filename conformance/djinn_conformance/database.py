@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from djinn import runtime
 from djinn.errors import UnknownOperatorError, UnsupportedTensorError
 from djinn_conformance.lazily import compare, copies, sent
-from djinn_conformance.seeding import without_notes
+from djinn_conformance.seeding import undisturbed
 
 __all__ = ("DTYPES", "STATUSES", "Difference", "Direction", "Unit", "Verdict", "judge", "operators", "units")
 
@@ -126,7 +125,7 @@ def judge(unit: Unit, device: torch.device, chosen: Callable[[int], bool] = lamb
         chosen: Which samples, by position.
     """
     verdict = Verdict()
-    with _quiet():
+    with undisturbed():
         torch.manual_seed(_SEED)
         for index, (op, sample) in enumerate(_samples(unit)):
             if not chosen(index):
@@ -139,17 +138,6 @@ def judge(unit: Unit, device: torch.device, chosen: Callable[[int], bool] = lamb
             if difference is not None:
                 verdict.differences.append(Difference(index, *difference))
     return verdict
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings(), without_notes():
-        warnings.simplefilter("ignore")
-        state = torch.get_rng_state()
-        try:
-            yield
-        finally:
-            torch.set_rng_state(state)
 
 
 def _samples(unit: Unit) -> Iterator[tuple[Any, Any]]:

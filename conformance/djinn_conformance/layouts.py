@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from djinn.model.schema import facts_of, operator_named
 from djinn_conformance.database import MOST_ELEMENTS, operators
-from djinn_conformance.seeding import without_notes
+from djinn_conformance.seeding import quietly
 
 __all__ = ("LAYOUTS", "Operands", "drawn_calls", "laid_out", "recorded_calls", "unlike", "with_layouts")
 
@@ -54,8 +53,7 @@ def recorded_calls(name: str, dtype: torch.dtype = torch.float32, most_samples: 
     entry = operators()[name]
     recorder = _Recorder()
     needs_gradient = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
-    with warnings.catch_warnings(), without_notes():
-        warnings.simplefilter("ignore")
+    with quietly():
         torch.manual_seed(_SEED)
         for _, sample in zip(range(most_samples), entry.sample_inputs("cpu", dtype, requires_grad=needs_gradient),
                              strict=False):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -18,7 +16,7 @@ from djinn import runtime
 from djinn_conformance.database import MOST_ELEMENTS, Direction, Unit, operators
 from djinn_conformance.expectations import expected
 from djinn_conformance.lazily import compare, copies, sent
-from djinn_conformance.seeding import without_notes
+from djinn_conformance.seeding import quietly, undisturbed
 
 __all__ = ("Repeat", "combinations", "differences", "named", "repeats")
 
@@ -118,8 +116,7 @@ def repeats(entry: str, choose: random.Random, most: int, dtype: torch.dtype = t
         most: How many samples.
         dtype: Of the samples.
     """
-    with warnings.catch_warnings(), without_notes():
-        warnings.simplefilter("ignore")
+    with quietly():
         torch.manual_seed(_SEED)
         samples = [sample for sample in operators()[entry].sample_inputs("cpu", dtype)
                    if isinstance(sample.input, torch.Tensor) and sample.input.numel() <= MOST_ELEMENTS]
@@ -162,17 +159,6 @@ def _changed(call: tuple[tuple[Any, ...], dict[str, Any]], place: Any, other: An
     return args, {**kwargs, place: other}
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    state = torch.get_rng_state()
-    try:
-        with warnings.catch_warnings(), without_notes():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_rng_state(state)
-
-
 def _outcome(action: Callable[[], Any]) -> _Outcome:
     try:
         return action(), None
@@ -196,7 +182,7 @@ def differences(repeat: Repeat, device: torch.device, mode: Any) -> list[str]:
     """
     entry = _function(repeat.entry)
     found: list[str] = []
-    with _quiet(), mode():
+    with undisturbed(), mode():
         there = sent((repeat.tensor, repeat.calls), device)
         here = copies((repeat.tensor, repeat.calls))
         # Everything is recorded before anything is compared: what is remembered is learned from what is pending.

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
 
-__all__ = ("without_notes",)
+__all__ = ("quietly", "undisturbed")
 
 
 @contextmanager
-def without_notes() -> Iterator[None]:
-    """Seed no device that is not there, and look for no running test of PyTorch's own.
+def undisturbed() -> Iterator[None]:
+    """Work `quietly`; what PyTorch draws afterwards is what it would have drawn."""
+    state = torch.get_rng_state()
+    try:
+        with quietly():
+            yield
+    finally:
+        torch.set_rng_state(state)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Ignore warnings, seed no device that is not there, and look for no running test of PyTorch's own.
 
     ``torch.manual_seed`` keeps the text of the whole stack for each kind of device that may be initialized later, and
     the databases of samples look through the modules of the whole stack for a `unittest.TestCase` before each sample.
@@ -26,6 +38,8 @@ def without_notes() -> Iterator[None]:
         for module in (torch.cuda, torch.xpu, torch.mtia):
             if not module.is_available():
                 changed.enter_context(mock.patch.object(module, "manual_seed_all", _nothing))
+        changed.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
         yield
 
 

@@ -35,8 +35,6 @@ log = logging.getLogger("djinn.recovery")
 
 MAX_TRIES = 3
 """So often the same work is done again; if the server dies each time, the work is what kills it."""
-_FINAL = (errors.DeviceLostError, errors.ProgramTimeoutError, errors.SessionTerminatedError, TokenEndedError)
-"""To do the same again would end the same."""
 _LEVELS = frozenset({"live_handles", "programs_known", "results_kept", "results_kept_bytes"})
 _T = TypeVar("_T")
 
@@ -322,7 +320,7 @@ class Recovering:
         log.warning("%s died: %s", self.address, error.summary)
 
     def _look_whether_final(self, error: DjinnError) -> None:
-        if isinstance(error, _FINAL):
+        if isinstance(error, (*errors.ENDED_FOR_GOOD, TokenEndedError)):
             self._ended = error
 
     def _recover(self) -> None:

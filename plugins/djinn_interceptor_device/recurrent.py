@@ -156,24 +156,14 @@ def _each_layer(
     return data, *(torch.cat(final) for final in finals)
 
 
-def lstm_cell(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle ``torch.lstm_cell``.
+def cell(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the handler of a function that computes one position of a layer."""
 
-    Source:
-        ``LSTMCell`` of aten/src/ATen/native/RNN.cpp.
-    """
-    with _without_functions():
-        return _lstm_cell(*args, **kwargs)
+    def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _without_functions():
+            return step(*args, **kwargs)
 
-
-def gru_cell(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle ``torch.gru_cell``.
-
-    Source:
-        ``GRUCell`` of aten/src/ATen/native/RNN.cpp.
-    """
-    with _without_functions():
-        return _gru_cell(*args, **kwargs)
+    return handle
 
 
 def _lstm_cell(
@@ -184,7 +174,11 @@ def _lstm_cell(
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute ``(hy, cy)``, ``f32[N, H]`` each, from ``f32[N, C]`` and the state ``(hx, cx)``."""
+    """Compute ``(hy, cy)``, ``f32[N, H]`` each, from ``f32[N, C]`` and the state ``(hx, cx)``.
+
+    Source:
+        ``LSTMCell`` of aten/src/ATen/native/RNN.cpp.
+    """
     gates = F.linear(hx[0], w_hh, b_hh) + F.linear(input, w_ih, b_ih)
     entry, forget, cell, out = gates.unsafe_chunk(4, 1)
     cy = forget.sigmoid() * hx[1] + entry.sigmoid() * cell.tanh()
@@ -199,7 +193,11 @@ def _gru_cell(
     b_ih: torch.Tensor | None = None,
     b_hh: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute ``hy``, ``f32[N, H]``, from ``f32[N, C]`` and the state ``f32[N, H]``."""
+    """Compute ``hy``, ``f32[N, H]``, from ``f32[N, C]`` and the state ``f32[N, H]``.
+
+    Source:
+        ``GRUCell`` of aten/src/ATen/native/RNN.cpp.
+    """
     from_input = F.linear(input, w_ih, b_ih).unsafe_chunk(3, 1)
     from_state = F.linear(hx, w_hh, b_hh).unsafe_chunk(3, 1)
     reset = (from_state[0] + from_input[0]).sigmoid()
@@ -213,6 +211,6 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.gru: layers(aten.gru.input, aten.gru.data),
     torch.rnn_tanh: layers(aten.rnn_tanh.input, aten.rnn_tanh.data),
     torch.rnn_relu: layers(aten.rnn_relu.input, aten.rnn_relu.data),
-    **dict.fromkeys((torch.lstm_cell, aten.lstm_cell, aten.lstm_cell.default), lstm_cell),
-    **dict.fromkeys((torch.gru_cell, aten.gru_cell, aten.gru_cell.default), gru_cell),
+    **dict.fromkeys((torch.lstm_cell, aten.lstm_cell, aten.lstm_cell.default), cell(_lstm_cell)),
+    **dict.fromkeys((torch.gru_cell, aten.gru_cell, aten.gru_cell.default), cell(_gru_cell)),
 }

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
-from djinn.interrupts import deferral, sleep, through
+from djinn.interrupts import acquired, deferral, sleep, through
 from djinn.kinds.transport import ConnectOptions
 from djinn.protocol.messages import (
     PROTOCOL_VERSION,
@@ -34,7 +34,7 @@ from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
 from djinn.protocol.reuse import after
 from djinn_transport_tcp.copies import Copies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
-from djinn_transport_tcp.interrupted import acquired, is_interrupted, without_large
+from djinn_transport_tcp.interrupted import is_interrupted, without_large
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused, unanswered
@@ -250,7 +250,7 @@ class SocketConnection:
         if not self._frames.stream.is_ours:
             yield
             return
-        interrupt = acquired(self._in_use)
+        interrupt = acquired(self._in_use, deferral())
         if interrupt is not None:
             # What the caller brings is not sent, so there is a gap from here on.
             self._lost = "an interrupt came while it was being replaced"

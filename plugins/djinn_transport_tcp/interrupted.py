@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -13,19 +12,7 @@ from djinn.protocol.messages import Batch, Command, Upload
 from djinn.protocol.resumption import ALONE_BYTES
 from djinn.protocol.tensors import size_bytes
 
-__all__ = ("acquired", "is_interrupted", "without_large")
-
-LOOK_S = 0.05
-"""How often who waits for a lock looks whether there was an interrupt."""
-
-
-def acquired(lock: threading.RLock) -> BaseException | None:
-    """Wait for a lock, and return the interrupt that came before it could be had, if one did."""
-    deferred = deferral()
-    while not lock.acquire(timeout=-1 if deferred is None else LOOK_S):
-        if deferred is not None and deferred.error is not None:
-            return deferred.error
-    return None
+__all__ = ("is_interrupted", "without_large")
 
 
 def is_interrupted(error: BaseException | None = None) -> bool:

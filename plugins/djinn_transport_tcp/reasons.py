@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from djinn.errors import (
-    DeviceLostError,
-    ProgramTimeoutError,
+    ENDED_FOR_GOOD,
     ProtocolError,
     ProtocolVersionError,
     RefusedError,
     RemoteTimeoutError,
     ServerDrainingError,
-    SessionTerminatedError,
     TokenEndedError,
     TransportError,
 )
@@ -20,8 +18,7 @@ from djinn_transport_tcp.tls import TlsError
 
 __all__ = ("AGAIN", "explained", "goodbye", "refused", "unanswered")
 
-_FINAL = {kind.code: kind for kind in (DeviceLostError, ProgramTimeoutError, SessionTerminatedError)}
-"""What the server has ended for good: to go on elsewhere, or to do it again, would be wrong."""
+_FINAL = {kind.code: kind for kind in ENDED_FOR_GOOD}
 _REFUSALS = {kind.code: kind for kind in (RefusedError, ServerDrainingError, TokenEndedError)}
 AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
 

@@ -151,7 +151,7 @@ def generate() -> None:
     def tokens(device: str, count: int) -> list[Any]:
         with torch.no_grad():
             return model.generate(prompt.to(device), max_new_tokens=count, do_sample=False, pad_token_id=0,
-                                             eos_token_id=None).tolist()
+                                  eos_token_id=None).tolist()
 
     wanted = tokens("cpu", 8)
     model.to(DEVICE)

@@ -10,7 +10,6 @@ import io
 import math
 import pickle
 import random
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
@@ -19,7 +18,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_conformance.database import operators
-from djinn_conformance.seeding import without_notes
+from djinn_conformance.seeding import quietly
 from djinn_guard_core.allowlist import ALLOWED, group_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -156,8 +155,7 @@ class Recorder(TorchDispatchMode):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings(), without_notes():
-        warnings.simplefilter("ignore")
+    with quietly():
         torch.manual_seed(SEED)
         random.seed(SEED)
         yield

@@ -24,6 +24,7 @@ __all__ = ("Fence", "Part", "SandboxMode", "examine", "plan")
 
 _log = logging.getLogger("djinn.server")
 TRIAL_TIMEOUT_S = 60.0
+"""How long a driver may take to show that it works behind the fence."""
 _HINT = "`djinn doctor` says what this system has; --sandbox auto does without the rest."
 
 
