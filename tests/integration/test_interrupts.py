@@ -115,9 +115,12 @@ def test_who_waits_for_everything_is_interrupted(settings: dict[str, Any]) -> No
     run("synchronize", settings)
 
 
-@once_each
-def test_a_second_interrupt_while_the_first_has_not_ended_all(settings: dict[str, Any]) -> None:
-    run("twice", settings, times=2)
+def test_a_second_interrupt_while_the_first_has_not_ended_all(server: Any) -> None:
+    run("twice", {"server": server.address}, times=2)
+
+
+def test_a_second_interrupt_while_an_operation_in_this_process_has_not_ended() -> None:
+    run("twice_here", {"server": "local://"}, times=2)
 
 
 @on_servers

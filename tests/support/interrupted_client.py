@@ -33,20 +33,21 @@ def say(word: str) -> None:
     print(word, flush=True)
 
 
-def interrupted(action: Callable[[], Any], *, before: Callable[[], Any] = lambda: None) -> None:
+def interrupted(action: Callable[[], Any], *, may_end: bool = False) -> None:
     """Do something that waits; it has to end with the interrupt that follows when it says so.
 
     Args:
         action: Waits.
-        before: Called when it waits, before that is said; by another thread.
+        may_end: It may have ended just before; then it is as good that the interrupt comes afterwards.
     """
     over = threading.Event()
+    waits = threading.Event()
 
     def look() -> None:
         while not over.is_set():
             handler = _signal.getsignal(signal.SIGINT)
             if isinstance(handler, Deferral) and handler._wake is not None:
-                before()
+                waits.set()
                 say("waits")
                 return
             time.sleep(0.001)
@@ -55,10 +56,14 @@ def interrupted(action: Callable[[], Any], *, before: Callable[[], Any] = lambda
     looking.start()
     try:
         action()
+        assert may_end, "it ended by itself"
+        over.set()
+        looking.join()
+        if not waits.is_set():
+            say("waits")
+        threading.Event().wait()
     except KeyboardInterrupt:
         say("interrupted")
-    else:
-        raise AssertionError("it ended by itself")
     finally:
         over.set()
         looking.join()
@@ -119,12 +124,32 @@ def synchronize() -> None:
 
 
 def twice() -> None:
-    """Interrupted again while it waits for what the first interrupt has left."""
+    """Interrupted again while it waits for the step that the first interrupt has not ended, which takes a second."""
     work = Work(3000)
     work.begin(60)
     interrupted(work.product.sum().item)
-    interrupted(work.counter.item)
+    interrupted(work.counter.item, may_end=True)
     work.check(60)
+
+
+def twice_here() -> None:
+    """The same where an operation of this process does not end before it may."""
+    released = threading.Event()
+
+    @torch.library.custom_op("interrupted_client::hold", mutates_args=())
+    def hold(tensor: torch.Tensor) -> torch.Tensor:
+        released.wait()
+        return tensor.clone()
+
+    hold.register_fake(torch.empty_like)
+    work = Work()
+    held = hold(work.factor)
+    work.begin()
+    interrupted(work.product.sum().item)
+    interrupted(work.counter.item)
+    released.set()
+    work.check()
+    assert work.value_of(held.sum()) == work.side
 
 
 def upload() -> None:
@@ -168,7 +193,7 @@ def threads() -> None:
     threading.Thread(target=lambda: answers.put(work.value_of(work.product.sum()))).start()
     try:
         say("waits")
-        answers.get()
+        threading.Event().wait()
     except KeyboardInterrupt:
         say("interrupted")
     assert answers.get() == work.side
@@ -185,6 +210,8 @@ def own_handler() -> None:
     looking.start()
     assert work.value_of(work.product.sum()) == work.side
     assert work.counter.item() == 300
+    while not heard:
+        time.sleep(0.001)
     say("interrupted")
     assert heard == [signal.SIGINT]
 
