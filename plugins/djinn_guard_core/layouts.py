@@ -99,6 +99,12 @@ def _rows() -> tuple[_Rows, ...]:
                        frozenset(group.get("as_they_are", ()))) for group in _read()["rows"])
 
 
+@cache
+def _apart() -> Mapping[str, frozenset[str]]:
+    """Map operators that do not write where they read to the arguments in whose place they write."""
+    return {name: frozenset(group.get("in_place", ())) for group in _read()["apart"] for name in group["names"].split()}
+
+
 def base_of(operator: torch._ops.OpOverload) -> str:
     """Name an operator without namespace and overload."""
     return str(operator.name()).partition("::")[2].partition(".")[0]
@@ -151,7 +157,7 @@ class Arrangement:
         is_proven: Whether the others are passed as they are.
         rows: Those of which only the last dimension has to be dense.
         as_they_are: Those that are passed as they are.
-        expects_apart: Whether nothing that it reads may lie where it writes.
+        in_place: If nothing that it reads may lie where it writes: those that may if they lie in the same place.
         training: The argument without which it only reads statistics, with its position.
         limit_bytes: What copies may take; 0 for any amount.
     """
@@ -162,7 +168,7 @@ class Arrangement:
     is_proven: bool
     rows: frozenset[str]
     as_they_are: frozenset[str]
-    expects_apart: bool
+    in_place: frozenset[str] | None
     training: tuple[int, str] | None
     limit_bytes: int
 
@@ -242,7 +248,7 @@ class _Arranging:
     def read(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return what is to be read in place of a tensor."""
         if self._ranges and self._is_written(tensor):
-            expect(not self._of.expects_apart, READ_AND_WRITTEN)
+            expect(not self._has_to_be_apart(name, tensor), READ_AND_WRITTEN)
             # What a kernel has checked may not change before it is used.
             return self._copy(tensor)
         if name in self._of.as_they_are or (name in self._of.rows and _has_dense_rows(tensor)):
@@ -256,6 +262,13 @@ class _Arranging:
         low, high = _reach(tensor)
         first = bisect_right(self._ranges, low, key=itemgetter(1))
         return first < len(self._ranges) and self._ranges[first][0] < high
+
+    def _has_to_be_apart(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a kernel would not have this read where it writes; of what has gaps it cannot see that."""
+        in_place = self._of.in_place
+        if in_place is None or _layout(tensor) is not Layout.DENSE:
+            return False
+        return name not in in_place or _reach(tensor) not in self._ranges
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         self._copied_bytes += tensor.numel() * tensor.element_size()
@@ -316,5 +329,5 @@ def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrange
     return Arrangement(
         str(operator.name()), names, {name: index for index, name in enumerate(names) if name in written}, proven,
         frozenset().union(*(group.arguments for group in rows)),
-        frozenset().union(*(group.as_they_are for group in rows)), base in _read()["apart"]["names"].split(),
+        frozenset().union(*(group.as_they_are for group in rows)), _apart().get(base.removesuffix("_")),
         _training_flag(operator), limit_bytes)

@@ -57,6 +57,11 @@ def _diagonal(make: Operands) -> torch.Tensor:
     return make.of(5, 2)[:, :1].fill_diagonal_(2.0, wrap=True)
 
 
+def _by(act: Callable[[torch.Tensor, torch.Tensor], Any]) -> Callable[[Operands], Any]:
+    """Give it six numbers, and six indices in another order."""
+    return lambda make: act(make.of(6), make.whole(5, 2, 0, 1, 4, 3))
+
+
 ALIKE: dict[str, Callable[[Operands], Any]] = {
     "fft of an expanded signal": lambda make: torch.fft.fftn(make.of(1, 3, 4, dtype=torch.complex64).expand(2, 3, 4)),
     "fft of expanded batches": lambda make: torch.fft.fft2(
@@ -82,6 +87,11 @@ ALIKE: dict[str, Callable[[Operands], Any]] = {
     "segment_reduce of some rows": lambda make: torch.segment_reduce(
         make.of(6, 2), "max", lengths=make.whole(1, 2), unsafe=True),
     "lcm of two dtypes": lambda make: torch.lcm(make.whole(0, 4, 6), make.whole(0, 3, 8, dtype=torch.uint8)),
+    "cumsum into its input": _by(lambda x, i: torch.cumsum(x, 0, out=x)),
+    "scatter into its input": _by(lambda x, i: torch.scatter(x, 0, i, x.clone(), out=x)),
+    "maximum into its input": _by(lambda x, i: torch.max(x, i.float(), out=x)),
+    "gather of an expanded tensor into its element": _by(
+        lambda x, i: torch.gather(x[:1].expand(6), 0, i[:1], out=x[:1])),
     "div of two dtypes": lambda make: torch.div(make.whole(0, 4, -6, dtype=torch.int32), make.whole(-1, 255, -1),
                                                 rounding_mode="trunc"),
 }
@@ -109,6 +119,13 @@ def _selected(tensor: torch.Tensor) -> torch.Tensor:
 WRONG: dict[str, Callable[[Operands], Any]] = {
     "masked_select into its input": lambda make: _selected(make.of(6)),
     "kthvalue into its input": lambda make: _kth(make.of(6)),
+    "gather into its input": _by(lambda x, i: torch.gather(x, 0, i, out=x)),
+    "index_select into its input": _by(lambda x, i: torch.index_select(x, 0, i, out=x)),
+    "index_add_ of itself": _by(lambda x, i: x.index_add_(0, i, x)),
+    "scatter_ of itself": _by(lambda x, i: x.scatter_(0, i, x)),
+    "cumsum one behind": _by(lambda x, i: torch.cumsum(x[:5], 0, out=x[1:])),
+    "sort one behind": _by(lambda x, i: torch.sort(x[:5], out=(x[1:], i[:5]))),
+    "topk into its input": _by(lambda x, i: torch.topk(x, 2, out=(x[:2], i[:2]))),
     "view_as_complex_copy of other rows": lambda make: aten.view_as_complex_copy(make.of(2, 3, 5)[..., 1:3:2]),
     "segments beyond the rows": lambda make: torch.segment_reduce(
         make.of(6, 2), "max", lengths=make.whole(5, 2), unsafe=False),
