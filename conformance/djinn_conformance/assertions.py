@@ -12,7 +12,7 @@ from djinn.kinds import OutputSpec
 from djinn.protocol.tensors import buffer_of
 
 __all__ = ("Tolerance", "describe", "expect", "expect_equal", "expect_raises", "expect_same_metadata",
-           "expect_same_spec", "expect_same_tensor", "expect_same_value", "steps", "violated")
+           "expect_same_spec", "expect_same_tensor", "expect_same_value", "same_value", "steps", "violated")
 
 Error = TypeVar("Error", bound=BaseException)
 Tolerance = Mapping[torch.dtype, tuple[float, float]]
@@ -114,12 +114,16 @@ def expect_same_value(got: Any, wanted: Any, what: str, where: str) -> None:
     """Check a plain result: its type and value; NaN equals NaN."""
     __tracebackhide__ = True
     expect_equal(type(got).__name__, type(wanted).__name__, f"type of {what}", where)
-    if got != wanted and not (_is_nan(got) and _is_nan(wanted)):
+    if not same_value(got, wanted):
         violated(what, got=describe(got), wanted=describe(wanted), where=where)
 
 
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+def same_value(got: Any, wanted: Any) -> bool:
+    """Compare plain values; NaN equals NaN, and complex numbers are compared by their parts."""
+    if isinstance(got, complex) and isinstance(wanted, complex):
+        return same_value(got.real, wanted.real) and same_value(got.imag, wanted.imag)
+    return bool(got == wanted) or (
+        isinstance(got, float) and isinstance(wanted, float) and math.isnan(got) and math.isnan(wanted))
 
 
 def expect_raises(kind: type[Error], action: Callable[[], Any], what: str, where: str, *, naming: str = "") -> Error:

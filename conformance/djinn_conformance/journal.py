@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from math import isnan
 from typing import Any
 
 import attrs
@@ -12,7 +11,14 @@ import torch
 
 from djinn import runtime
 from djinn.tensor import LazyTensor
-from djinn_conformance.assertions import Tolerance, describe, expect_equal, expect_same_tensor, violated
+from djinn_conformance.assertions import (
+    Tolerance,
+    describe,
+    expect_equal,
+    expect_same_tensor,
+    same_value,
+    violated,
+)
 
 __all__ = ("Journal", "expect_same_journals", "kept")
 
@@ -81,15 +87,11 @@ def expect_same_journals(got: Journal, wanted: Journal, where: str, tolerance: T
     for (name, mine), (wanted_name, theirs) in zip(got.entries, wanted.entries, strict=False):
         expect_equal(name, wanted_name, "what is noted", where)
         if not isinstance(mine, _Tensor) or not isinstance(theirs, _Tensor):
-            if mine != theirs and not (_is_nan(mine) and _is_nan(theirs)):
+            if not same_value(mine, theirs):
                 violated(name, got=describe(mine), wanted=describe(theirs), where=where)
             continue
         expect_equal(mine.metadata, theirs.metadata, f"metadata of {name}", where)
         expect_same_tensor(mine.elements.cpu(), theirs.elements.cpu(), name, where, tolerance)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and isnan(value)
 
 
 def _written_down(tensor: torch.Tensor, device: torch.device) -> _Tensor:

@@ -159,7 +159,7 @@ def _exceptions() -> list[str]:
         lines.append(f"| `{item.operator}` {item.direction} | {dtypes}; {where} | {item.status} | "
                      f"{_cell(item.reason)} | {_source(item.link)} |")
     for case in training_spec().expectations:
-        where = " ".join(filter(None, [case.device, f"torch {case.torch}" if case.torch else ""]))
+        where = " ".join(filter(None, [case.device, f"torch {case.torch}" if case.torch else "", case.session]))
         lines.append(f"| `{case.case}` | {where} | {case.status} | {_cell(case.reason)} | {_source(case.link)} |")
     lines += ["", "A guarded server also refuses, although eager runs them:", "",
               "| what | of these | reason | where |", "|---|---|---|---|"]

@@ -69,15 +69,17 @@ class Expectation:
     """Releases of PyTorch, as a version specifier; empty for all."""
     device: str = "cpu"
     """Type of the executor's device; empty for all."""
+    session: Literal["", "served", "in process"] = ""
+    """Where the executor is; empty for everywhere."""
 
-    def covers(self, case: Case, device: str) -> bool:
-        """Whether it speaks of a case, on a type of device, in the release of PyTorch that is running."""
-        return fnmatchcase(str(case), self.case) and self.applies(device)
+    def covers(self, case: Case, device: str, session: str) -> bool:
+        """Whether it speaks of a case, on a type of device, of a session, in the release of PyTorch that is running."""
+        return fnmatchcase(str(case), self.case) and self.applies(device, session)
 
-    def applies(self, device: str) -> bool:
-        """Whether it speaks of a type of device, in the release of PyTorch that is running."""
+    def applies(self, device: str, session: str) -> bool:
+        """Whether it speaks of a type of device and a session, in the release of PyTorch that is running."""
         is_release = is_running(self.torch)
-        return is_release and self.device in ("", device)
+        return is_release and self.device in ("", device) and self.session in ("", session)
 
 
 @attrs.frozen
@@ -164,12 +166,14 @@ class _Judge:
 
     eager: torch.device
     remote: torch.device
+    session: str
     faults: list[str] = attrs.field(factory=list)
     met: set[Expectation] = attrs.field(factory=set)
 
     def outcome(self, case: Case) -> str:
         """Carry a case out on both devices: ``equal``, ``different`` as expected, or a ``fault``."""
-        expected = next((one for one in training_spec().expectations if one.covers(case, self.eager.type)), None)
+        expected = next((one for one in training_spec().expectations
+                         if one.covers(case, self.eager.type, self.session)), None)
         journals = _journals(case, self.eager, self.remote)
         fault = _difference(case, journals)
         if not fault and (expected is None or expected.status == "rounds"):
@@ -200,14 +204,15 @@ def check_all(
         thorough: Whether these are all cases, so that each expectation must be met.
     """
     __tracebackhide__ = True
-    judge = _Judge(eager, remote)
+    judge = _Judge(eager, remote, session)
     faults = judge.faults
     for group, members in groupby(cases, key=lambda case: case.group):
         outcomes = [judge.outcome(case) for case in members]
         tally.record(**group, session=session, equal=outcomes.count("equal"), different=outcomes.count("different"),
                      total=len(outcomes))
     for expected in training_spec().expectations if thorough else ():
-        if expected.case.startswith(f"{suite}/") and expected.applies(eager.type) and expected not in judge.met:
+        is_of_suite = expected.case.startswith(f"{suite}/") and expected.applies(eager.type, session)
+        if is_of_suite and expected not in judge.met:
             faults.append(f"{expected.case}: nothing differs any more")
     if faults:
         raise AssertionError(f"{len(faults)} cases are not as expected:\n" + "\n".join(faults))
