@@ -274,7 +274,7 @@ class SteadyChannel:
             self._changed.notify_all()
 
     def close(self, goodbye: Goodbye = _GOODBYE) -> None:
-        """End the session, and tell the client if nothing else is being sent. Never raises, may be called twice.
+        """End the session, and tell the client unless it reads nothing. Never raises, may be called twice.
 
         Args:
             goodbye: What the client hears.
@@ -287,9 +287,8 @@ class SteadyChannel:
         self.stopped()
         if line is None:
             return
-        # A client that does not take up sessions expects none, but for a reason.
-        patience_s = REASON_S if goodbye.code else 0
-        if is_first and (self._end.lease_s or goodbye.code) and self._sending.acquire(timeout=patience_s):
+        # A client that does not take up sessions expects none, but for a reason. Another thread may have just sent.
+        if is_first and (self._end.lease_s or goodbye.code) and self._sending.acquire(timeout=REASON_S):
             with contextlib.suppress(DjinnError):  # it learns by itself that there is no session any more
                 line.channel.send(0, goodbye)
             self._sending.release()

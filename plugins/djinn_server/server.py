@@ -57,6 +57,7 @@ __all__ = ("Server", "refuse")
 
 NO_LIMIT_BYTES = 2**62
 """The limit of memory that was lifted while sessions go on."""
+_GOODBYE = Goodbye()
 _log = logging.getLogger("djinn.server")
 
 
@@ -177,7 +178,7 @@ class Server:
         self.sessions.start()
         _log.info("serving %s on %s", self._executor.device, self.address)
 
-    def stop(self, timeout_s: float = 5.0, goodbye: Goodbye | None = None) -> bool:
+    def stop(self, timeout_s: float = 5.0, goodbye: Goodbye = _GOODBYE) -> bool:
         """Stop accepting, end all sessions, and wait for their threads.
 
         Args:
@@ -198,7 +199,7 @@ class Server:
             session.post.close()
         partings = []
         for channel in serving.values():
-            if isinstance(channel, SteadyChannel) and goodbye is not None and goodbye.code:
+            if isinstance(channel, SteadyChannel):
                 # Each waits a moment until its client has read why.
                 partings.append(threading.Thread(target=channel.close, args=(goodbye,), daemon=True))
                 partings[-1].start()

@@ -76,8 +76,8 @@ ALIKE: dict[str, Callable[[Operands], Any]] = {
     "batch norm with expanded statistics that are read": lambda make: aten._native_batch_norm_legit_no_training(
         make.of(2, 3, 2), None, None, make.of(1).expand(3), make.of(1).abs().expand(3), 0.5, 1e-3),
     "gradient of a batch norm from an expanded one": lambda make: aten.native_batch_norm_backward(
-        make.of(1, 3, 9).expand(7, 3, 9), make.of(7, 3, 9), make.of(3), None, None, make.of(3), make.of(3).abs() + 0.5, True,
-        1e-3, [True, True, True]),
+        make.of(1, 3, 9).expand(7, 3, 9), make.of(7, 3, 9), make.of(3), None, None, make.of(3), make.of(3).abs() + 0.5,
+        True, 1e-3, [True, True, True]),
     "gradient of a huber loss of expanded operands": lambda make: aten.huber_loss_backward(
         make.of(1), make.of(9).expand(9, 9), make.of(9, 1).expand(9, 9), 0, 0.6),
     "kron of every other column": lambda make: torch.kron(

@@ -116,7 +116,8 @@ def _at_the_end() -> threading.Event:
 
 
 if __name__ == "__main__":
-    os.nice(19)
+    # Not as much as it can: beside others it would not even come to its end.
+    os.nice(10)
     torch.set_num_threads(1)
     does = {"floods": floods, "fills": fills, "crowds": crowds}[sys.argv[1]]
     does(sys.argv[2], sys.stdin.readline().strip(), *map(int, sys.argv[3:]))

@@ -231,8 +231,9 @@ class Client:
                                 line.send("up", (number, amount, asks, size_bytes)))
             if asks:
                 assert await self.answer() == self.total, "every request gets its own answer"
-            # Whoever does nothing for longer than a lease does not notice that his connection broke.
-            await trio.sleep(min(self.choose.expovariate(0.5), LEASE_S / 3))
+            # The server may notice 5 s after a batch that the connection broke, and the client 15 s after its request,
+            # which may be its third batch from there. Then there are 5 s without a network, and 5 to spare.
+            await trio.sleep(min(self.choose.expovariate(0.5), LEASE_S / 12))
         await self.steadily(lambda line: line.send("up", "goodbye"))
 
     async def steadily(self, act: Callable[[Line], object]) -> None:

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -288,25 +289,28 @@ def test_another_name_for_everything_changes_nothing() -> None:
         tuple(names[node] for node in match.nodes) for match in found(graph)]
 
 
-def best_s(layers: int) -> tuple[float, int]:
-    """Fastest of several searches in graphs that were not searched before, and the number of nodes."""
-    run = captured_run(BY_NAME["gpt2"], gpt2(layers).eval(), "no_grad", use_cache=True)
-    seconds = []
-    for _ in range(5):
-        graph = RecordedGraph(run.graph.nodes(), run.graph.storages)
-        gc.collect()
-        gc.disable()
-        started = time.perf_counter()
-        found(graph)
-        seconds.append(time.perf_counter() - started)
-        gc.enable()
-    return min(seconds), len(run.graph)
+def searched_s(run: Run) -> float:
+    """Processor time of a search in a graph that was not searched before."""
+    graph = RecordedGraph(run.graph.nodes(), run.graph.storages)
+    gc.collect()
+    gc.disable()
+    started = time.thread_time()
+    found(graph)
+    seconds = time.thread_time() - started
+    gc.enable()
+    return seconds
 
 
 def test_the_search_is_linear() -> None:
-    (short_s, few), (long_s, many) = best_s(4), best_s(32)
-    assert many > 6 * few
-    assert long_s / many < 2.5 * short_s / few
+    short, long = (captured_run(BY_NAME["gpt2"], gpt2(layers).eval(), "no_grad", use_cache=True) for layers in (4, 32))
+    assert len(long.graph) > 6 * len(short.graph)
+    # What else the machine does can only make a search slower; so one pair of fast ones is enough.
+    short_s = long_s = inf
+    for _ in range(20):
+        short_s, long_s = min(short_s, searched_s(short)), min(long_s, searched_s(long))
+        if long_s / len(long.graph) < 2.5 * short_s / len(short.graph):
+            return
+    pytest.fail(f"{len(short.graph)} nodes take {short_s:.4f} s, {len(long.graph)} take {long_s:.4f} s")
 
 
 def test_indices_go_with_their_graphs() -> None:
