@@ -12,6 +12,7 @@ import torch
 
 from djinn.model.schema import facts_of
 from djinn_conformance import specs
+from djinn_conformance.capabilities import listens
 from djinn_conformance.families import OperatorSpec
 from djinn_conformance.oracle import copied, perform
 from djinn_conformance.programs import Call, Recording, refs_in
@@ -122,8 +123,11 @@ def refused_calls(subject: Subject) -> IsRefused:
 
 
 def leaves_out_overlaps(subject: Subject) -> bool:
-    """Whether random programs of a session write no tensor that overlaps itself."""
-    return bool(subject.registered.value.served) and any(refusal.writes for refusal in refusals())
+    """Whether random programs of a session write no tensor that overlaps itself, since a guard would refuse that."""
+    composition = subject.registered.value
+    is_of_transport = composition.part is not None and composition.part.kind == "transport"
+    is_guarded = composition.served or (is_of_transport and listens(composition.part))
+    return is_guarded and any(refusal.writes for refusal in refusals())
 
 
 def is_refused_call(subject: Subject, recording: Recording) -> bool:

@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from djinn.session import Session
 from djinn_conformance.machine import Machine, Statistics
+from djinn_conformance.refusals import overlaps_itself
 from djinn_conformance.twins import Line, compare_values
 
 __all__ = ("ReusingMachine", "reused")
@@ -67,7 +68,8 @@ class ReusingMachine(Machine):
     def write_into_a_result(self, data: Any) -> None:
         """Do again what was done before until it is known, write into what it gave, and do it again."""
         names = self._again(data, writes=False)
-        there = [name for name in names if name in self.eager.tensors]
+        there = [name for name in names if name in self.eager.tensors
+                 and not (self.keeps_apart and overlaps_itself(self.eager.tensors[name]))]
         if there:
             name = data.draw(st.sampled_from(there))
             mode = "with torch.inference_mode(): " if self.eager.tensors[name].is_inference() else ""

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from djinn.session import Session
 
 aten = torch.ops.aten
+UNDECLARED_VIEWS = {
+    aten._unsafe_view.default: aten.view.default,
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+"""Operators whose results share storage with their argument, though their schemas do not say so, and those that say it.
+
+What is written into the argument afterwards has to wait for those who read the result; `torch.kron` counts on that.
+"""
 WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
 """Composites for which CPUs have kernels of their own; PyTorch would take them apart for this device only."""
 
@@ -29,6 +38,11 @@ WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
 def record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an operator as it is, also if it consists of others."""
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+
+
+def as_view(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the operator that declares its result a view."""
+    return record(session, UNDECLARED_VIEWS[operator], args, kwargs)
 
 
 def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,6 +170,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._to_copy.default: to_copy,
     aten.copy_.default: copy_,
     aten.lift_fresh.default: lift_fresh,
+    aten.lift.default: lift_fresh,
     aten.lift_fresh_copy.default: lambda session, operator, args, kwargs: args[0].clone(
         memory_format=torch.contiguous_format),
     aten.is_pinned.default: is_pinned,
@@ -168,6 +183,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._pack_padded_sequence.default: pack_padded,
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,
+    **dict.fromkeys(UNDECLARED_VIEWS, as_view),
     **{getattr(aten, name).default: record for name in WHOLE},
     **zeros.HANDLERS,
     aten.set_.source_Storage: set_storage,

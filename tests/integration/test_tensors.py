@@ -172,6 +172,28 @@ def test_views_and_in_place_writes_alias_as_in_eager() -> None:
     assert torch.equal(_alias_program("remote_accelerator").cpu(), _alias_program("cpu"))
 
 
+@pytest.mark.parametrize("read", [
+    lambda x: torch.kron(x, torch.ones_like(x)),
+    lambda x: torch.ops.aten._unsafe_view(x, (3, 2)) * 2,
+    lambda x: torch.unsafe_chunk(x, 2)[1] * 2,
+    lambda x: torch.unsafe_split_with_sizes(x, (1, 1))[1] * 2,
+    lambda x: torch.ops.aten.lift(x) * 2,
+], ids=["kron", "_unsafe_view", "unsafe_chunk", "unsafe_split_with_sizes", "lift"])
+def test_a_write_waits_for_readers_of_views_that_are_not_declared(
+    read: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    local = torch.arange(6.0).reshape(2, 3)
+    try:
+        djinn.init(flush_every=None)
+        remote = local.to(DEVICE)
+        made = read(remote)
+        remote.neg_()
+        assert torch.equal(remote.cpu(), -local), "which is brought home first"
+        assert torch.equal(made.cpu(), read(local))
+    finally:
+        djinn.init()
+
+
 @pytest.mark.parametrize("operation", [
     torch.nonzero,
     torch.unique,
