@@ -136,6 +136,9 @@ class Server:
         self._watch = watch
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
+        self._welcoming: set[threading.Thread] = set()
+        """Those that say goodbye themselves: another thread could not tell whether the client was welcomed."""
+        self._goodbye = _GOODBYE
         self._count = 0
         self._stopping = False
         self.is_draining = False
@@ -190,15 +193,18 @@ class Server:
         """
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            self._stopping = True
+            self._stopping, self._goodbye = True, goodbye
             serving = dict(self._connections)
+            welcoming = frozenset(self._welcoming)
         self.sessions.stop()
         self._listener.close()
         self._room.close()
         for session in self.sessions.all():
             session.post.close()
         partings = []
-        for channel in serving.values():
+        for thread, channel in serving.items():
+            if thread in welcoming:
+                continue
             if isinstance(channel, SteadyChannel):
                 # Each waits a moment until its client has read why.
                 partings.append(threading.Thread(target=channel.close, args=(goodbye,), daemon=True))
@@ -314,15 +320,17 @@ class Server:
         self._grants.hold(channel, steady)
         mailbox = self._room.open()
         key = self._resumable.add(steady) if steady.lease_s else b""
+        thread = threading.current_thread()
         try:
+            with self._lock:
+                if self._stopping:
+                    return
+                self._welcoming.add(thread)
             session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
                                               mailbox.key, self._load(mailbox), key, steady.lease_s)
             steady.admit_body = allowance.admit_body
             meter.follow(steady)
-            with self._lock:
-                if self._stopping:
-                    steady.close()
-                self._connections[threading.current_thread()] = steady
+            self._welcomed(thread, steady)
             _log.info("%s: session %s begins", channel.peer, session)
 
             def carry(address: str, courier: Courier) -> Carrier:
@@ -355,7 +363,16 @@ class Server:
             self._resumable.remove(key)
             with self._lock:
                 self._present.discard(mailbox)
+                self._welcoming.discard(thread)
             self._room.remove(mailbox)
+
+    def _welcomed(self, thread: threading.Thread, steady: SteadyChannel) -> None:
+        with self._lock:
+            self._connections[thread] = steady
+            self._welcoming.discard(thread)
+            is_over = self._stopping
+        if is_over:
+            steady.close(self._goodbye)
 
     def _load(self, mailbox: Mailbox) -> Load:
         services = [session.service for session in self.sessions.all()]

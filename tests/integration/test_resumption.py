@@ -11,12 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from djinn_executor_torch.executor import TorchExecutor
+from djinn_server.server import Server
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
+from djinn_transport_tcp.listener import SocketChannel, listen
 from fault_proxy import FaultProxy, ResetPeer
 from gpt2 import PROMPT, gpt2
 from killing import DEVICE, same, trained
@@ -25,11 +29,14 @@ from tcp_support import raw_socket
 from warm import run_djinn
 
 import djinn
+from djinn.config import Config
 from djinn.errors import RefusedError, RemoteTimeoutError, TransportError
-from djinn.kinds.transport import ConnectOptions
+from djinn.kinds.guard import Bounds
+from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.plugins import Plugins
 from djinn.protocol import messages
 from djinn.protocol.frames import HEAD, encode_head
-from djinn.protocol.messages import Batch, Free, Hello, Upload
+from djinn.protocol.messages import Batch, Free, Hello, Upload, Welcome
 from djinn.protocol.tensors import header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
@@ -344,6 +351,34 @@ def test_why_a_session_was_lost_while_nobody_used_it_is_said_when_somebody_does(
     for says in ("the server has ended the session", "is closed: .*the server has ended the session"):
         with pytest.raises(TransportError, match=says):
             connection.submit(SYNCHRONIZE, ())
+
+
+def test_who_was_only_just_welcomed_hears_that_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    welcomed, goes_on = threading.Event(), threading.Event()
+    send = SocketChannel.send
+
+    def held(channel: SocketChannel, sequence: int, message: Any, *rest: Any) -> None:
+        send(channel, sequence, message, *rest)
+        if isinstance(message, Welcome):
+            welcomed.set()
+            goes_on.wait(60)
+
+    monkeypatch.setattr(SocketChannel, "send", held)
+    plugins = Plugins.load(Config.resolve({}, {}).selection)
+    watch = partial(plugins.choose("guard", "core").watch, Bounds("cpu", 2**30), plugins.choose("shapes", "meta"))
+    server = Server(listen("tcp://127.0.0.1:0", ListenOptions()), TorchExecutor(torch.device("cpu")),
+                    admit=lambda channel, hello: None, watch=watch)
+    server.start()
+    connection = connect(server.address, ConnectOptions())
+    assert welcomed.wait(60)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    while server.is_accepting:
+        time.sleep(0.01)
+    goes_on.set()
+    stopping.join()
+    with pytest.raises(TransportError, match="the server has ended the session"):
+        connection.submit(SYNCHRONIZE, ())
 
 
 @linux
