@@ -322,10 +322,8 @@ class Server:
         key = self._resumable.add(steady) if steady.lease_s else b""
         thread = threading.current_thread()
         try:
-            with self._lock:
-                if self._stopping:
-                    return
-                self._welcoming.add(thread)
+            if not self._may_welcome(thread):
+                return
             session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
                                               mailbox.key, self._load(mailbox), key, steady.lease_s)
             steady.admit_body = allowance.admit_body
@@ -365,6 +363,12 @@ class Server:
                 self._present.discard(mailbox)
                 self._welcoming.discard(thread)
             self._room.remove(mailbox)
+
+    def _may_welcome(self, thread: threading.Thread) -> bool:
+        with self._lock:
+            if not self._stopping:
+                self._welcoming.add(thread)
+            return not self._stopping
 
     def _welcomed(self, thread: threading.Thread, steady: SteadyChannel) -> None:
         with self._lock:
