@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm import WarmPython
 
 CLIENT = Path(__file__).parents[1] / "support" / "interrupted_client.py"
 TIMEOUT_S = 300
@@ -55,44 +55,38 @@ on_servers = pytest.mark.parametrize("settings", ["tcp", "tls", "unix"], indirec
 class Client:
     """A client that is told to do something, and can be interrupted."""
 
-    def __init__(self, case: str, settings: dict[str, Any]) -> None:
+    def __init__(self, case: str, settings: dict[str, Any], folder: Path) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        self.process = subprocess.Popen(
-            [sys.executable, str(CLIENT), case, json.dumps(settings)], env=clean | {"OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._log = folder / "client.log"
+        self.process = WarmPython(f"import runpy; runpy.run_path({str(CLIENT)!r}, run_name='__main__')",
+                                  [case, json.dumps(settings)], environment=clean | {"OMP_NUM_THREADS": "1"},
+                                  log=self._log)
 
     def hears(self, word: str) -> bool:
         """Wait for the next thing that it says."""
-        assert self.process.stdout is not None
         said = self.process.stdout.readline().strip()
         if said != word:
-            _, errors = self.process.communicate(timeout=TIMEOUT_S)
-            pytest.fail(f"it said {said!r} and not {word!r}, and ended with {self.process.returncode}:\n{errors}")
+            status = self.process.wait(TIMEOUT_S)
+            pytest.fail(f"it said {said!r} and not {word!r}, and ended with {status}:\n{self._log.read_text()}")
         return True
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
-    def tell(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
     def ends(self, status: int = 0) -> str:
         """Wait for its end, and return what it has written to standard error."""
-        _, errors = self.process.communicate(timeout=TIMEOUT_S)
-        assert self.process.returncode == status, errors
+        ended = self.process.wait(TIMEOUT_S)
+        errors = self._log.read_text()
+        assert ended == status, errors
         return errors
 
 
 @contextmanager
 def client(case: str, settings: dict[str, Any]) -> Iterator[Client]:
-    made = Client(case, settings)
-    try:
-        yield made
-    finally:
-        made.process.kill()
-        made.process.communicate()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Client(case, settings, Path(folder))
+        with made.process:
+            yield made
 
 
 def run(case: str, settings: dict[str, Any], times: int = 1) -> None:
@@ -151,7 +145,7 @@ def test_a_program_that_is_interrupted_twice_ends_and_does_not_abort(settings: d
         running.interrupt()
         running.hears("leaves")
         running.interrupt()
-        assert "KeyboardInterrupt" in running.ends(-signal.SIGINT)
+        assert "KeyboardInterrupt" in running.ends(1)
 
 
 @once_each
@@ -168,6 +162,6 @@ def test_what_was_cancelled_is_not_done_again_by_a_recovery(start_server: Any) -
         running.hears("kill")
         for worker in server.workers:
             os.kill(worker, signal.SIGKILL)
-        running.tell()
+        running.interrupt()
         running.hears("done")
         running.ends()

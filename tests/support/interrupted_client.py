@@ -124,8 +124,8 @@ def synchronize() -> None:
 
 
 def twice() -> None:
-    """Interrupted again while it waits for the step that the first interrupt has not ended, which takes a second."""
-    work = Work(3000)
+    """Interrupted again while it waits for the step that the first interrupt has not ended, which takes a while."""
+    work = Work(2000)
     work.begin(60)
     interrupted(work.product.sum().item)
     interrupted(work.counter.item, may_end=True)
@@ -188,7 +188,7 @@ def generate() -> None:
 def threads() -> None:
     """Another thread waits: it goes on, and so does what it waits for."""
     work = Work()
-    work.begin(300)
+    work.begin(60)
     answers: queue.SimpleQueue[int] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(work.value_of(work.product.sum()))).start()
     try:
@@ -197,7 +197,7 @@ def threads() -> None:
     except KeyboardInterrupt:
         say("interrupted")
     assert answers.get() == work.side
-    assert work.counter.item() == 300
+    assert work.counter.item() == 60
 
 
 def own_handler() -> None:
@@ -205,11 +205,11 @@ def own_handler() -> None:
     heard: list[int] = []
     signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     work = Work()
-    work.begin(300)
+    work.begin(60)
     looking = threading.Timer(0, lambda: say("waits"))
     looking.start()
     assert work.value_of(work.product.sum()) == work.side
-    assert work.counter.item() == 300
+    assert work.counter.item() == 60
     while not heard:
         time.sleep(0.001)
     say("interrupted")
@@ -248,8 +248,10 @@ def recover() -> None:
     assert work.value_of(work.factor.sum()) == work.side
     counted = work.counter.item()
     assert counted < STEPS
+    killed = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: killed.set())
     say("kill")
-    sys.stdin.readline()
+    killed.wait()
     assert work.value_of(work.factor.sum()) == work.side
     assert work.value_of(work.computed) == work.side
     for read in (work.product.cpu, work.counter.item):
