@@ -22,7 +22,7 @@ __all__ = ("Case", "Expectation", "OptimizerSpec", "SchedulerSpec", "TrainingSpe
 
 _SEED = 4711
 _ROUNDING: Tolerance = {torch.float32: (2e-5, 1e-6), torch.float64: (1e-12, 1e-13), torch.bfloat16: (4e-2, 4e-2),
-                        torch.float16: (4e-3, 4e-3)}
+                        torch.float16: (4e-3, 4e-3), torch.complex64: (2e-5, 1e-6)}
 """What a sum of few numbers in another order, or with another accumulator, may differ by."""
 
 
