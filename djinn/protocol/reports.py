@@ -128,6 +128,9 @@ class RunTime:
         executor: Runs them.
         attempt: Does what may fail, and remembers a failure for the client.
 
+    Attributes:
+        is_wanted: Whether the client wants to know.
+
     Concurrency:
         One thread at a time.
     """
@@ -136,7 +139,7 @@ class RunTime:
         is_asynchronous = executor.device.partition(":")[0] != "cpu"
         self._settle = executor.settle if is_asynchronous and isinstance(executor, SettlingExecutor) else None
         self._attempt = attempt
-        self._is_wanted = False
+        self.is_wanted = False
         self._first_ns = 0
         self._ns = 0
 
@@ -149,15 +152,10 @@ class RunTime:
         finally:
             self._ns += time.monotonic_ns() - begin_ns
 
-    def take(self, *, is_wanted: bool) -> int:
-        """Return the nanoseconds since the last time.
-
-        Args:
-            is_wanted: Whether the client wants to know from now on; 0 is returned until then.
-        """
-        self._is_wanted |= is_wanted
+    def take(self) -> int:
+        """Return the nanoseconds since the last time; 0 if nobody wants to know."""
         taken, since_ns, self._ns, self._first_ns = self._ns, self._first_ns, 0, 0
-        if not self._is_wanted:
+        if not self.is_wanted:
             return 0
         if self._settle is None or not since_ns:
             return taken

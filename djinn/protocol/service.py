@@ -145,6 +145,7 @@ class SessionService:
         """
         uploads = iter(tensors)
         self._stop, self._stopped = stop, None
+        self._run_time.is_wanted |= batch.metered
         if batch.timed and self._timings is None:
             self._timings = Timings()
         if self._timings is None:
@@ -160,7 +161,7 @@ class SessionService:
         data: list[torch.Tensor] = []
         items = [self._fetch(handle, data) for handle in batch.fetch]
         items += [self._describe(handle) for handle in batch.describe]
-        result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(is_wanted=batch.metered))
+        result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take())
         return (result if self._timings is None else self._timings.added_to(result)), data
 
     def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:

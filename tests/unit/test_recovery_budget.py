@@ -93,6 +93,15 @@ def test_work_is_measured_that_overlaps_with_recording_and_that_nobody_waits_for
     assert djinn.stats()["journal_nodes"] == session.link.journal.node_count <= most
 
 
+def test_servers_tell_how_long_programs_ran_though_the_first_message_wants_no_answer() -> None:
+    session = djinn.init(recovery="replay", device="cpu")
+    kept = torch.ones(4, device=DEVICE) + 1
+    djinn.flush()
+    assert kept.tolist() == [2.0] * 4
+    [meter] = session.link._meters
+    assert meter.run_ns > 0
+
+
 def test_a_failure_that_only_this_layer_has_waited_for_is_raised_at_the_next_wait_and_once() -> None:
     session, _ = begin(0.2)
     bad = torch.ones(2, device=DEVICE)[torch.tensor([5], device=DEVICE)]
@@ -209,14 +218,15 @@ def test_run_time_is_that_of_programs_and_on_a_device_of_its_own_until_it_is_thr
     for executor, wanted in ((here, 30), (there, 580)):
         run_time = reports.RunTime(executor, lambda action: action())
         assert run_time.of(lambda: work(1000)) == 1000
-        assert run_time.take(is_wanted=False) == 0
-        assert run_time.take(is_wanted=True) == 0
+        assert run_time.take() == 0
+        run_time.is_wanted = True
+        assert run_time.take() == 0
         assert run_time.of(lambda: work(10)) == 10
         work(50)
         with pytest.raises(ZeroDivisionError):
             run_time.of(lambda: work(20) // 0)
-        assert run_time.take(is_wanted=False) == wanted
-        assert run_time.take(is_wanted=False) == 0
+        assert run_time.take() == wanted
+        assert run_time.take() == 0
 
 
 def test_what_an_answer_that_nobody_looked_at_told_is_added() -> None:
