@@ -159,8 +159,7 @@ class SessionService:
         if not batch.wants_reply:
             return Result(), []
         data: list[torch.Tensor] = []
-        items = [self._fetch(handle, data) for handle in batch.fetch]
-        items += [self._describe(handle) for handle in batch.describe]
+        items = [*(self._fetch(handle, data) for handle in batch.fetch), *map(self._describe, batch.describe)]
         result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take())
         return (result if self._timings is None else self._timings.added_to(result)), data
 
