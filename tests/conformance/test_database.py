@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from djinn_conformance import database, report, workers
@@ -202,6 +204,15 @@ def test_a_published_run_is_read_back_and_shown(tmp_path: Path) -> None:
     assert "| forward | int64 | 5 | 0 | 5 | 100.000 | 4 | 1 | 5 | 80.000 |" in page
     assert "| **forward** | **all** | 14 | 1 | 15 | 93.333 | 4 | 1 | 5 | 80.000 |" in page
     assert "`empty` forward" in page
+
+
+def test_of_several_sessions_in_one_process_the_worst_is_published(tmp_path: Path) -> None:
+    rows = [Count("operators", "add", "", "int64", "forward", "in process", equal, 5 - equal, 5) for equal in (5, 3, 4)]
+    counts = tmp_path / "counts.jsonl"
+    counts.write_text("".join(f"{json.dumps(attrs.asdict(row))}\n" for row in rows))
+    report.main([str(counts), "--results", str(tmp_path), "--page", str(tmp_path / "page.md")])
+    [path] = list(tmp_path.glob("*.csv"))
+    assert report.load(path).counts == (rows[1],)
 
 
 def test_the_published_page_is_what_the_published_results_give() -> None:
