@@ -11,14 +11,7 @@ import torch
 
 from djinn import runtime
 from djinn.tensor import LazyTensor
-from djinn_conformance.assertions import (
-    Tolerance,
-    describe,
-    expect_equal,
-    expect_same_tensor,
-    same_value,
-    violated,
-)
+from djinn_conformance.assertions import Tolerance, describe, expect_equal, expect_same_tensor, same_value, violated
 
 __all__ = ("Journal", "expect_same_journals", "kept")
 

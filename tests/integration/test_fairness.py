@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -104,17 +105,16 @@ def test_tenants_get_of_the_device_what_their_weights_say(house: House) -> None:
             return {name: sum(each.done for each in several) for name, several in working.items()}
 
         time.sleep(1)
-        # What the machine does beside can make one of several windows uneven, and only that.
-        for last_try in (False, False, True):
+        # What the machine does beside can make one window of three uneven, and only that.
+        even: list[bool] = []
+        while not even or (not even[0] and len(even) < 3 and all(even[1:])):
             first, used = done(), house.tenants()
             time.sleep(5)
             last, used_then = done(), house.tenants()
             programs = {name: last[name] - first[name] for name in WEIGHTS}
             seconds = {name: used_then[name].device_s - used[name].device_s for name in WEIGHTS}
-            if last_try or (by_weight(programs) and by_weight(seconds)):
-                break
-    assert by_weight(programs), programs
-    assert by_weight(seconds), seconds
+            even.append(by_weight(programs) and by_weight(seconds))
+    assert even[-1], (even, programs, seconds)
     assert 2.5 < sum(seconds.values()) <= 5.5, "and the device is hardly ever idle, nor used by two"
     assert max(used_then["a"].waits.values()) > 0
     assert not any(each.error for several in working.values() for each in several)
@@ -133,13 +133,14 @@ def test_a_tenant_that_calls_everything_urgent_gets_no_more(house: House) -> Non
                    for name, phase in (("b", ExecutionPhase.UNKNOWN), ("a", DECODE))]
         time.sleep(1)
         shares: list[float] = []
-        while len(shares) < 3 and not (shares and shares[-1] == pytest.approx(1 / 3, rel=0.1)):
+        # The median of three; the others are not needed if the first is as it should be.
+        while not shares or (len(shares) < 3 and shares[0] != pytest.approx(1 / 3, rel=0.1)):
             first = [sum(each.done for each in several) for several in working]
             time.sleep(3)
             last = [sum(each.done for each in several) for several in working]
             programs = [now - before for now, before in zip(last, first, strict=True)]
             shares.append(programs[1] / sum(programs))
-    assert shares[-1] == pytest.approx(1 / 3, rel=0.1), shares
+    assert statistics.median(shares) == pytest.approx(1 / 3, rel=0.1), shares
 
 
 def test_decoding_waits_for_no_more_than_the_program_that_runs(house: House) -> None:
@@ -239,13 +240,14 @@ def test_ten_times_too_many_are_refused_early_and_the_rest_goes_on_as_fast(house
         return seconds / programs, int(refused)
 
     ratios: list[float] = []
-    while len(ratios) < 3 and not (ratios and ratios[-1] >= 0.9):
+    # The median of three; the third is not needed if the first two agree.
+    while len(ratios) < 2 or (len(ratios) == 2 and min(ratios) < 0.9 <= max(ratios)):
         few_cost_s, few = cost_s(3)
         many_cost_s, many = cost_s(10, 10, 10)
         assert (few, many > 0) == (0, True)
         ratios.append(few_cost_s / many_cost_s)
     print("as fast as without the crowd:", *(f"{ratio:.3f}" for ratio in ratios))
-    assert ratios[-1] >= 0.9, ratios
+    assert sorted(ratios)[-2] >= 0.9, ratios
 
 
 def processor_s(process: int) -> float:
