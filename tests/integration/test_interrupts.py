@@ -117,6 +117,14 @@ def test_a_second_interrupt_while_an_operation_in_this_process_has_not_ended() -
     run("twice_here", {"server": "local://"}, times=2)
 
 
+def test_work_on_several_servers_is_cancelled_on_each(start_server: Any) -> None:
+    run("several", {"servers": [start_server().address, start_server().address]}, times=2)
+
+
+def test_work_on_several_executors_in_this_process_is_cancelled_on_each() -> None:
+    run("several", {"servers": ["local://", "local://"]}, times=2)
+
+
 @on_servers
 def test_an_upload_that_is_interrupted_leaves_a_session_that_works(settings: dict[str, Any]) -> None:
     run("upload", settings)

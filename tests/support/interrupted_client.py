@@ -72,9 +72,10 @@ def interrupted(action: Callable[[], Any], *, may_end: bool = False) -> None:
 class Work:
     """Steps that count themselves in place, and what was there before."""
 
-    def __init__(self, side: int = SIDE) -> None:
-        self.factor = torch.full((side, side), 1 / side).to(DEVICE)
-        self.counter = torch.zeros((), dtype=torch.int64).to(DEVICE)
+    def __init__(self, side: int = SIDE, device: str = DEVICE) -> None:
+        self.device = device
+        self.factor = torch.full((side, side), 1 / side).to(device)
+        self.counter = torch.zeros((), dtype=torch.int64).to(device)
         self.computed = self.factor.sum()
         self.side = side
         assert self.value_of(self.computed) == side
@@ -98,7 +99,7 @@ class Work:
             with pytest.raises(OperationCancelledError, match="Compute it again"):
                 read()
         assert self.value_of(self.computed) == self.value_of(self.factor.sum()) == self.side
-        more = torch.ones(3, device=DEVICE)
+        more = torch.ones(3, device=self.device)
         assert (more + self.factor[0, :3] * self.side).tolist() == [2.0, 2.0, 2.0]
         assert self.counter.item() == counted
         self.begin(2)
@@ -150,6 +151,21 @@ def twice_here() -> None:
     released.set()
     work.check()
     assert work.value_of(held.sum()) == work.side
+
+
+def several() -> None:
+    """What one server waits for another one computes; and each has work of its own."""
+    first, second = Work(), Work(device="remote_accelerator:1")
+    for _ in range(2):
+        first.begin(), second.begin()
+        there = first.product.to(second.device) @ second.product
+        back = there.to(first.device) @ first.product
+        interrupted(back.sum().item)
+        first.check(), second.check()
+        for cancelled in (there, back):
+            with pytest.raises(OperationCancelledError):
+                cancelled.cpu()
+        assert Work.value_of((first.factor.to(second.device) @ second.factor).to(first.device).sum()) == SIDE
 
 
 def upload() -> None:
