@@ -13,6 +13,7 @@ from djinn.errors import ConfigurationError
 from djinn.fleet.placement import Placed, Placement
 from djinn.fleet.views import changes_metadata, is_view, view_chain
 from djinn.fleet.whereabouts import Held, Whereabouts
+from djinn.interrupts import deferral
 from djinn.kinds import Connection
 from djinn.link import Link
 from djinn.model.schedule import DeviceProfile, LinkProfile
@@ -69,6 +70,7 @@ class Fleet:
         """Where the one generator is that all executors share; each has its own where the user chooses the device."""
         self._leaving: deque[tuple[int, int]] = deque()
         self._position = 0
+        self._interrupt: BaseException | None = None
 
     @property
     def nodes_sent(self) -> int:
@@ -211,7 +213,23 @@ class Fleet:
 
     def _submit(self) -> None:
         for link in self.links:
+            self._submit_to(link)
+        self._raise_interrupt()
+
+    def _submit_to(self, link: Link) -> None:
+        """Submit what an executor has to do; keep an interrupt until the others have what refers to it."""
+        try:
             link.submit()
+        except BaseException as error:
+            deferred = deferral()
+            if deferred is None or deferred.error is not error:
+                raise
+            self._interrupt = error
+
+    def _raise_interrupt(self) -> None:
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            raise interrupt
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
         """Distribute the tape, or the slice that ``wanted`` needs; as `djinn.link.Link` does for one executor."""
@@ -230,7 +248,7 @@ class Fleet:
         self._distribute(placed, gone)
 
     def _distribute(self, placed: Placed, gone: set[int]) -> None:
-        """Give each executor its part.
+        """Give each executor its part, all of it even if an interrupt comes.
 
         Args:
             placed: What to run, and where.
@@ -243,6 +261,7 @@ class Fleet:
         self._let_go()
         for link in self.links:
             link.settle()
+        self._raise_interrupt()
 
     def _let_go(self) -> None:
         """Free what has been used for the last time before the node that is being distributed."""
@@ -362,7 +381,7 @@ class Fleet:
         self.links[source].command(send)
         # Whatever waits for a parcel waits for what is on its way already: so nobody waits for ever, also where handing
         # over itself has to wait. And the sooner it begins, the more happens at once.
-        self.links[source].submit()
+        self._submit_to(self.links[source])
         sender = self.links[source].welcome.session
         self.links[target].command(Receive(send.handle, send.parcel, sender, send.family))
         self.transfers += 1

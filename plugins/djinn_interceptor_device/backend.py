@@ -169,6 +169,10 @@ _fetch = ctypes.pythonapi["PyErr_Fetch"]
 _fetch.restype = None
 
 
+def _object_at(address: ctypes.c_void_p) -> Any:
+    return ctypes.py_object.from_buffer(address).value
+
+
 class _Taken(dict[int | None, Any]):
     """What `type_` returns, by the address of the type of the exception that was fetched; no address, no exception.
 
@@ -184,9 +188,8 @@ class _Taken(dict[int | None, Any]):
         """Keep the exception."""
         kind, value, traceback = (ctypes.c_void_p(address) for address in self._place)
         ctypes.pythonapi.PyErr_NormalizeException(*map(ctypes.byref, (kind, value, traceback)))
-        error: BaseException = ctypes.cast(value, ctypes.py_object).value
-        pending_errors[get_ident()] = error.with_traceback(
-            ctypes.cast(traceback, ctypes.py_object).value if traceback.value else None)
+        error: BaseException = _object_at(value)
+        pending_errors[get_ident()] = error.with_traceback(_object_at(traceback) if traceback.value else None)
         for item in (kind, value, traceback):
             ctypes.pythonapi.Py_DecRef(item)
         return _TYPE

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
 from djinn import runtime
+from djinn.interrupts import interrupted_once
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.tensor import LazyTensor, pending_errors
 from djinn_interceptor_device import adoption, copying, gradients, losses, recurrent, saving, shortcuts
@@ -61,7 +62,7 @@ def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     be younger than that, and its operations are only recorded: a thread of its own would win nothing.
     """
     try:
-        with _without_functions(), torch.autograd.set_multithreading_enabled(False):
+        with interrupted_once, _without_functions(), torch.autograd.set_multithreading_enabled(False):
             return function(*args, **kwargs)
     except SystemError:
         taken = pending_errors.pop(get_ident(), None)

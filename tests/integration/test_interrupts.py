@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,6 +162,21 @@ def test_a_program_that_is_interrupted_twice_ends_and_does_not_abort(settings: d
 @once_each
 def test_interrupts_while_gradients_are_recorded_do_not_abort(settings: dict[str, Any]) -> None:
     run("record", settings, times=50)
+
+
+@once_each
+def test_interrupts_in_the_midst_of_others_do_not_abort(settings: dict[str, Any]) -> None:
+    pauses_s = random.Random(0)
+    with client("storm", settings) as running:
+        running.hears("waits")
+        said = threading.Thread(target=running.hears, args=("done",))
+        said.start()
+        while said.is_alive():
+            running.interrupt()
+            time.sleep(pauses_s.uniform(0, 0.002))
+            running.interrupt()
+            time.sleep(pauses_s.uniform(0, 0.02))
+        running.ends()
 
 
 def test_what_was_cancelled_is_not_done_again_by_a_recovery(start_server: Any) -> None:

@@ -27,6 +27,8 @@ from djinn.interrupts import Deferral
 DEVICE = "remote_accelerator:0"
 STEPS, SIDE = 4000, 700
 """Of work that takes minutes, each step some milliseconds."""
+STORM = 300
+"""Interrupts of which some come in the midst of another."""
 
 
 def say(word: str) -> None:
@@ -254,6 +256,51 @@ def record() -> None:
             say("interrupted")
     layers.zero_grad()
     assert layers(given).shape == (4, 8)
+
+
+class Doubled(torch.autograd.Function):
+    """Users' own code below a backward pass."""
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
+        return values * 2
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+def storm() -> None:
+    """Interrupted while it is being interrupted, wherever that is."""
+    layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(10)]).to(DEVICE)
+    optimizer = torch.optim.SGD(layers.parameters())
+    given = torch.ones(4, 8).to(DEVICE)
+    heard = 0
+
+    def train() -> None:
+        while heard < STORM:
+            hidden = layers(given)
+            hidden.register_hook(lambda gradient: gradient * 1)
+            Doubled.apply(hidden).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def again(action: Callable[[], object]) -> None:
+        nonlocal heard
+        while heard < STORM:
+            try:
+                action()
+            except KeyboardInterrupt:
+                heard += 1
+
+    say("waits")
+    # The next one may come before the first of these knows that it has heard one.
+    again(lambda: again(lambda: again(train)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    layer = torch.nn.Linear(8, 8).to(DEVICE)
+    layer(given).sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.sum().item() == 4 * 64
 
 
 def recover() -> None:

@@ -166,9 +166,9 @@ def test_time_grows_with_the_graph_only() -> None:
                       input_specs=(one, one), arguments=(Operand(0), Operand(1))) for place in range(1, length)))
 
     def took_s(graph: RecordedGraph) -> float:
-        began = time.perf_counter()
+        began = time.thread_time()
         CoreAnalyzer().annotate(graph, ())
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     short, long = chain(2_000), chain(40_000)
     took_s(short)
