@@ -14,7 +14,7 @@ from djinn.binding import Binding, Plan, Planner, change_metadata
 from djinn.config import Config
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.graphs import graph_of
-from djinn.interrupts import SessionLock, raise_in_users_code
+from djinn.interrupts import SessionLock, interrupt_handler
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
 from djinn.kinds.classifier import TellingClassifier
 from djinn.link import Link
@@ -65,7 +65,7 @@ class Session:
         self.plugins = plugins
         self.device = device
         self.lock = SessionLock(self._interrupted)
-        raise_in_users_code.use(self._hurry)
+        interrupt_handler().use(self._hurry)
         self.tape = Tape()
         self.released: deque[int] = deque()
         self.specs = SpecTable()

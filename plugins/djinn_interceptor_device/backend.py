@@ -7,14 +7,12 @@ import ctypes
 import itertools
 import operator
 from collections.abc import Callable
-from pathlib import Path
 from threading import get_ident
 from typing import Any
 
 import torch
 
 from djinn import runtime
-from djinn.interrupts import records_in
 from djinn.tensor import pending_errors
 from djinn_interceptor_device import autocast
 
@@ -214,5 +212,4 @@ def _fetching() -> Callable[[], Any]:
     return map(operator.getitem, taken, addresses).__next__
 
 
-records_in(Path(__file__).parent)
 DeviceGuard.type_ = staticmethod(_fetching())  # type: ignore[method-assign, assignment]  # see the class

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
 from djinn import runtime
-from djinn.interrupts import interrupted_once
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.tensor import LazyTensor, pending_errors
 from djinn_interceptor_device import adoption, copying, gradients, losses, recurrent, saving, shortcuts
 from djinn_interceptor_device.attention import allowed_kernels, attend
+from djinn_interceptor_device.interrupts import interrupts
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _ATTENTION = F.scaled_dot_product_attention
@@ -62,7 +62,7 @@ def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
     be younger than that, and its operations are only recorded: a thread of its own would win nothing.
     """
     try:
-        with interrupted_once, _without_functions(), torch.autograd.set_multithreading_enabled(False):
+        with interrupts, _without_functions(), torch.autograd.set_multithreading_enabled(False):
             return function(*args, **kwargs)
     except SystemError:
         taken = pending_errors.pop(get_ident(), None)

@@ -10,6 +10,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from djinn.errors import DeviceNameTakenError
+from djinn.interrupts import use_interrupt_handler
 from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.tensor import LazyTensor
 from djinn_interceptor_device import (
@@ -24,6 +25,7 @@ from djinn_interceptor_device import (
     shortcuts,
 )
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
+from djinn_interceptor_device.interrupts import interrupts
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -75,6 +77,7 @@ class DeviceInterceptor:
             _keep_from_dynamo()
             _let_tracers_trace()
             gradients.notice_fused_optimizers()
+            use_interrupt_handler(interrupts)
         return torch.device(DEVICE_NAME, 0)
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:

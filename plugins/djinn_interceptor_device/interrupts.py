@@ -1,0 +1,127 @@
+"""Ctrl-C while PyTorch is at work: where Python's own handler would abort the process.
+
+PyTorch looks for signals where no exception may be raised: in what it asks of a device written in Python, whenever it
+records a gradient. And where an exception is on its way out of a backward pass, it looks for them in a destructor.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from threading import get_ident, main_thread
+from types import FrameType
+from typing import Any
+
+import torch
+
+import djinn
+from djinn.interrupts import InterruptHandler
+
+__all__ = ("DeviceInterruptHandler", "interrupts")
+
+_KERNEL = Path(djinn.__file__).parent
+_RECORDING = (
+    f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", f"{_KERNEL / 'model'}{os.sep}",
+    *(str(_KERNEL / f"{name}.py") for name in (
+        "binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))
+"""Files in whose functions PyTorch may be at work below."""
+_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+_CALLED = (_LIBRARY, "<attrs generated", "<frozen ")
+"""Files whose functions work for those that call them: Python's own, and what is generated."""
+_INSTALLED = f"{_LIBRARY}site-packages"
+_SIG_IGN = ctypes.c_void_p(int(signal.SIG_IGN))
+_set_handler = ctypes.pythonapi.PyOS_setsig
+_set_handler.argtypes, _set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+AGAIN_S = 0.002
+"""After so long an interrupt that could not be raised is tried again."""
+
+
+class DeviceInterruptHandler(InterruptHandler):
+    """Raises `KeyboardInterrupt`, but not while PyTorch or the recording is at work.
+
+    Then the next operation that is recorded raises it, the next `SessionLock` that is taken, or the user's code,
+    whichever comes first.
+
+    As a context manager, it surrounds a backward pass. Within it one interrupt raises, and the system ignores those
+    that follow until the end. Python's own table of handlers stays as it is, for an interrupt that has just come.
+
+    Source:
+        ``PyObject_Str`` of CPython looks for signals, and ``get_type_override`` of pybind11 calls it, for
+        ``PythonDeviceGuard::exchangeStream`` in the destructor of PyTorch's ``InlineStreamGuard``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_pending = False
+        self._comes_again = False
+        self._tries = 0
+        self._depth = 0
+        self._ignored: int | None = None
+        """What handled the signal, as long as the system ignores it."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        comes_again, self._comes_again = self._comes_again, False
+        if (comes_again and not self._is_pending) or self._ignored is not None:
+            return
+        if not _records(frame):
+            self._is_pending = False
+            self.raises()
+            raise KeyboardInterrupt
+        self._is_pending = True
+        hurry = None if self.hurry is None else self.hurry()
+        if hurry is not None:
+            hurry()
+        # By another thread: here, it would come at once.
+        self._tries += 1
+        _thread.start_new_thread(self._again, (number, self._tries))
+
+    def __enter__(self) -> None:
+        if get_ident() == main_thread().ident:
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        if get_ident() == main_thread().ident:
+            self._depth -= 1
+            if not self._depth and self._ignored is not None:
+                handler, self._ignored = self._ignored, None
+                _set_handler(signal.SIGINT, handler)
+
+    def take(self) -> bool:
+        """Whether an interrupt is still to be raised, which is the caller's business from now on."""
+        is_pending, self._is_pending = self._is_pending, False
+        return is_pending
+
+    def raises(self) -> None:
+        """Within a backward pass, have what follows ignored."""
+        if self._depth and self._ignored is None:
+            self._ignored = _set_handler(signal.SIGINT, _SIG_IGN)
+
+    def set(self, handler: Any) -> None:
+        """Have Python call a handler; the system ignores the signal still if it did."""
+        super().set(handler)
+        if self._ignored is not None:
+            _set_handler(signal.SIGINT, _SIG_IGN)
+
+    def _again(self, number: int, tries: int) -> None:
+        time.sleep(AGAIN_S)
+        if self._is_pending and self._tries == tries:
+            self._comes_again = True
+            _thread.interrupt_main(signal.Signals(number))
+
+
+def _records(frame: FrameType | None) -> bool:
+    """Whether PyTorch or the recording is at work, in this function or in what it works for."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_CALLED) or file.startswith(_INSTALLED):
+            return file.startswith(_RECORDING)
+        frame = frame.f_back
+    return False
+
+
+interrupts = DeviceInterruptHandler()
