@@ -26,11 +26,11 @@ with paused_collection():
     from djinn.analysis import annotate_graph, build_graph, find_patterns
     from djinn.capture import Captured, capture, explain, get_graph, is_capturing
     from djinn.errors import DjinnError, SessionClosedError, TransportError
+    from djinn.ir.phase import ExecutionPhase
     from djinn.logs import set_debug_level
     from djinn.model.annotated import AnnotatedGraph
     from djinn.model.metadata import (
         DataResidency,
-        ExecutionPhase,
         MemoryPattern,
         MetadataPlaceholder,
         Modality,

@@ -20,8 +20,8 @@ from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
 from djinn.kinds import Connection, ConnectOptions
 from djinn.kinds.transport import CertifiedConnection
 from djinn.plugins import DEFAULTS, Plugins
-from djinn.protocol.messages import Batch, Free, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Free, Upload
+from djinn.wire.tensors import header_of
 
 ROUND_TRIPS = 5
 FIRST_BYTES, MAX_BYTES = 2**20, 2**26

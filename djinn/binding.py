@@ -10,9 +10,8 @@ import msgspec
 import torch
 
 from djinn.errors import UnsupportedTensorError
-from djinn.kinds import Inference, OperationClass, OutputSpec
-from djinn.model.metadata import ExecutionPhase
-from djinn.model.program import (
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.program import (
     Argument,
     ConstantArgument,
     ListArgument,
@@ -22,11 +21,12 @@ from djinn.model.program import (
     TorchArgument,
     count_tensors,
 )
-from djinn.model.schema import ReturnKind, SchemaFacts
-from djinn.model.spec import SpecTable, TensorSpec, tensors_in
-from djinn.protocol.tensors import DTYPE_NAMES
-from djinn.tape import Signature
+from djinn.ir.schema import ReturnKind, SchemaFacts
+from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
+from djinn.ir.tape import Signature
+from djinn.kinds import Inference, OperationClass, OutputSpec
 from djinn.tensor import LazyTensor, reshape_wrapper
+from djinn.wire.tensors import DTYPE_NAMES
 
 
 @attrs.frozen(eq=False)

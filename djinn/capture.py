@@ -170,7 +170,7 @@ def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> 
 
         return explain_schedule(subject, measured)
     tensor = subject
-    from djinn.tape import needed_for
+    from djinn.ir.tape import needed_for
     from djinn.tensor import LazyTensor
 
     if not isinstance(tensor, LazyTensor):

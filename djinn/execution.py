@@ -16,14 +16,14 @@ import torch
 from djinn import runtime
 from djinn.errors import InputsError, ScheduleError
 from djinn.inputs import Inputs, arrived, bind, laid_out_as, outside_values
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.tape import Node
 from djinn.link import Link
 from djinn.model.graph import Graph, GraphNode, Operand
 from djinn.model.schedule import CachingPolicy, DeviceProfile, ExecutionSchedule, LinkProfile
-from djinn.model.schema import ReturnKind, facts_of, operator_named
 from djinn.planning.check import check_schedule
-from djinn.protocol.tensors import dtype_named
-from djinn.tape import Node
 from djinn.tensor import LazyTensor, LazyTuple
+from djinn.wire.tensors import dtype_named
 
 if TYPE_CHECKING:
     from djinn.fleet.placement import Placement

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArgument, TensorArgument
+from djinn.ir.tape import Node
 from djinn.model.graph import GraphNode, Operand, Origin, RecordedGraph, ValueInfo
-from djinn.model.program import Argument, ConstantArgument, ListArgument, NumberArgument, TensorArgument
-from djinn.tape import Node
 
 _NOWHERE = Origin()
 

@@ -11,8 +11,8 @@ import attrs
 import torch
 
 from djinn.errors import InputsError
+from djinn.ir.spec import TensorSpec
 from djinn.model.graph import Graph
-from djinn.model.spec import TensorSpec
 from djinn.tensor import LazyTensor
 
 if TYPE_CHECKING:

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, ScheduleError, SessionClosedError, TransportError
+from djinn.ir.tape import Node, Tape, without_dead
+from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.kinds.transport import CancellingConnection
 from djinn.model.schedule import DeviceProfile, LinkProfile
-from djinn.model.value import Slot
 from djinn.pacing import Pace
 from djinn.programs import Layout, ProgramTable, lay_out
-from djinn.protocol.failures import to_exception
-from djinn.protocol.messages import (
+from djinn.results import NO_RESULTS, ResultCache
+from djinn.wire.failures import to_exception
+from djinn.wire.messages import (
     Batch,
     Command,
     Copy,
@@ -30,9 +32,7 @@ from djinn.protocol.messages import (
     Upload,
     from_wire,
 )
-from djinn.protocol.tensors import header_of
-from djinn.results import NO_RESULTS, ResultCache
-from djinn.tape import Node, Tape, without_dead
+from djinn.wire.tensors import header_of
 
 MAX_HELD_UPLOAD_BYTES = 64 * 1024
 """Uploads wait for the next message until they are larger than this, all together."""

@@ -14,10 +14,10 @@ from djinn import runtime
 from djinn.execution import Run, flushing
 from djinn.inputs import Inputs
 from djinn.model.schedule import ExecutionSchedule, Span
-from djinn.protocol.messages import Batch, Rerun, Result, Send, Timing
-from djinn.protocol.messages import Run as RunCommand
 from djinn.spans import connections_through
 from djinn.tensor import LazyTuple
+from djinn.wire.messages import Batch, Rerun, Result, Send, Timing
+from djinn.wire.messages import Run as RunCommand
 
 if TYPE_CHECKING:
     from djinn.kinds import Connection

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from djinn.errors import UnsupportedTensorError
-from djinn.model.schema import facts_of
-from djinn.model.spec import tensors_in
+from djinn.ir.schema import facts_of
+from djinn.ir.spec import tensors_in
 from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from djinn.graphs import graph_of
+from djinn.ir.tape import Node
 from djinn.model.graph import Origin, RecordedGraph, ValueInfo
-from djinn.tape import Node
 from djinn.tensor import LazyTensor
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from djinn.tape import Node
+from djinn.ir.tape import Node
 
 MAX_PIECE = 1024
 """Pending operations that are handed over at the latest, where the pace grows; twice that if no piece ends before."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 
-from djinn.model.metadata import ExecutionPhase
-from djinn.model.program import Program, Step, Template
-from djinn.model.value import Slot
-from djinn.protocol.forecast import Forecast
-from djinn.protocol.messages import Command, Define, Forget, Run, to_wire
-from djinn.tape import Node
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.program import Program, Step, Template
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
+from djinn.wire.forecast import Forecast
+from djinn.wire.messages import Command, Define, Forget, Run, to_wire
 
 MAX_PROGRAMS = 2048
 """Programs that a session keeps; the least recently used goes first, here and at the executor."""

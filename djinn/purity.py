@@ -7,12 +7,12 @@ from typing import Any
 
 import attrs
 
+from djinn.ir.program import Argument, ListArgument, NumberArgument, Template
+from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.spec import TensorSpec
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.kinds.classifier import CandidClassifier
-from djinn.model.program import Argument, ListArgument, NumberArgument, Template
-from djinn.model.schema import facts_of, operator_named
-from djinn.model.spec import TensorSpec
-from djinn.model.value import Slot
-from djinn.tape import Node
 
 SMALL_BYTES = 64 * 1024
 """Results that are not larger, all together, are copied as fast as nothing is."""

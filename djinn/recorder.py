@@ -15,8 +15,8 @@ import attrs
 import torch
 
 from djinn.binding import Binding, Plan, change_metadata
-from djinn.model.value import Slot, Value
-from djinn.tape import Node
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot, Value
 from djinn.tensor import LazyTensor, user_line, wrap
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ import attrs
 import msgspec
 import torch
 
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.kinds.classifier import CandidClassifier, Classifier
-from djinn.model.value import Slot
 from djinn.programs import Layout
-from djinn.protocol.messages import GENERATOR_HANDLE
-from djinn.protocol.tensors import buffer_of, header_of
 from djinn.purity import Function, Natures, Share
-from djinn.tape import Node
+from djinn.wire.messages import GENERATOR_HANDLE
+from djinn.wire.tensors import buffer_of, header_of
 
 log = logging.getLogger("djinn.session")
 
@@ -155,7 +155,7 @@ class ResultCache:
         """Find a piece that is about to run among those that were run, or remember it.
 
         Returns:
-            What must be copied instead, see `djinn.protocol.messages.Copy`; ``None`` if the piece must run.
+            What must be copied instead, see `djinn.wire.messages.Copy`; ``None`` if the piece must run.
         """
         self.written(nodes)
         function = self._natures.function(nodes, layout.outputs)

@@ -19,7 +19,7 @@ from djinn import tensor as lazy
 from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
 from djinn.interrupts import use_pythons_handler
 from djinn.kinds import Connection, ConnectOptions, Interceptor
-from djinn.protocol.patience import patiently
+from djinn.patience import patiently
 
 if TYPE_CHECKING:
     from djinn.config import Config

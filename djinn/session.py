@@ -15,25 +15,25 @@ from djinn.config import Config
 from djinn.errors import DjinnError, SessionClosedError, TransportError
 from djinn.graphs import graph_of
 from djinn.interrupts import SessionLock, interrupt_handler
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.schema import ReturnKind, facts_of
+from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
+from djinn.ir.tape import Node, Tape
+from djinn.ir.value import Slot, Value
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
 from djinn.kinds.classifier import TellingClassifier
 from djinn.link import Link
 from djinn.mixing import Mixer
-from djinn.model.metadata import ExecutionPhase
 from djinn.model.schedule import DeviceInfo
-from djinn.model.schema import ReturnKind, facts_of
-from djinn.model.spec import SpecTable, TensorSpec, tensors_in
-from djinn.model.value import Slot, Value
 from djinn.pacing import Pace
 from djinn.planning.check import check_schedule
 from djinn.planning.profiles import Calibration, Identity, identity_of, load
 from djinn.plugins import Plugins
-from djinn.protocol.messages import GENERATOR_HANDLE, Description
-from djinn.protocol.tensors import dtype_named, to_dense_cpu
 from djinn.recorder import Recorder
 from djinn.results import cache_for
-from djinn.tape import Node, Tape
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
+from djinn.wire.messages import GENERATOR_HANDLE, Description
+from djinn.wire.tensors import dtype_named, to_dense_cpu
 
 if TYPE_CHECKING:
     from djinn.fleet.fleet import Fleet

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from djinn.kinds.transport import Connection
-from djinn.protocol.messages import Batch, Define, Rerun, Result, Run, Upload
+from djinn.wire.messages import Batch, Define, Rerun, Result, Run, Upload
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ import torch
 from torch.utils._pytree import register_pytree_node
 
 from djinn.errors import UnsupportedTensorError
-from djinn.model.spec import TensorSpec
-from djinn.model.value import Value
+from djinn.ir.spec import TensorSpec
+from djinn.ir.value import Value
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_functions = torch._C.DisableTorchFunctionSubclass

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from hypothesis import strategies as st
 
+from djinn.ir.phase import ExecutionPhase
 from djinn.kinds import PatternMatch
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import RecordedGraph
@@ -15,7 +16,6 @@ from djinn.model.metadata import (
     DataLineage,
     DataResidency,
     Evidence,
-    ExecutionPhase,
     MemoryPattern,
     Modality,
     SemanticMetadata,

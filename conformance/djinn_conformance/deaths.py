@@ -11,12 +11,12 @@ import torch
 
 from djinn import runtime
 from djinn.errors import TransportError
-from djinn.protocol.messages import Batch, Define, Rerun, Result, Run
 from djinn.recovery.checkpointing import Checkpointer
 from djinn.recovery.composing import compose_recovering
 from djinn.recovery.recovering import Recovering
 from djinn.recovery.replaying import Hands
 from djinn.session import Session
+from djinn.wire.messages import Batch, Define, Rerun, Result, Run
 
 __all__ = ("DyingConnection", "VirtualTime", "handing_over_each", "let_die", "recovering")
 

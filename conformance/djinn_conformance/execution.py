@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.kinds import CompiledProgram, Executor, RandomState
-from djinn.protocol.messages import Poisoned
+from djinn.wire.messages import Poisoned
 from djinn_conformance.assertions import (
     Tolerance,
     expect,

@@ -15,7 +15,7 @@ import cattrs
 import torch
 
 from djinn.errors import UnknownOperatorError
-from djinn.model.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of, operator_named
 from djinn_conformance.forms import Domains, Word, parse_form
 from djinn_conformance.specs import SpecError, folder, is_running, law_named, parse
 

@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from djinn.ir.schema import facts_of
+from djinn.ir.spec import SpecTable, TensorSpec
 from djinn.model.graph import GraphNode, Operand, RecordedGraph, ValueInfo
-from djinn.model.schema import facts_of
-from djinn.model.spec import SpecTable, TensorSpec
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.operations import IN_PLACE, RANDOM, VIEWS, grouped
 from djinn_conformance.oracle import run_eager, seeded

@@ -15,6 +15,10 @@ from typing import Self
 
 import msgspec
 import torch
+from djinn_lib_service.mailbox import MailRoom
+from djinn_lib_service.post import MailPost, deliver
+from djinn_lib_service.service import SessionService
+from djinn_lib_service.steady import Resumable, SteadyChannel
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
 from djinn.kinds import (
@@ -29,11 +33,7 @@ from djinn.kinds import (
     Transport,
     Watch,
 )
-from djinn.protocol.mailbox import MailRoom
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
-from djinn.protocol.post import MailPost, deliver
-from djinn.protocol.service import SessionService
-from djinn.protocol.steady import Resumable, SteadyChannel
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 

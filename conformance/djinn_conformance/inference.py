@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import torch
 
+from djinn.ir.schema import facts_of
 from djinn.kinds import Inference, OutputSpec, ShapeInference
-from djinn.model.schema import facts_of
 from djinn_conformance.oracle import copied, seeded
 from djinn_conformance.programs import Call, Recording, fill, new_results, refs_in, written_refs
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from djinn.model.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of, operator_named
 from djinn_conformance.database import MOST_ELEMENTS, operators
 from djinn_conformance.seeding import quietly
 

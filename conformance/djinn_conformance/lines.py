@@ -14,7 +14,7 @@ import cattrs
 import torch
 from hypothesis import strategies as st
 
-from djinn.protocol.tensors import is_dense
+from djinn.wire.tensors import is_dense
 from djinn_conformance.refusals import overlaps_itself
 from djinn_conformance.specs import SpecError, folder
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import attrs
 import torch
 
-from djinn.model.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of, operator_named
 
 __all__ = ("IN_PLACE", "OPERATIONS", "PLAIN", "RANDOM", "VIEWS", "Operation", "grouped")
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_memory_tiered.keeper import Keeper
+from djinn_memory_tiered.roles import Gone
+from djinn_memory_tiered.service import BudgetedService
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Command, Result, Welcome
-from djinn.residency.keeper import Keeper
-from djinn.residency.roles import Gone
-from djinn.residency.service import BudgetedService
 from djinn.session import Session
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Command, Result, Welcome
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.harness import watch_over
 from djinn_conformance.machine import Machine, Statistics

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.model.program import (
+from djinn.ir.program import (
     Argument,
     ConstantArgument,
     ListArgument,
@@ -20,7 +20,7 @@ from djinn.model.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.model.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
 
 __all__ = ("Call", "Piece", "Recording", "Ref", "assemble", "call", "fill", "new_results", "numbers_of", "pieces",
            "refs_in", "written_refs")

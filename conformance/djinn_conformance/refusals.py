@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 import torch
 
-from djinn.model.schema import facts_of
+from djinn.ir.schema import facts_of
 from djinn_conformance import specs
 from djinn_conformance.capabilities import listens
 from djinn_conformance.families import OperatorSpec

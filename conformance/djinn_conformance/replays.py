@@ -10,10 +10,10 @@ import attrs
 import torch
 
 from djinn.kinds import OutputSpec
-from djinn.protocol.messages import Description
-from djinn.protocol.tensors import dtype_named
 from djinn.session import Session
 from djinn.tensor import LazyTensor
+from djinn.wire.messages import Description
+from djinn.wire.tensors import dtype_named
 from djinn_conformance.assertions import (
     Tolerance,
     expect,

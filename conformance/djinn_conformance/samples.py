@@ -9,7 +9,7 @@ import attrs
 import torch
 from hypothesis import example
 
-from djinn.model.schema import operator_named
+from djinn.ir.schema import operator_named
 from djinn_conformance.oracle import copied, perform, seeded
 from djinn_conformance.programs import Call, Recording, Ref
 from djinn_conformance.strategies import filled

@@ -10,9 +10,9 @@ import torch
 from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import Placed
 from djinn.fleet.whereabouts import Whereabouts
+from djinn.ir.tape import Node
 from djinn.model.schedule import DeviceProfile, LinkProfile
 from djinn.session import Session
-from djinn.tape import Node
 
 __all__ = ("Scattered", "scatter")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.kinds import Classifier, OperationClass
-from djinn.model.schema import ReturnKind, facts_of, operator_named
 from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.laws import law
 from djinn_conformance.oracle import run_eager

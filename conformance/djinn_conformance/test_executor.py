@@ -8,16 +8,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_service.abilities import EarlyProgram, StoppableProgram
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperatorError
+from djinn.ir.program import Program
 from djinn.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
 from djinn.kinds.executor import CandidProgram, Report, VacatingExecutor
-from djinn.model.program import Program
-from djinn.protocol.abilities import EarlyProgram, StoppableProgram
-from djinn.protocol.messages import Poisoned
-from djinn.protocol.tensors import DTYPES, is_dense
+from djinn.wire.messages import Poisoned
+from djinn.wire.tensors import DTYPES, is_dense
 from djinn_conformance.assertions import (
     bytes_of,
     expect,

@@ -10,8 +10,7 @@ import torch
 from hypothesis import example, given
 
 from djinn.errors import ProtocolError, UnknownOperatorError
-from djinn.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
-from djinn.model.program import (
+from djinn.ir.program import (
     ConstantArgument,
     ListArgument,
     NumberArgument,
@@ -21,7 +20,8 @@ from djinn.model.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.model.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of, operator_named
+from djinn.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
 from djinn_conformance.assertions import bytes_of, expect, expect_equal, expect_raises
 from djinn_conformance.laws import law
 from djinn_conformance.operations import PLAIN, RANDOM, grouped

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, DjinnError, TransportError
 from djinn.kinds import Channel, Connection, Transport
-from djinn.protocol.messages import (
+from djinn.wire.messages import (
     Batch,
     Define,
     Description,
@@ -29,7 +29,7 @@ from djinn.protocol.messages import (
     Send,
     Upload,
 )
-from djinn.protocol.tensors import DTYPES, header_of
+from djinn.wire.tensors import DTYPES, header_of
 from djinn_conformance.assertions import (
     bytes_of,
     expect,

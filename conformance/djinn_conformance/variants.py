@@ -9,7 +9,7 @@ import attrs
 import torch
 from hypothesis import strategies as st
 
-from djinn.model.schema import facts_of
+from djinn.ir.schema import facts_of
 from djinn_conformance.families import OperatorSpec
 from djinn_conformance.family_strategies import calls
 from djinn_conformance.programs import Call, Recording, Ref, call

@@ -9,15 +9,15 @@ import attrs
 import torch
 
 from djinn import runtime
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.kinds import Connection
-from djinn.model.value import Slot
 from djinn.programs import lay_out, program_of
-from djinn.protocol import messages
-from djinn.protocol.messages import Batch, Define, Poisoned, Run, Seed, TensorHeader, Upload, from_wire, to_wire
-from djinn.protocol.tensors import header_of
 from djinn.session import Session
-from djinn.tape import Node
 from djinn.tensor import LazyTensor
+from djinn.wire import messages
+from djinn.wire.messages import Batch, Define, Poisoned, Run, Seed, TensorHeader, Upload, from_wire, to_wire
+from djinn.wire.tensors import header_of
 from djinn_conformance.assertions import expect_equal, violated
 from djinn_conformance.oracle import perform
 from djinn_conformance.programs import Recording

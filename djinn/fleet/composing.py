@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
+from djinn.ir.tape import Tape
 from djinn.kinds import Connection, Scheduler
 from djinn.model.graph import Graph
 from djinn.planning.profiles import identity_of, load
 from djinn.results import cache_for
-from djinn.tape import Tape
 
 if TYPE_CHECKING:
     from djinn.session import Session

@@ -14,16 +14,16 @@ from djinn.fleet.placement import Placed, Placement
 from djinn.fleet.views import changes_metadata, is_view, view_chain
 from djinn.fleet.whereabouts import Held, Whereabouts
 from djinn.interrupts import deferral
+from djinn.ir.spec import TensorSpec
+from djinn.ir.tape import Node, Tape, without_dead
+from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.link import Link
 from djinn.model.schedule import DeviceProfile, LinkProfile
-from djinn.model.spec import TensorSpec
-from djinn.model.value import Slot
 from djinn.pacing import Pace
 from djinn.programs import Layout
-from djinn.protocol.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn.results import ResultCache
-from djinn.tape import Node, Tape, without_dead
+from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 
 
 class Fleet:

@@ -14,14 +14,14 @@ import torch
 from djinn.errors import OutOfMemoryError
 from djinn.fleet.whereabouts import Whereabouts
 from djinn.graphs import graph_of
+from djinn.ir.spec import TensorSpec
+from djinn.ir.tape import Node
 from djinn.kinds import Scheduler
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
-from djinn.model.spec import TensorSpec
 from djinn.planning.check import check_schedule
 from djinn.programs import lay_out
-from djinn.protocol.messages import Welcome
-from djinn.tape import Node
+from djinn.wire.messages import Welcome
 
 log = logging.getLogger("djinn.placement")
 

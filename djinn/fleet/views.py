@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from djinn.fleet.whereabouts import Whereabouts
-from djinn.model.schema import facts_of, operator_named
-from djinn.tape import Node, Signature
+from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.tape import Node, Signature
 
 
 def is_view(signature: Signature) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import attrs
 
-from djinn.model.spec import TensorSpec
-from djinn.model.value import Slot
-from djinn.tape import Node
+from djinn.ir.spec import TensorSpec
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 
 
 @attrs.define(eq=False)

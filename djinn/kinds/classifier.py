@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from djinn.model.metadata import ExecutionPhase
+from djinn.ir.phase import ExecutionPhase
 
 
 class OperationClass(enum.Enum):

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import attrs
 import torch
 
-from djinn.model.program import Program
-from djinn.protocol.messages import Poisoned
+from djinn.ir.program import Program
+from djinn.wire.messages import Poisoned
 
 Report: TypeAlias = Callable[[int, BaseException], Poisoned]
 """Reports that a step (by position) raised, and gives the poison that stands for its results."""
@@ -33,7 +33,7 @@ class RandomState(Protocol):
 class CompiledProgram(Protocol):
     """A program made ready to run.
 
-    What may run before it is asked for is a `djinn.protocol.abilities.EarlyProgram` as well.
+    What may run before it is asked for is a `djinn_lib_service.abilities.EarlyProgram` as well.
     """
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import attrs
 import torch
 
+from djinn.ir.program import Program
 from djinn.kinds.shapes import ShapeInference
-from djinn.model.program import Program
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.kinds.executor import Executor
-from djinn.protocol.messages import Batch, Courier, Message, Parcel, Result, Welcome
+from djinn.wire.messages import Batch, Courier, Message, Parcel, Result, Welcome
 
 PINNED_NAME = "worker.djinn.invalid"
 """The name in certificates that are pinned. Nobody looks it up: a client trusts that one certificate and no other."""

@@ -8,7 +8,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from djinn.model.spec import TensorSpec
+from djinn.ir.spec import TensorSpec
 
 if TYPE_CHECKING:
     from djinn.model.annotated import AnnotatedGraph

@@ -13,11 +13,11 @@ import torch
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from djinn.errors import DocumentError
+from djinn.ir.spec import SpecTable, TensorSpec
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import GraphNode, Operand, RecordedGraph, ValueInfo
 from djinn.model.match import PatternMatch
 from djinn.model.metadata import DataResidency, SemanticMetadata, Tier, WorkloadProfile
-from djinn.model.spec import SpecTable, TensorSpec
 
 FORMAT = "djinn.annotated_graph"
 VERSION = 1

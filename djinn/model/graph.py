@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from djinn.model.spec import TensorSpec
+from djinn.ir.spec import TensorSpec
 
 if TYPE_CHECKING:
     import networkx

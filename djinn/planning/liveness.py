@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
+from djinn.ir.phase import ExecutionPhase
 from djinn.model.graph import Graph, GraphNode
-from djinn.model.metadata import ExecutionPhase
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
 from djinn.planning.meaning import meaning_of
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.errors import ScheduleError
+from djinn.ir.spec import TensorSpec
 from djinn.model.graph import Graph, GraphNode
 from djinn.model.metadata import MemoryPattern
 from djinn.model.schedule import DeviceInfo, LinkProfile
-from djinn.model.spec import TensorSpec
 from djinn.planning.meaning import STAYING, meaning_of
 
 NOWHERE = -1

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from djinn.errors import RecoveryBudgetError
-from djinn.model.value import Slot
-from djinn.protocol.messages import GENERATOR_HANDLE
+from djinn.ir.value import Slot
 from djinn.recovery.budget import CHECKPOINT_SHARE, Budget
 from djinn.recovery.checkpoints import Candidate, Plan, plan
 from djinn.recovery.entries import Generators
 from djinn.recovery.journal import Journal
 from djinn.recovery.keeping import Kept, size_of
 from djinn.recovery.replaying import Hands
+from djinn.wire.messages import GENERATOR_HANDLE
 
 log = logging.getLogger("djinn.recovery")
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from djinn.fleet.fleet import Fleet
+from djinn.ir.tape import Tape
 from djinn.kinds import Connection
 from djinn.link import Link
 from djinn.recovery.reconnecting import Reconnector
 from djinn.recovery.recovering import Recovering
 from djinn.recovery.replaying import Hands
-from djinn.tape import Tape
 
 if TYPE_CHECKING:
     from djinn.session import Session

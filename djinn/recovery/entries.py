@@ -10,10 +10,10 @@ import attrs
 import torch
 
 from djinn.fleet.views import is_view, is_view_anywhere
-from djinn.model.schema import facts_of, operator_named
-from djinn.model.spec import TensorSpec
+from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.spec import TensorSpec
+from djinn.ir.tape import Node
 from djinn.recovery.keeping import Kept
-from djinn.tape import Node
 
 GENERATOR: Final = 0
 """Stands for the random generators where storages are compared; values are numbered from 1."""
@@ -24,7 +24,7 @@ class Upload:
     """A tensor that was sent, or a state that the random numbers of one device were given.
 
     Attributes:
-        number: The value, or `djinn.protocol.messages.GENERATOR_HANDLE`.
+        number: The value, or `djinn.wire.messages.GENERATOR_HANDLE`.
         kept: What was sent, unless it was not kept.
         device: Where to.
         spec: What is known of it.

@@ -9,12 +9,12 @@ from itertools import chain
 import torch
 
 from djinn.errors import RecoveryBudgetError
-from djinn.model.spec import TensorSpec
-from djinn.model.value import Slot
-from djinn.protocol.messages import GENERATOR_HANDLE
+from djinn.ir.spec import TensorSpec
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.recovery.entries import GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload, is_plain_view
 from djinn.recovery.keeping import Kept, size_of
-from djinn.tape import Node
+from djinn.wire.messages import GENERATOR_HANDLE
 
 log = logging.getLogger("djinn.recovery")
 

@@ -7,8 +7,8 @@ import hashlib
 import attrs
 import torch
 
-from djinn.protocol.contents import mark_of
-from djinn.protocol.tensors import buffer_of, header_of
+from djinn.wire.fingerprint import mark_of
+from djinn.wire.tensors import buffer_of, header_of
 
 MAX_COPIED_BYTES = 2**20
 """Uploads up to this size are copied. Larger ones stay the user's, and are looked at before they are sent again."""

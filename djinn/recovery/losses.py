@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.errors import StateLostError
-from djinn.model.value import Slot
-from djinn.protocol.messages import GENERATOR_HANDLE
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.recovery.entries import GENERATOR
 from djinn.recovery.journal import Journal
-from djinn.tape import Node
+from djinn.wire.messages import GENERATOR_HANDLE
 
 
 class Losses:

@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from djinn.kinds import Connection
-from djinn.protocol.messages import Batch, Result
+from djinn.wire.messages import Batch, Result
 
 
 class MeteredConnection:

@@ -14,12 +14,12 @@ import torch
 from djinn import errors
 from djinn.errors import DjinnError, SessionClosedError, TokenEndedError, TransportError
 from djinn.fleet.fleet import Fleet
+from djinn.ir.tape import Node, Tape, without_dead
+from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.link import Link
 from djinn.model.schedule import DeviceProfile, LinkProfile
-from djinn.model.value import Slot
 from djinn.programs import Layout
-from djinn.protocol.messages import GENERATOR_HANDLE, Welcome
 from djinn.recovery.checkpointing import BYTES_PER_S, Checkpointer
 from djinn.recovery.checkpoints import plan
 from djinn.recovery.journal import MAX_NODES, Journal
@@ -29,7 +29,7 @@ from djinn.recovery.reconnecting import Reconnector
 from djinn.recovery.repeating import repeated
 from djinn.recovery.replaying import Hands, Replay
 from djinn.results import ResultCache
-from djinn.tape import Node, Tape, without_dead
+from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 
 log = logging.getLogger("djinn.recovery")
 

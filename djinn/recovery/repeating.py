@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from djinn.model.value import Slot
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.recovery.journal import Journal
-from djinn.tape import Node
 
 
 def repeated(

@@ -11,13 +11,13 @@ import torch
 
 from djinn.errors import DjinnError
 from djinn.fleet.fleet import Fleet
+from djinn.ir.tape import Node, Tape
 from djinn.link import Link
-from djinn.protocol.messages import GENERATOR_HANDLE
 from djinn.recovery.entries import Cut, Entry, Generators, Seed, Snapshot, Upload, outputs_of
 from djinn.recovery.journal import Journal
 from djinn.recovery.keeping import Kept, size_of
 from djinn.recovery.losses import Losses
-from djinn.tape import Node, Tape
+from djinn.wire.messages import GENERATOR_HANDLE
 
 log = logging.getLogger("djinn.recovery")
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.errors import UnknownOperatorError
-from djinn.model.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
 
 _ELEMENTWISE = frozenset(
     "_to_copy bernoulli clone copy dropout fill masked_fill native_dropout native_dropout_backward zero".split()

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from djinn.ir.spec import TensorSpec
 from djinn.model.graph import GraphNode
-from djinn.model.spec import TensorSpec
 from djinn_analyzer_core.calls import Call, Shape, bind, on_meta
 from djinn_analyzer_core.facts import OperatorFacts
 

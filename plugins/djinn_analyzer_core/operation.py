@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from djinn.ir.spec import TensorSpec
 from djinn.model.graph import GraphNode
 from djinn.model.metadata import MemoryPattern
-from djinn.model.spec import TensorSpec
 from djinn_analyzer_core.facts import OperatorFacts
 from djinn_analyzer_core.flops import count_flops
 from djinn_analyzer_core.survey import Survey

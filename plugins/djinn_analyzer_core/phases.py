@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import attrs
 
+from djinn.ir.phase import ExecutionPhase
 from djinn.kinds import PatternMatch
-from djinn.model.metadata import ExecutionPhase
 from djinn_analyzer_core.modality import DECODED, KINDS, VISION
 from djinn_analyzer_core.stages import Division, Stage
 from djinn_analyzer_core.survey import Survey

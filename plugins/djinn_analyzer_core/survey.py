@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from djinn.ir.spec import TensorSpec
 from djinn.model.graph import Graph, GraphNode
-from djinn.model.spec import TensorSpec
 from djinn_analyzer_core.facts import OperatorFacts, operator_facts
 from djinn_analyzer_core.flops import has_formula
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds import OperationClass
-from djinn.model.metadata import ExecutionPhase
-from djinn.model.schema import ReturnKind, facts_of
 
 _WHOLE = frozenset({
     "aten::linear", "aten::matmul", "aten::layer_norm", "aten::group_norm",

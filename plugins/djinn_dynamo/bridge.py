@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from djinn_dynamo.plans import like_result
 
 if TYPE_CHECKING:
-    from djinn.model.spec import TensorSpec
+    from djinn.ir.spec import TensorSpec
 
 
 class Call(Protocol):

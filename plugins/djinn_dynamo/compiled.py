@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from djinn import runtime
-from djinn.protocol.tensors import is_dense
+from djinn.wire.tensors import is_dense
 from djinn_dynamo.bridge import Call, Crossing, fetch
 from djinn_dynamo.plans import Plan, PlannedCall, make_plan
 from djinn_dynamo.recording import Recording, record

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.tape import Node, without_dead
+from djinn.ir.value import Slot
 from djinn.kinds import OperationClass
-from djinn.model.schema import ReturnKind, facts_of, operator_named
-from djinn.model.value import Slot
 from djinn.programs import Layout, lay_out
-from djinn.tape import Node, without_dead
 
 if TYPE_CHECKING:
     from djinn.session import Session

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from djinn.model.value import Slot, Value
-from djinn.protocol.tensors import is_dense
+from djinn.ir.value import Slot, Value
 from djinn.tensor import LazyTensor, wrap
+from djinn.wire.tensors import is_dense
 from djinn_dynamo.pieces import Piece, make_piece
 from djinn_dynamo.recording import Recording, is_repeatable, listen
 
 if TYPE_CHECKING:
-    from djinn.model.spec import TensorSpec
+    from djinn.ir.spec import TensorSpec
     from djinn.session import Session
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from djinn.model.value import Slot
-from djinn.tape import Node
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.tensor import LazyTensor, wrap
 from djinn_dynamo.pieces import Piece, can_be_repeated
 from djinn_dynamo.remote_mode import recording_remotely

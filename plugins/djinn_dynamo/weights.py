@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from djinn.errors import UnsupportedTensorError
 
 if TYPE_CHECKING:
-    from djinn.model.spec import TensorSpec
+    from djinn.ir.spec import TensorSpec
     from djinn.session import Session
     from djinn.tensor import LazyTensor
 

@@ -10,8 +10,7 @@ import attrs
 import torch
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
-from djinn.kinds.guard import CallCheck
-from djinn.model.program import (
+from djinn.ir.program import (
     Argument,
     ListArgument,
     NumberArgument,
@@ -20,9 +19,10 @@ from djinn.model.program import (
     TorchArgument,
     count_tensors,
 )
-from djinn.model.schema import ReturnKind, SchemaFacts, facts_of, operator_named
-from djinn.model.spec import tensors_in
-from djinn.protocol.tensors import dtype_named
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of, operator_named
+from djinn.ir.spec import tensors_in
+from djinn.kinds.guard import CallCheck
+from djinn.wire.tensors import dtype_named
 
 _LAYOUTS = {"strided": torch.strided}
 _MEMORY_FORMATS = {

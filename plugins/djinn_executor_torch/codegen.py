@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.ir.schema import ReturnKind
 from djinn.kinds.executor import Report
-from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
-from djinn.model.schema import ReturnKind
-from djinn.protocol.failures import is_out_of_memory
-from djinn.protocol.messages import Poisoned
+from djinn.wire.failures import is_out_of_memory
+from djinn.wire.messages import Poisoned
 from djinn_executor_torch.calls import Call, Resolved
 from djinn_executor_torch.interpreter import interpret, last_uses
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from djinn.ir.program import Program
 from djinn.kinds.guard import CallCheck
-from djinn.model.program import Program
-from djinn.protocol.tensors import DTYPE_NAMES, is_dense
+from djinn.wire.tensors import DTYPE_NAMES, is_dense
 from djinn_executor_torch.calls import bind
 from djinn_executor_torch.executor import TorchExecutor
 from djinn_executor_torch.graphs import NotRecordedError, Shelf
@@ -238,7 +238,7 @@ class CudaExecutor(TorchExecutor):
         return self._shelf.stats()
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
-        """Resolve every operator, and ask before calls; see `djinn.protocol.abilities.CheckingExecutor`."""
+        """Resolve every operator, and ask before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
         return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf,
                                relieve=self.relieve)
 
@@ -275,11 +275,11 @@ class CudaExecutor(TorchExecutor):
             return made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor that nobody else holds on the device; see `djinn.protocol.abilities.SharingExecutor`."""
+        """Put a CPU tensor that nobody else holds on the device; see `djinn_lib_service.abilities.SharingExecutor`."""
         return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a CPU tensor to be read at once; see `djinn.protocol.abilities.SharingExecutor`."""
+        """Give a CPU tensor to be read at once; see `djinn_lib_service.abilities.SharingExecutor`."""
         return self.get(value)
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from djinn.ir.program import Argument, ListArgument, Program, Step, Template, TensorArgument, count_tensors
+from djinn.ir.schema import SchemaFacts, facts_of, operator_named
 from djinn.kinds.executor import Effects
-from djinn.model.program import Argument, ListArgument, Program, Step, Template, TensorArgument, count_tensors
-from djinn.model.schema import SchemaFacts, facts_of, operator_named
 from djinn_executor_torch.calls import Call, written_names
 
 __all__ = ("effects_of",)

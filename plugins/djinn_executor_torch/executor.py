@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from djinn.errors import ConfigurationError, ProtocolError
+from djinn.ir.program import Program
 from djinn.kinds.executor import Effects, RandomState, Report
 from djinn.kinds.guard import CallCheck
-from djinn.model.program import Program
-from djinn.protocol.tensors import to_dense_cpu, whole_of
+from djinn.wire.tensors import to_dense_cpu, whole_of
 from djinn_executor_torch.calls import Call, bind
 from djinn_executor_torch.codegen import Compiled
 from djinn_executor_torch.effects import effects_of
@@ -50,7 +50,7 @@ class TorchExecutor:
         return self.compile_checked(program, {})
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
-        """Resolve every operator, and ask before calls; see `djinn.protocol.abilities.CheckingExecutor`."""
+        """Resolve every operator, and ask before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
         return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
 
     def relieve(self) -> bool:
@@ -89,21 +89,21 @@ class TorchExecutor:
             return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor that nobody else holds on the device; see `djinn.protocol.abilities.SharingExecutor`."""
+        """Put a CPU tensor that nobody else holds on the device; see `djinn_lib_service.abilities.SharingExecutor`."""
         return tensor if self._device.type == "cpu" else self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a CPU tensor to be read at once; see `djinn.protocol.abilities.SharingExecutor`."""
+        """Give a CPU tensor to be read at once; see `djinn_lib_service.abilities.SharingExecutor`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
     def settle(self) -> None:
-        """Wait until the device is through; see `djinn.protocol.abilities.SettlingExecutor`."""
+        """Wait until the device is through; see `djinn_lib_service.abilities.SettlingExecutor`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def loss(self) -> str:
-        """Say why the device is lost; see `djinn.protocol.abilities.LosableExecutor`.
+        """Say why the device is lost; see `djinn_lib_service.abilities.LosableExecutor`.
 
         An assertion that fails in a kernel, as for an index out of range, ends a process's use of CUDA: from then on
         every call of the runtime fails, and to ask a stream whether it is through is the cheapest of them.
@@ -157,14 +157,14 @@ class TorchProgram:
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or a part of it; see `djinn.protocol.abilities.StoppableProgram`."""
+        """Run once, or a part of it; see `djinn_lib_service.abilities.StoppableProgram`."""
         return self.run_without(inputs, numbers, random, report, {}, stop)
 
     def run_without(
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once but for some steps; see `djinn.protocol.abilities.PartialProgram`."""
+        """Run once but for some steps; see `djinn_lib_service.abilities.PartialProgram`."""
         if len(numbers) != self._numbers:
             raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
         # Asking sets this thread up as PyTorch's own loops do; MKL's transforms would go by their own count otherwise.

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import torch
 
-from djinn.protocol.tensors import is_dense
+from djinn.wire.tensors import is_dense
 from djinn_executor_torch.repetition import Form, alignment_of, form_of, storage_of
 
 __all__ = ("MAX_RECORDINGS", "NotRecordedError", "Recorder", "Recording", "Shelf", "Take", "places_of", "record")

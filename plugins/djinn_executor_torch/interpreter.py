@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from djinn.errors import ProtocolError
+from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import Report
-from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
-from djinn.model.schema import facts_of, operator_named
-from djinn.protocol.failures import is_out_of_memory
-from djinn.protocol.messages import Poisoned
+from djinn.wire.failures import is_out_of_memory
+from djinn.wire.messages import Poisoned
 from djinn_executor_torch.calls import Call, Resolved, results_of
 
 
@@ -41,7 +41,7 @@ def interpret(
         results: Results of the steps before ``start`` that are still needed.
         refused: By position: steps that are not made, and what they raise instead.
         relieve: Asked for memory where there is none; if there is some then, the step is made once more.
-        stop: See `djinn.protocol.abilities.StoppableProgram`.
+        stop: See `djinn_lib_service.abilities.StoppableProgram`.
     """
     known = {} if results is None else results
     last_use = last_uses(program)

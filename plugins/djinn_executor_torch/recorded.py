@@ -13,9 +13,9 @@ import attrs
 import torch
 
 from djinn.errors import ProtocolError
+from djinn.ir.program import Program
 from djinn.kinds.executor import RandomState, Report
-from djinn.model.program import Program
-from djinn.protocol.messages import Poisoned
+from djinn.wire.messages import Poisoned
 from djinn_executor_torch.calls import Call
 from djinn_executor_torch.codegen import Compiled
 from djinn_executor_torch.executor import TorchProgram
@@ -80,7 +80,7 @@ class RecordedProgram(TorchProgram):
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or a part of it; see `djinn.protocol.abilities.StoppableProgram`. A recording is played whole."""
+        """Run once, or a part of it (`djinn_lib_service.abilities.StoppableProgram`). A recording is played whole."""
         if not self._is_watched or not self._shelf.recorder.is_usable:
             if self._changes_metadata:
                 self._shelf.metadata_changes += 1
@@ -103,7 +103,7 @@ class RecordedProgram(TorchProgram):
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once but for some steps, recording nothing; see `djinn.protocol.abilities.PartialProgram`."""
+        """Run once but for some steps, recording nothing; see `djinn_lib_service.abilities.PartialProgram`."""
         if refused and self._changes_metadata:
             self._shelf.metadata_changes += 1
         return super().run_without(inputs, numbers, random, report, refused, stop)

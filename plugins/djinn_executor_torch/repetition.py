@@ -14,9 +14,9 @@ import attrs
 import msgspec
 import torch
 
-from djinn.model.program import Program
-from djinn.model.schema import ReturnKind, SchemaFacts, facts_of, operator_named
-from djinn.model.spec import tensors_in
+from djinn.ir.program import Program
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of, operator_named
+from djinn.ir.spec import tensors_in
 from djinn_executor_torch.calls import Call, written_names
 
 __all__ = ("MIN_SAVED", "Candidate", "Form", "Stage", "alignment_of", "can_be_recorded", "changes_metadata",

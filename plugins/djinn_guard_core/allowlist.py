@@ -13,7 +13,7 @@ import attrs
 import torch
 
 from djinn.errors import UnknownOperatorError
-from djinn.model.schema import operator_named
+from djinn.ir.schema import operator_named
 
 __all__ = (
     "ALLOWED",

@@ -10,11 +10,11 @@ from typing import Any
 import attrs
 import torch
 
+from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, TensorArgument, TorchArgument
+from djinn.ir.schema import ReturnKind, SchemaFacts
+from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec, ShapeInference
-from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, TensorArgument, TorchArgument
-from djinn.model.schema import ReturnKind, SchemaFacts
-from djinn.model.spec import tensors_in
-from djinn.protocol.tensors import DTYPES
+from djinn.wire.tensors import DTYPES
 from djinn_guard_core.calls import Asked
 from djinn_guard_core.quick import QUICK, Metadata
 

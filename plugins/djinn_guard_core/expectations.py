@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from djinn.errors import ProgramTooLargeError
-from djinn.model.schema import operator_named
+from djinn.ir.schema import operator_named
 
 Named: TypeAlias = Mapping[str, Any]
 """Arguments of a call by name, defaults included."""

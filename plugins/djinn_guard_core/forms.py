@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from djinn.errors import ProtocolError
-from djinn.model.program import (
+from djinn.ir.program import (
     Argument,
     ConstantArgument,
     ListArgument,
@@ -17,8 +17,8 @@ from djinn.model.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.model.schema import SchemaFacts
-from djinn.protocol.tensors import DTYPES
+from djinn.ir.schema import SchemaFacts
+from djinn.wire.tensors import DTYPES
 
 __all__ = ("check_form", "count_numbers", "number_kinds")
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from djinn.errors import ProtocolError, SchemaMismatchError
+from djinn.ir.program import Program, Template, count_tensors
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.kinds import Bounds, ShapeInference
-from djinn.model.program import Program, Template, count_tensors
-from djinn.model.schema import ReturnKind, facts_of, operator_named
 from djinn_guard_core.allowlist import require_allowed
 from djinn_guard_core.calls import check_of
 from djinn_guard_core.estimate import Answers, Called

@@ -21,8 +21,8 @@ from typing import Any
 import attrs
 import torch
 
+from djinn.ir.schema import facts_of
 from djinn.kinds import Prepared
-from djinn.model.schema import facts_of
 from djinn_guard_core.expectations import expect, too_large
 
 __all__ = ("Arrangement", "Layout", "arrangement_of", "base_of", "is_proven", "layout_of",

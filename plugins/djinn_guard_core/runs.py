@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 
 from djinn.errors import ProtocolError
+from djinn.ir.program import Program
+from djinn.ir.schema import ReturnKind
 from djinn.kinds import Bounds, CallCheck
-from djinn.model.program import Program
-from djinn.model.schema import ReturnKind
 from djinn_guard_core.estimate import UNKNOWN, Answer, Answers, Called
 from djinn_guard_core.expectations import too_large
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djinn.model.schema import ReturnKind, facts_of
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn_guard_core.expectations import Named, expect, extent_bytes, has_elements, within
 from djinn_guard_core.kernels import Rule
 

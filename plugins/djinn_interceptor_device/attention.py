@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from djinn import runtime
-from djinn.model.spec import TensorSpec
+from djinn.ir.spec import TensorSpec
 from djinn.tensor import LazyTensor
 from djinn_interceptor_device import autocast
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 
 from djinn import runtime
-from djinn.model.spec import tensors_in
+from djinn.ir.spec import tensors_in
 
 _NAME = "remote_accelerator"
 _KEY = "AutocastPrivateUse1"

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from djinn import runtime
-from djinn.model.spec import tensors_in
+from djinn.ir.spec import tensors_in
 from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
 
 

@@ -10,8 +10,8 @@ import torch
 from djinn import runtime
 from djinn.binding import placeholder
 from djinn.kinds.interceptor import Handler
-from djinn.protocol.tensors import is_dense
 from djinn.tensor import LazyTensor
+from djinn.wire.tensors import is_dense
 from djinn_interceptor_device import histograms, zeros
 from djinn_interceptor_device.adoption import become
 from djinn_interceptor_device.saving import set_storage

@@ -24,15 +24,15 @@ from torch.autograd import forward_ad
 
 from djinn import runtime
 from djinn.binding import Plan
+from djinn.ir.schema import ReturnKind, operator_named
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.model.schema import ReturnKind, operator_named
 from djinn.recorder import scan
 from djinn.tensor import LazyTensor
 from djinn_interceptor_device import folding
 
 if TYPE_CHECKING:
+    from djinn.ir.tape import Node, Signature
     from djinn.session import Session
-    from djinn.tape import Node, Signature
 
 MAX_SHORTCUTS = 2048
 """Entries of each of two generations: what has not been used for that many others is forgotten."""

@@ -19,8 +19,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from djinn import runtime
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds.interceptor import Handler
-from djinn.model.schema import ReturnKind, facts_of
 from djinn.tensor import LazyTensor
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from typing import Annotated, Any, NoReturn
 
 import attrs
 import typer
+from djinn_lib_service.contents import read_digests
+from djinn_memory_tiered.tiers import CRITICAL, WARNING, Tiers
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
-from djinn.protocol.contents import read_digests
-from djinn.residency.tiers import CRITICAL, WARNING, Tiers
 from djinn_server.config_file import reread, use_config
 from djinn_server.control import Setup
 from djinn_server.couriers import UNIX, PeerRules

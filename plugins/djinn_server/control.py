@@ -10,9 +10,9 @@ import threading
 from typing import TypeAlias
 
 import msgspec
+from djinn_memory_tiered.tiers import CRITICAL, WARNING
 
-from djinn.protocol.messages import Courier
-from djinn.residency.tiers import CRITICAL, WARNING
+from djinn.wire.messages import Courier
 from djinn_server.counting import Report
 from djinn_server.greeting import LEASE_S
 from djinn_server.limits import Limits

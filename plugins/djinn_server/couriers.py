@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from djinn_lib_service.mailbox import MailRoom
+from djinn_lib_service.post import MailCarrier
 
 from djinn.errors import ConfigurationError, PeerError
 from djinn.kinds.transport import Carrier, CarryingTransport, ConnectOptions, RelayingTransport, Transport
-from djinn.protocol.mailbox import MailRoom
-from djinn.protocol.messages import Courier
-from djinn.protocol.post import MailCarrier
+from djinn.wire.messages import Courier
 
 __all__ = ("Couriers", "PeerRules")
 

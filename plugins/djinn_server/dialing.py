@@ -12,7 +12,7 @@ from collections.abc import Callable
 from djinn import errors
 from djinn.errors import DjinnError, PeerError
 from djinn.kinds.transport import CarryingTransport, ConnectOptions, MovableCarrier, RelayingTransport, Transport
-from djinn.protocol.messages import Courier
+from djinn.wire.messages import Courier
 from djinn_server.control import Control, Dial, Dialed
 from djinn_server.couriers import CONNECT_TIMEOUT_S, PeerRules
 

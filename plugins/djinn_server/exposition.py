@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from djinn.errors import ConfigurationError, TransportError
-from djinn.protocol.messages import PROTOCOL_VERSION
+from djinn.wire.messages import PROTOCOL_VERSION
 from djinn_server.counting import BUCKETS_S, Counts, EndedBy, Evicted, MemoryKind
 from djinn_server.ledger import Ledger, TenantTotals
 from djinn_server.limits import Limited

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from djinn_lib_service.post import check_courier
+
 from djinn.errors import DjinnError, RefusedError
 from djinn.kinds.transport import Channel, Listener
-from djinn.protocol.messages import Courier, Starting
-from djinn.protocol.post import check_courier
+from djinn.wire.messages import Courier, Starting
 from djinn_server.counting import Reason
 from djinn_server.exposition import MetricsPage
 from djinn_server.greeting import check_versions, receive_greeting

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 
+from djinn_lib_service.steady import SteadyChannel
+
 from djinn.errors import DjinnError, TokenEndedError
 from djinn.kinds.transport import Channel
-from djinn.protocol.messages import Goodbye
-from djinn.protocol.steady import SteadyChannel
+from djinn.wire.messages import Goodbye
 
 __all__ = ("Grants",)
 

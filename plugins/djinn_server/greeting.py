@@ -9,13 +9,13 @@ import sys
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.contents import Contents, ContentStore
+from djinn_lib_service.reuse import this_machine
+from djinn_lib_service.steady import SteadyChannel
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError
 from djinn.kinds.transport import Channel
-from djinn.protocol.contents import Contents, ContentStore
-from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Hello, Welcome
-from djinn.protocol.reuse import this_machine
-from djinn.protocol.steady import SteadyChannel
+from djinn.wire.messages import PROTOCOL_VERSION, Courier, Hello, Welcome
 
 __all__ = ("LEASE_S", "Load", "answer_again", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
 

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from djinn.errors import LimitError
-from djinn.model.program import Program
-from djinn.protocol.messages import Batch, Define, Forget
+from djinn.ir.program import Program
+from djinn.wire.messages import Batch, Define, Forget
 
 __all__ = ("Allowances", "Limits", "SessionAllowance", "memory_limit")
 
@@ -143,7 +143,7 @@ class Allowances:
 
 
 class SessionAllowance:
-    """One session's part of a tenant's allowance; see `djinn.protocol.abilities.Allowance`.
+    """One session's part of a tenant's allowance; see `djinn_lib_service.abilities.Allowance`.
 
     Concurrency:
         The session's thread.
@@ -173,7 +173,7 @@ class SessionAllowance:
                              hint=f"A client has to forget programs that it does not use any more. {_ASK}")
 
     def admit_program(self, program: Program) -> None:
-        """Let a program in; see `djinn.protocol.abilities.Allowance.admit_program`."""
+        """Let a program in; see `djinn_lib_service.abilities.Allowance.admit_program`."""
         limit, nodes = self._allowances.limits.nodes, len(program.steps)
         if limit and nodes > limit:
             self._allowances.reject("nodes")
@@ -181,7 +181,7 @@ class SessionAllowance:
                              hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}")
 
     def admit_values(self, held: int, more: int) -> None:
-        """Let values come about; see `djinn.protocol.abilities.Allowance.admit_values`."""
+        """Let values come about; see `djinn_lib_service.abilities.Allowance.admit_values`."""
         self._allowances.change_handles(self._handles, held + more, checks=True)
         self._handles = held + more
 

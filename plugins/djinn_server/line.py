@@ -13,8 +13,8 @@ import attrs
 import msgspec
 
 from djinn.errors import DjinnError, LimitError, TransportError
-from djinn.model.metadata import ExecutionPhase
-from djinn.protocol.messages import Batch, Rerun, Run
+from djinn.ir.phase import ExecutionPhase
+from djinn.wire.messages import Batch, Rerun, Run
 from djinn_server.board import NOBODY, Board, Mark
 from djinn_server.counting import BUCKETS_S, Counts
 from djinn_server.limits import Limited, Limits
@@ -263,7 +263,7 @@ class Line:
 
 
 class Place:
-    """One session's place in the line; see `djinn.protocol.abilities.Turns`.
+    """One session's place in the line; see `djinn_lib_service.abilities.Turns`.
 
     Attributes:
         stop: Not empty any more once what the session runs is not wanted: then why.
@@ -337,7 +337,7 @@ class Place:
                     line.rest()
 
     def begin(self) -> None:
-        """Wait until a program may run; see `djinn.protocol.abilities.Turns.begin`."""
+        """Wait until a program may run; see `djinn_lib_service.abilities.Turns.begin`."""
         line = self._line
         self.asked_s = time.monotonic()
         if self._excess and self.left <= self._excess:
@@ -355,7 +355,7 @@ class Place:
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
 
     def end(self) -> None:
-        """The program is through; see `djinn.protocol.abilities.Turns.end`."""
+        """The program is through; see `djinn_lib_service.abilities.Turns.end`."""
         line = self._line
         if line.is_recalled:
             line.settle()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from djinn_lib_service.abilities import LosableExecutor
+
 from djinn.errors import DeviceLostError, DjinnError
 from djinn.kinds.executor import Executor
-from djinn.protocol.abilities import LosableExecutor
 
 __all__ = ("DeviceLoss",)
 

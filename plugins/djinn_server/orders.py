@@ -9,7 +9,7 @@ import threading
 
 from djinn.errors import ConfigurationError
 from djinn.kinds.transport import Listener, ListenOptions
-from djinn.protocol.messages import Goodbye
+from djinn.wire.messages import Goodbye
 from djinn_server.control import Control, ControlMessage, Drain, Drained, EndSessions, Renew
 from djinn_server.draining import Drainable, drain
 from djinn_server.grants import Grants

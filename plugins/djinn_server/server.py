@@ -11,6 +11,14 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+from djinn_lib_service.contents import ContentStore
+from djinn_lib_service.mailbox import Mailbox, MailRoom
+from djinn_lib_service.post import DRAIN_S, MailPost, deliver
+from djinn_lib_service.service import SessionService
+from djinn_lib_service.steady import Resumable, SteadyChannel, digest_of
+from djinn_memory_tiered.keeper import Keeper
+from djinn_memory_tiered.service import BudgetedService
+from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import (
     ConfigurationError,
@@ -23,15 +31,7 @@ from djinn.errors import (
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Watch
 from djinn.kinds.transport import Carrier, Channel, Listener, Transport
-from djinn.protocol.contents import ContentStore
-from djinn.protocol.mailbox import Mailbox, MailRoom
-from djinn.protocol.messages import Batch, Courier, Goodbye, Hello, Refusal
-from djinn.protocol.post import DRAIN_S, MailPost, deliver
-from djinn.protocol.service import SessionService
-from djinn.protocol.steady import Resumable, SteadyChannel, digest_of
-from djinn.residency.keeper import Keeper
-from djinn.residency.service import BudgetedService
-from djinn.residency.tiers import Tiers
+from djinn.wire.messages import Batch, Courier, Goodbye, Hello, Refusal
 from djinn_server.board import mark_of
 from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report, told_of_memory
 from djinn_server.couriers import Couriers, PeerRules

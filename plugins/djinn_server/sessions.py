@@ -7,12 +7,12 @@ import threading
 import time
 
 import attrs
+from djinn_lib_service.mailbox import Mailbox
+from djinn_lib_service.post import MailPost
+from djinn_lib_service.service import SessionService
+from djinn_lib_service.steady import SteadyChannel
 
-from djinn.protocol.mailbox import Mailbox
-from djinn.protocol.messages import Goodbye
-from djinn.protocol.post import MailPost
-from djinn.protocol.service import SessionService
-from djinn.protocol.steady import SteadyChannel
+from djinn.wire.messages import Goodbye
 from djinn_server.control import SessionState
 from djinn_server.line import Place
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import msgspec
+from djinn_lib_service.post import no_mailbox
+from djinn_lib_service.resumption import no_session
 
 from djinn.errors import DjinnError, RefusedError, TransportError
-from djinn.protocol.post import no_mailbox
-from djinn.protocol.resumption import no_session
 from djinn_server.control import Drain, Setup, Stop
 from djinn_server.desk import Customer, Desk
 from djinn_server.dialing import Exchange

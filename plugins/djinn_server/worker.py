@@ -17,15 +17,15 @@ from contextlib import nullcontext, suppress
 from functools import partial
 
 import attrs
+from djinn_lib_service.abilities import SettlingExecutor
+from djinn_lib_service.reuse import this_machine
+from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
-from djinn.protocol.abilities import SettlingExecutor
-from djinn.protocol.messages import Goodbye, Hello
-from djinn.protocol.reuse import this_machine
-from djinn.residency.tiers import Tiers
+from djinn.wire.messages import Goodbye, Hello
 from djinn_server.board import Board
 from djinn_server.certificates import placed
 from djinn_server.control import (

@@ -18,7 +18,7 @@ import msgspec
 from djinn import errors
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import Channel, MovableChannel
-from djinn.protocol.messages import Courier, Hello, Redirect
+from djinn.wire.messages import Courier, Hello, Redirect
 from djinn_server.board import Board
 from djinn_server.certificates import make_pair, why_none
 from djinn_server.control import (

@@ -16,9 +16,9 @@ from typing import Any
 import attrs
 import torch
 
+from djinn.ir.schema import SchemaFacts
+from djinn.ir.spec import tensors_in
 from djinn.kinds import OutputSpec
-from djinn.model.schema import SchemaFacts
-from djinn.model.spec import tensors_in
 
 Strides = tuple[int, ...]
 _NUMBERS = (bool, int, float, complex)

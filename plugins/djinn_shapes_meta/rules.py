@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from djinn.model.schema import ReturnKind, SchemaFacts
+from djinn.ir.schema import ReturnKind, SchemaFacts
 from djinn_shapes_meta.layouts import is_canonical
 
 Rule = Callable[[Sequence[torch.Tensor]], bool]

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
+from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec
-from djinn.model.schema import ReturnKind, SchemaFacts, facts_of
-from djinn.model.spec import tensors_in
 from djinn_shapes_meta.layouts import corrected
 from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
 

@@ -16,16 +16,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.errors import UnsupportedTensorError
+from djinn.ir.schema import ReturnKind, facts_of
+from djinn.ir.spec import tensors_in
+from djinn.ir.value import Slot, Value
 from djinn.kinds import OperationClass
-from djinn.model.schema import ReturnKind, facts_of
-from djinn.model.spec import tensors_in
-from djinn.model.value import Slot, Value
-from djinn.protocol.tensors import describe, is_dense
 from djinn.session import Session
 from djinn.tensor import LazyTensor, wrap
+from djinn.wire.tensors import describe, is_dense
 
 if TYPE_CHECKING:
-    from djinn.protocol.messages import Description, Welcome
+    from djinn.wire.messages import Description, Welcome
 
 HINT = "djinn.capture() records what is done with data."
 

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from djinn import tensor as lazy
-from djinn.model.schema import facts_of
-from djinn.model.spec import tensors_in
+from djinn.ir.schema import facts_of
+from djinn.ir.spec import tensors_in
 from djinn_source_fx.rehearsal import Rehearsal
 
 _OF_NUMBERS = (torch.tensor, torch.as_tensor)

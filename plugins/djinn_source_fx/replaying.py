@@ -11,9 +11,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from djinn.errors import UnsupportedTensorError
 from djinn.graphs import graph_of
+from djinn.ir.schema import facts_of
+from djinn.ir.tape import Node
 from djinn.model.graph import Origin, RecordedGraph, ValueInfo
-from djinn.model.schema import facts_of
-from djinn.tape import Node
 from djinn.tensor import LazyTensor
 from djinn_source_fx.places import STACK, followed, origin_of
 from djinn_source_fx.rehearsal import HINT, Beside, Rehearsal

@@ -28,8 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from djinn import runtime
+from djinn.ir.spec import tensors_in
 from djinn.model.graph import ValueInfo
-from djinn.model.spec import tensors_in
 from djinn.tensor import LazyTensor
 from djinn_source_fx.places import STACK, followed
 from djinn_source_fx.rehearsal import Beside, Rehearsal

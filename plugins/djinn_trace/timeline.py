@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from djinn.model.metadata import ExecutionPhase
+from djinn.ir.phase import ExecutionPhase
 from djinn.spans import Span, Stage
 
 PROCESS = 1

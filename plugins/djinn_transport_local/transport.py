@@ -15,6 +15,10 @@ from concurrent.futures import Future, wait
 from typing import TypeAlias
 
 import torch
+from djinn_lib_service.mailbox import MailRoom
+from djinn_lib_service.post import DRAIN_S, MailCarrier, MailPost
+from djinn_lib_service.reuse import after
+from djinn_lib_service.service import SessionService
 
 from djinn import spans
 from djinn.errors import (
@@ -26,15 +30,11 @@ from djinn.errors import (
     UnknownOperatorError,
 )
 from djinn.interrupts import SessionLock, deferral
+from djinn.ir.program import Template
+from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import Carrier, ConnectOptions, Listener, ListenOptions
-from djinn.model.program import Template
-from djinn.model.schema import facts_of, operator_named
-from djinn.protocol.mailbox import MailRoom
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
-from djinn.protocol.post import DRAIN_S, MailCarrier, MailPost
-from djinn.protocol.reuse import after
-from djinn.protocol.service import SessionService
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
 
 MAX_BATCHES = 64
 """Batches that may wait for the executor; recording goes on until then."""
@@ -118,7 +118,7 @@ class LocalConnection:
         self._work: queue.SimpleQueue[tuple[Callable[[], _Answer], Future[_Answer]] | None] = queue.SimpleQueue()
         self._closed = False
         self._unfinished: deque[tuple[Future[_Answer], list[DjinnError]]] = deque()
-        """What is queued or runs, and what has it stop; see `djinn.protocol.service.SessionService.handle`."""
+        """What is queued or runs, and what has it stop; see `djinn_lib_service.service.SessionService.handle`."""
         self._owed: list[Future[_Answer]] = []
         """Answers that nobody has been given, because who waited was interrupted."""
         self._needs: dict[int, tuple[bool, set[str]]] = {}

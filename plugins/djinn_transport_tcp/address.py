@@ -86,7 +86,7 @@ def redirected(address: str, target: str) -> str:
 
     Args:
         address: Where the client came to.
-        target: `djinn.protocol.messages.Redirect.address`.
+        target: `djinn.wire.messages.Redirect.address`.
 
     Raises:
         ConfigurationError: It is no address, or one of another scheme: nobody is led away from encryption.

@@ -13,11 +13,13 @@ from typing import TypeVar
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.resumption import ALONE_BYTES, ClientEnd, Patience
+from djinn_lib_service.reuse import after
 
 from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
 from djinn.interrupts import acquired, deferral, sleep, through
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import (
+from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Courier,
@@ -30,8 +32,6 @@ from djinn.protocol.messages import (
     Taken,
     Welcome,
 )
-from djinn.protocol.resumption import ALONE_BYTES, ClientEnd, Patience
-from djinn.protocol.reuse import after
 from djinn_transport_tcp.copies import Copies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
 from djinn_transport_tcp.interrupted import is_interrupted, without_large
@@ -73,8 +73,8 @@ class SocketConnection:
     `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent, and for tensors of
     more than `ALONE_BYTES` until they have arrived: what is smaller is copied, so that it can be sent again.
 
-    Where the server lets it, the session outlives a connection that breaks; see `djinn.protocol.resumption`. One that
-    breaks while nobody uses it is seen to at once by a thread: the lease would end before the next operation comes.
+    Where the server lets it, the session outlives a connection that breaks; see `djinn_lib_service.resumption`.
+    A thread notices at once if an idle connection breaks: the lease would end before the next operation comes.
 
     Attributes:
         address: Where it leads.

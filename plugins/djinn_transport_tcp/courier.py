@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import Courier, Parcel
+from djinn.wire.messages import Courier, Parcel
 from djinn_transport_tcp.connection import SocketConnection
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream, views_of

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import attrs
 import torch
+from djinn_lib_service.reuse import introduce
 
 from djinn.errors import ProtocolError, ProtocolVersionError
-from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Hello, Message, Redirect, Starting, Welcome
-from djinn.protocol.reuse import introduce
+from djinn.wire.messages import PROTOCOL_VERSION, Courier, Hello, Message, Redirect, Starting, Welcome
 from djinn_transport_tcp.sockets import ByteStream
 
 __all__ = ("Wish", "hello", "welcomed")
@@ -26,7 +26,7 @@ class Wish:
     """What a greeting says about sessions that go on.
 
     Attributes:
-        resumes, resume, answered, cancelled: See `djinn.protocol.messages.Hello`.
+        resumes, resume, answered, cancelled: See `djinn.wire.messages.Hello`.
     """
 
     resumes: bool = False

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
+from djinn_lib_service.resumption import ALONE_BYTES
 
 from djinn.interrupts import deferral
-from djinn.protocol.messages import Batch, Command, Upload
-from djinn.protocol.resumption import ALONE_BYTES
-from djinn.protocol.tensors import size_bytes
+from djinn.wire.messages import Batch, Command, Upload
+from djinn.wire.tensors import size_bytes
 
 __all__ = ("is_interrupted", "without_large")
 

@@ -13,8 +13,8 @@ from functools import cache
 import attrs
 import torch
 
-from djinn.protocol.messages import TensorHeader
-from djinn.protocol.tensors import dtype_named, empty_from, size_bytes
+from djinn.wire.messages import TensorHeader
+from djinn.wire.tensors import dtype_named, empty_from, size_bytes
 
 __all__ = ("KEPT_S", "LARGE_BYTES", "MAX_KEPT_BYTES", "Reserve")
 

@@ -12,7 +12,7 @@ from djinn.errors import (
     TokenEndedError,
     TransportError,
 )
-from djinn.protocol.messages import Goodbye, Refusal
+from djinn.wire.messages import Goodbye, Refusal
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.tls import TlsError
 

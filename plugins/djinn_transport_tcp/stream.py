@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from djinn.errors import ProtocolError
-from djinn.protocol import messages
-from djinn.protocol.frames import (
+from djinn.wire import messages
+from djinn.wire.frames import (
     HEAD,
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -19,8 +19,8 @@ from djinn.protocol.frames import (
     padding,
     tensor_headers,
 )
-from djinn.protocol.messages import Message, TensorHeader
-from djinn.protocol.tensors import buffer_of, size_bytes
+from djinn.wire.messages import Message, TensorHeader
+from djinn.wire.tensors import buffer_of, size_bytes
 from djinn_transport_tcp.memory import Reserve
 from djinn_transport_tcp.sockets import AHEAD_BYTES, ByteStream
 

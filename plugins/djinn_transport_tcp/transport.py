@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from djinn.kinds.transport import Carrier, Channel, Connection, ConnectOptions, Listener, ListenOptions
-from djinn.protocol.messages import Courier
+from djinn.wire.messages import Courier
 
 __all__ = ("TcpTransport", "TlsTransport", "UnixTransport")
 
@@ -25,7 +25,8 @@ class TcpTransport:
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
-        from djinn.protocol.reuse import reusing
+        from djinn_lib_service.reuse import reusing
+
         from djinn_transport_tcp.client import connect
 
         return reusing(connect(address, options))
@@ -68,7 +69,8 @@ class TlsTransport:
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
-        from djinn.protocol.reuse import reusing
+        from djinn_lib_service.reuse import reusing
+
         from djinn_transport_tcp.client import connect_tls
 
         return reusing(connect_tls(address, options))

@@ -13,8 +13,8 @@ import trustme
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import Batch, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Upload
+from djinn.wire.tensors import header_of
 
 LENGTH = 64 * 2**20
 

@@ -17,8 +17,8 @@ from fuzzing import TYPED, attack, came_to_rest, feed, loud_lines
 from serving import Serving
 
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import Batch, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Upload
+from djinn.wire.tensors import header_of
 
 FRAMES = int(os.environ.get("DJINN_CHAOS_FRAMES", "1000000"))
 FRAMES_OVER_TCP = FRAMES // 25

@@ -17,7 +17,7 @@ from djinn_guard_core.layouts import is_proven
 from operator_fuzzing import Found, Settings, allowed, look_everywhere, not_called, told, without_form
 from reliability import RESULTS
 
-from djinn.model.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of, operator_named
 
 CALLS = 200_000
 EACH = 100

@@ -25,9 +25,9 @@ from warm import WarmPython
 
 import djinn
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.protocol import messages
-from djinn.protocol.frames import encode_head
-from djinn.protocol.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
+from djinn.wire import messages
+from djinn.wire.frames import encode_head
+from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0

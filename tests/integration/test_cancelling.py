@@ -16,7 +16,7 @@ from tcp_support import frame, raw_socket
 from working import COUNTER, LONG, PRODUCT, SHORT, STEPS_OF_LONG, Working
 
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Poisoned
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Poisoned
 
 LEASE_S = 1.0
 

@@ -17,9 +17,9 @@ from djinn_transport_tcp.transport import TcpTransport
 
 from djinn.errors import RefusedError
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol import messages
-from djinn.protocol.frames import encode_head
-from djinn.protocol.messages import (
+from djinn.wire import messages
+from djinn.wire.frames import encode_head
+from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Command,
@@ -37,7 +37,7 @@ from djinn.protocol.messages import (
     Upload,
     Welcome,
 )
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 SOON_S = 10.0
 SHORT_S = 0.3

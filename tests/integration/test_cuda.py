@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from program_runs import Session, same, session, weights
 
 import djinn
-from djinn.model.program import Program
-from djinn.protocol.tensors import DTYPES
+from djinn.ir.program import Program
+from djinn.wire.tensors import DTYPES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -27,10 +27,10 @@ from tenants_at_work import Saturating, Worked, percentile, products, products_f
 
 from djinn.config import Config
 from djinn.errors import RefusedError
-from djinn.model.metadata import ExecutionPhase
+from djinn.ir.phase import ExecutionPhase
 from djinn.plugins import Plugins
-from djinn.protocol.messages import Batch, Define, Run
 from djinn.runtime import connect
+from djinn.wire.messages import Batch, Define, Run
 
 WINDOW_S = 2.5
 pytestmark = [pytest.mark.alone,

@@ -28,9 +28,9 @@ from tcp_support import WELCOME
 
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.protocol.frames import HEAD, encode_head
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Upload
-from djinn.protocol.tensors import buffer_of, header_of
+from djinn.wire.frames import HEAD, encode_head
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Upload
+from djinn.wire.tensors import buffer_of, header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"

@@ -17,8 +17,8 @@ from fuzz_frames import Frames, Mutator, load, parts, record, save, written
 from fuzzing import TYPED, attack, feed, loud_lines
 
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import Batch, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Upload
+from djinn.wire.tensors import header_of
 
 pytest.importorskip("transformers")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process can be limited on Linux")

@@ -22,11 +22,11 @@ from djinn_transport_tcp.client import SocketConnection, connect
 from serving import Serving, children_of
 
 from djinn.errors import RefusedError, TransportError
+from djinn.ir.program import Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.messages import Batch, Define, Peer, Poisoned, Receive, Run, Send, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Peer, Poisoned, Receive, Run, Send, Upload
+from djinn.wire.tensors import header_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
 ONES = torch.ones(4)

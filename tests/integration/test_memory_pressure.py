@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.contents import digest_of
+from djinn_lib_service.reuse import reusing
 from djinn_monitor.reading import Reading, TenantReading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
@@ -20,14 +22,12 @@ from djinn_transport_tcp.client import SocketConnection, connect
 from warm import run_djinn
 
 from djinn.errors import OutOfMemoryError
+from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.contents import digest_of
-from djinn.protocol.failures import to_exception
-from djinn.protocol.messages import Batch, Define, Free, Result, Run, Upload
-from djinn.protocol.reuse import reusing
-from djinn.protocol.tensors import header_of
+from djinn.wire.failures import to_exception
+from djinn.wire.messages import Batch, Define, Free, Result, Run, Upload
+from djinn.wire.tensors import header_of
 
 CLIENT = Path(__file__).parents[1] / "support" / "decoding_client.py"
 MIB = 2**20

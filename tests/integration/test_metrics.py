@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import trustme
+from djinn_lib_service.reuse import reusing
 from djinn_monitor.reading import Reading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
@@ -29,11 +30,10 @@ from warm import run_djinn
 
 from djinn.cli import main
 from djinn.errors import ProtocolError, RefusedError
+from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import Program, Step, Template, TensorArgument
-from djinn.protocol.messages import Batch, Define, Run, Upload
-from djinn.protocol.reuse import reusing
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.wire.tensors import header_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
 MIB = torch.zeros(2**18)

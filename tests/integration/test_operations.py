@@ -28,8 +28,8 @@ from warm import WarmPython
 
 from djinn.errors import RefusedError, ServerDrainingError, TransportError
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import Batch, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Upload
+from djinn.wire.tensors import header_of
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SYNCHRONIZE = Batch(synchronize=True)

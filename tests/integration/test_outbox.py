@@ -16,8 +16,8 @@ from djinn_transport_tcp.listener import SocketChannel
 from tcp_support import SYNCHRONIZE, answer, expect_closed, raw_socket
 
 from djinn.errors import RemoteTimeoutError, TransportError
-from djinn.protocol.messages import Batch, Plain, Result, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Plain, Result, Upload
+from djinn.wire.tensors import header_of
 
 MIB = 2**20
 

@@ -24,7 +24,7 @@ from working import ENDLESS, LONG, SHORT, Working
 
 import djinn
 from djinn.errors import ProgramTimeoutError, RefusedError, SessionTerminatedError, TransportError
-from djinn.protocol.messages import Batch
+from djinn.wire.messages import Batch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
 SYNCHRONIZE = Batch(synchronize=True)
@@ -255,7 +255,7 @@ def test_whose_programs_kill_the_worker_waits_and_others_do_not(operated: Any) -
 def test_sessions_and_programs_have_a_bound_by_default(start_server: Callable[..., Any]) -> None:
     from working import products
 
-    from djinn.protocol.messages import Define
+    from djinn.wire.messages import Define
 
     server = start_server("--max-programs", "10", "--max-sessions", "2")
     first, second = Working(server.address, side=64), Working(server.address, side=64)

@@ -12,9 +12,9 @@ from djinn_classifier_core.classifier import CoreClassifier
 
 import djinn
 from djinn import runtime
-from djinn.model.metadata import ExecutionPhase
+from djinn.ir.phase import ExecutionPhase
 from djinn.programs import MAX_SILENT
-from djinn.protocol.messages import Batch
+from djinn.wire.messages import Batch
 
 DEVICE = "remote_accelerator:0"
 DECODE, UNKNOWN = ExecutionPhase.LLM_DECODE, ExecutionPhase.UNKNOWN

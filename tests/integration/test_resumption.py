@@ -34,10 +34,10 @@ from djinn.errors import RefusedError, RemoteTimeoutError, TransportError
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.plugins import Plugins
-from djinn.protocol import messages
-from djinn.protocol.frames import HEAD, encode_head
-from djinn.protocol.messages import Batch, Free, Hello, Upload, Welcome
-from djinn.protocol.tensors import header_of
+from djinn.wire import messages
+from djinn.wire.frames import HEAD, encode_head
+from djinn.wire.messages import Batch, Free, Hello, Upload, Welcome
+from djinn.wire.tensors import header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
 LEASE_S = 4.0

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.contents import digest_of, mark_of
+from djinn_lib_service.reuse import ASK_AGAIN_BYTES, ReusingConnection, introduce, reusing, this_machine
 from djinn_transport_tcp.client import connect
 from torch import nn
 
@@ -19,8 +21,7 @@ import djinn
 from djinn import config, runtime
 from djinn.errors import TransportError
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.contents import digest_of, mark_of
-from djinn.protocol.messages import (
+from djinn.wire.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
     MARKS_HANDLE,
@@ -35,8 +36,7 @@ from djinn.protocol.messages import (
     Upload,
     Welcome,
 )
-from djinn.protocol.reuse import ASK_AGAIN_BYTES, ReusingConnection, introduce, reusing, this_machine
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 DEVICE = torch.device("remote_accelerator:0")
 OWNER = "a secret of these tests"

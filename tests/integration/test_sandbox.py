@@ -27,11 +27,11 @@ from djinn_transport_tcp.client import SocketConnection, connect_tls
 from serving import PROGRAM, workers_of
 
 from djinn.errors import DjinnError, RefusedError, TransportError
+from djinn.ir.program import Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.messages import Batch, Define, Free, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Free, Run, Upload
+from djinn.wire.tensors import header_of
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's"),

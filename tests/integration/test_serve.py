@@ -15,11 +15,11 @@ from warm import run_djinn
 from working import ENDLESS, Working
 
 from djinn.errors import RefusedError, TransportError
+from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.messages import Batch, Define, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.wire.tensors import header_of
 
 
 def synchronize(address: str, token: str = "") -> None:

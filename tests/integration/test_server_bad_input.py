@@ -16,8 +16,7 @@ import torch
 from djinn_transport_tcp.client import SocketConnection, connect
 
 from djinn.errors import RefusedError
-from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import (
+from djinn.ir.program import (
     ConstantArgument,
     ListArgument,
     NumberArgument,
@@ -27,10 +26,11 @@ from djinn.model.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.model.schema import facts_of
-from djinn.protocol import messages
-from djinn.protocol.frames import HEAD, MAGIC, encode_head
-from djinn.protocol.messages import (
+from djinn.ir.schema import facts_of
+from djinn.kinds.transport import ConnectOptions
+from djinn.wire import messages
+from djinn.wire.frames import HEAD, MAGIC, encode_head
+from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Courier,
@@ -54,7 +54,7 @@ from djinn.protocol.messages import (
     Upload,
     Welcome,
 )
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire" / "malformed.json"
 HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)

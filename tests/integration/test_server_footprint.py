@@ -18,19 +18,19 @@ from djinn_transport_tcp.client import connect
 from fuzz_feeding import resident_bytes
 
 from djinn.errors import RemoteTimeoutError
+from djinn.ir.program import Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol import messages
-from djinn.protocol.frames import encode_head
-from djinn.protocol.messages import (
+from djinn.wire import messages
+from djinn.wire.frames import encode_head
+from djinn.wire.messages import (
     Batch,
     Define,
     Run,
     TensorHeader,
     Upload,
 )
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire" / "malformed.json"
 MOST_GROWTH_BYTES = 16 * 2**20

@@ -13,8 +13,7 @@ from djinn_transport_tcp.client import SocketConnection, connect
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import (
+from djinn.ir.program import (
     Argument,
     ConstantArgument,
     ListArgument,
@@ -25,9 +24,10 @@ from djinn.model.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.model.schema import ReturnKind, facts_of, operator_named
-from djinn.protocol.messages import Batch, Define, Poisoned, Result, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.kinds.transport import ConnectOptions
+from djinn.wire.messages import Batch, Define, Poisoned, Result, Run, Upload
+from djinn.wire.tensors import header_of
 
 ONES = torch.ones(4)
 GROWTH_BYTES = 16 * 2**20

@@ -10,11 +10,11 @@ import torch
 from djinn_transport_tcp.client import connect
 
 import djinn
+from djinn.ir.program import Argument, ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import Argument, ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of, operator_named
-from djinn.protocol.messages import Batch, Define, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.wire.tensors import header_of
 
 DEVICE = torch.device("remote_accelerator:0")
 aten = torch.ops.aten

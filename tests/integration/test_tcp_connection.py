@@ -22,8 +22,8 @@ from djinn.errors import (
     TransportError,
 )
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.protocol.frames import HEAD, MAGIC
-from djinn.protocol.messages import (
+from djinn.wire.frames import HEAD, MAGIC
+from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Failure,
@@ -34,7 +34,7 @@ from djinn.protocol.messages import (
     Upload,
     Welcome,
 )
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 
 def test_a_session(serve: Any, open_connection: Any) -> None:

@@ -21,8 +21,8 @@ from djinn_transport_tcp.sockets import is_silent
 from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import ProtocolError, RefusedError, RemoteTimeoutError, TransportError
-from djinn.protocol.frames import encode_head
-from djinn.protocol.messages import (
+from djinn.wire.frames import encode_head
+from djinn.wire.messages import (
     Batch,
     Failure,
     Plain,
@@ -30,7 +30,7 @@ from djinn.protocol.messages import (
     Result,
     Upload,
 )
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what has been acknowledged")
 

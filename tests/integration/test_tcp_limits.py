@@ -17,10 +17,10 @@ import torch
 from tcp_support import frame
 
 from djinn.errors import ProtocolError, RemoteTimeoutError, TransportError
-from djinn.protocol import messages
-from djinn.protocol.frames import HEAD, MAGIC, MAX_HEADER_BYTES, encode_head
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Hello, Result, TensorHeader, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire import messages
+from djinn.wire.frames import HEAD, MAGIC, MAX_HEADER_BYTES, encode_head
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Result, TensorHeader, Upload
+from djinn.wire.tensors import header_of
 
 HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
 

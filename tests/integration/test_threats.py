@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import djinn_lib_service
 import djinn_server
 import djinn_transport_tcp
 import pytest
@@ -20,13 +21,13 @@ from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
 from fuzz_feeding import limit_memory, resident_bytes
 
-import djinn.protocol
+import djinn.wire
 from djinn.errors import TransportError, UnknownOperatorError
+from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
+from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
-from djinn.model.schema import facts_of, operator_named
-from djinn.protocol.messages import Batch, Define, Free, Poisoned, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Free, Poisoned, Run, Upload
+from djinn.wire.tensors import header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
 ONES = torch.ones(4)
@@ -164,7 +165,7 @@ def test_operators_that_touch_files_or_check_nothing_are_not_run(server: Any, na
 
 def test_nothing_is_compressed_on_the_wire() -> None:
     read = 0
-    for package in (djinn.protocol, djinn_transport_tcp, djinn_server):
+    for package in (djinn.wire, djinn_lib_service, djinn_transport_tcp, djinn_server):
         for path in Path(package.__path__[0]).rglob("*.py"):
             read += 1
             names = {alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)

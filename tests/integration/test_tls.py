@@ -22,8 +22,8 @@ from warm import run_djinn
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.protocol.messages import Batch, Hello, Redirect, Upload, Welcome
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Hello, Redirect, Upload, Welcome
+from djinn.wire.tensors import header_of
 
 
 @pytest.fixture(autouse=True)

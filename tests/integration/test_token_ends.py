@@ -21,8 +21,8 @@ from tenants_at_work import products
 import djinn
 from djinn.errors import RefusedError, TokenEndedError, TransportError
 from djinn.kinds.transport import ConnectOptions
-from djinn.protocol.messages import Batch, Define, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.wire.tensors import header_of
 
 ONES = torch.ones(4)
 SYNCHRONIZE = Batch(synchronize=True)

@@ -19,8 +19,8 @@ from djinn_transport_tcp.stream import FrameStream
 from tcp_support import frame
 
 from djinn.errors import ProtocolError, TransportError
-from djinn.protocol.messages import Batch, Free, Result, TensorHeader, Upload
-from djinn.protocol.tensors import DTYPES, header_of
+from djinn.wire.messages import Batch, Free, Result, TensorHeader, Upload
+from djinn.wire.tensors import DTYPES, header_of
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
 

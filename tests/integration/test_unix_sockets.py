@@ -19,7 +19,7 @@ from warm import run_djinn
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.protocol.messages import Batch
+from djinn.wire.messages import Batch
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix-domain sockets")
 

@@ -29,6 +29,8 @@ import torch
 from djinn_executor_torch.executor import TorchExecutor
 from djinn_executor_torch.random import TorchRandomState
 from djinn_guard_core.guard import CoreGuard
+from djinn_lib_service.contents import Contents, ContentStore
+from djinn_lib_service.service import SessionService
 from djinn_server.limits import Allowances, Limits
 from djinn_server.memory import return_memory
 from djinn_shapes_meta.shapes import MetaShapes
@@ -38,9 +40,7 @@ from fuzz_frames import Frames, Mutated, Mutator, load
 from djinn.errors import DjinnError, ProtocolError
 from djinn.kinds.executor import RandomState
 from djinn.kinds.guard import Bounds
-from djinn.protocol.contents import Contents, ContentStore
-from djinn.protocol.messages import Batch, Poisoned
-from djinn.protocol.service import SessionService
+from djinn.wire.messages import Batch, Poisoned
 
 MEMORY_BYTES = 2**29
 """What operations may allocate beyond what the process has; more fails, as on a machine that is full."""

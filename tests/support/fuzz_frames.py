@@ -17,7 +17,7 @@ from fault_proxy import FaultProxy
 from torch import nn
 
 import djinn
-from djinn.protocol.frames import ALIGNMENT, HEAD, MAGIC, encode_head
+from djinn.wire.frames import ALIGNMENT, HEAD, MAGIC, encode_head
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
 DEVICE = "remote_accelerator:0"

@@ -18,8 +18,8 @@ import djinn
 from djinn.fleet.fleet import Fleet
 from djinn.fleet.placement import Placed
 from djinn.fleet.whereabouts import Whereabouts
+from djinn.ir.tape import Node
 from djinn.model.schedule import DeviceProfile, LinkProfile
-from djinn.tape import Node
 
 MODEL = {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 5000, "n_positions": 1024}
 

@@ -16,8 +16,8 @@ import torch
 from tenants_at_work import Saturating, Worked
 
 from djinn.errors import DjinnError, RefusedError
-from djinn.protocol.messages import Batch, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Upload
+from djinn.wire.tensors import header_of
 
 PAUSE_S = 0.02
 VISIT = 40

@@ -23,7 +23,7 @@ from djinn_guard_core.allowlist import ALLOWED, group_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from djinn.model.spec import tensors_in
+from djinn.ir.spec import tensors_in
 
 SEED = 7
 DTYPES = (torch.float32, torch.int64, torch.float64, torch.complex64, torch.bfloat16, torch.bool, torch.uint8)

@@ -17,11 +17,11 @@ from operator_mutations import Plan, carried_out, changed
 from operator_synthesis import example_of, slots
 
 from djinn.errors import DjinnError
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.spec import tensors_in
 from djinn.kinds.guard import Bounds, Watch
-from djinn.model.schema import ReturnKind, facts_of, operator_named
-from djinn.model.spec import tensors_in
-from djinn.protocol.failures import is_out_of_memory
-from djinn.protocol.messages import Poisoned
+from djinn.wire.failures import is_out_of_memory
+from djinn.wire.messages import Poisoned
 
 BOUNDS = (Bounds(program_bytes=2**26), Bounds())
 """Servers with and without a limit for the memory of a run. The one without lets more through, and costs less."""

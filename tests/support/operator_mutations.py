@@ -13,8 +13,8 @@ from operator_corpus import Corpus, Example, mapped
 from operator_layouts import STRIDES, dense, laid, tiled
 from operator_synthesis import SIZES, slots, tensor_for, values_of
 
-from djinn.model.schema import facts_of, operator_named
-from djinn.model.spec import tensors_in
+from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.spec import tensors_in
 
 Path: TypeAlias = tuple[str, int]
 """Where an argument is: its name, and its position in a list, or -1."""

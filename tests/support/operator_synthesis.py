@@ -14,7 +14,7 @@ from djinn_guard_core.calls import check_of
 from operator_corpus import Corpus, Example, mapped
 from operator_recipes import RECIPES
 
-from djinn.model.schema import operator_named
+from djinn.ir.schema import operator_named
 
 SIZES = ((3,), (2, 3), (3, 3), (2, 3, 4), (2, 3, 4, 4), (1, 2, 3, 4, 4), (4, 4), (2, 4, 4), (5,), (), (1,), (6, 6))
 DTYPES = (torch.float32, torch.int64, torch.float64, torch.bool, torch.complex64, torch.int32, torch.bfloat16,

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 import djinn
+from djinn.ir.phase import ExecutionPhase
 from djinn.kinds import PatternMatch
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import Graph, GraphNode, Origin, RecordedGraph
 from djinn.model.metadata import (
     DataResidency,
     Evidence,
-    ExecutionPhase,
     MemoryPattern,
     Modality,
     SemanticMetadata,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from djinn.ir.spec import SpecTable, TensorSpec
 from djinn.model.graph import Graph, GraphNode, RecordedGraph
 from djinn.model.metadata import DataLineage, SemanticMetadata
 from djinn.model.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
-from djinn.model.spec import SpecTable, TensorSpec
 
 SPECS = SpecTable()
 _META = torch.device("meta")

@@ -12,7 +12,7 @@ from djinn_conformance.programs import Call, Piece, Recording, pieces
 from djinn_conformance.strategies import filled
 
 from djinn.kinds.executor import CompiledProgram, Executor, RandomState
-from djinn.protocol.messages import Poisoned
+from djinn.wire.messages import Poisoned
 
 
 @attrs.define

@@ -17,9 +17,9 @@ from djinn_executor_torch.recorded import RecordedProgram
 from djinn_executor_torch.repetition import storage_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from djinn.model.program import Program
-from djinn.model.schema import facts_of
-from djinn.model.spec import tensors_in
+from djinn.ir.program import Program
+from djinn.ir.schema import facts_of
+from djinn.ir.spec import tensors_in
 
 
 def bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:

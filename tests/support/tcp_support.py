@@ -16,9 +16,9 @@ from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
 
 from djinn.errors import TransportError
-from djinn.protocol import messages
-from djinn.protocol.frames import HEAD
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Result, Welcome
+from djinn.wire import messages
+from djinn.wire.frames import HEAD
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Welcome
 
 WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
 SYNCHRONIZE = Batch(synchronize=True)

@@ -11,12 +11,12 @@ import torch
 from djinn_transport_tcp.client import SocketConnection, connect
 
 from djinn.errors import DjinnError
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.program import Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.metadata import ExecutionPhase
-from djinn.model.program import Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.messages import Batch, Define, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.wire.tensors import header_of
 
 SIZE = 128
 MATRIX = torch.eye(SIZE)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from djinn_transport_tcp.client import SocketConnection, connect
 
+from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.model.program import NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.messages import Batch, Define, Run, Upload
-from djinn.protocol.tensors import header_of
+from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.wire.tensors import header_of
 
 FACTOR, COUNTER, PRODUCT, ELEMENT, SUM = 1, 2, 3, 4, 5
 SHORT, LONG, ENDLESS = 1, 2, 3

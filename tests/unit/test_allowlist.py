@@ -8,7 +8,7 @@ import torch
 from djinn_guard_core.allowlist import ALLOWED, UNREVIEWED, classified, lists, reasons, release, require_allowed
 
 from djinn.errors import UnknownOperatorError
-from djinn.model.schema import operator_named
+from djinn.ir.schema import operator_named
 
 
 def test_the_installed_release_was_reviewed() -> None:

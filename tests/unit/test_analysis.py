@@ -17,10 +17,11 @@ from djinn_exporter_core.exporters import GraphmlExporter, JsonExporter
 import djinn
 from djinn import analysis
 from djinn.errors import AmbiguousPluginError, PluginError, PluginValidationError
+from djinn.ir.phase import ExecutionPhase
 from djinn.kinds import Annotations, PatternMatch
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import Graph
-from djinn.model.metadata import DataResidency, Evidence, ExecutionPhase, MetadataPlaceholder, Tier, WorkloadProfile
+from djinn.model.metadata import DataResidency, Evidence, MetadataPlaceholder, Tier, WorkloadProfile
 from djinn.plugins import Registered
 
 GRAPH = blocks()[0]

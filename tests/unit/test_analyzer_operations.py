@@ -9,10 +9,11 @@ import pytest
 import torch
 from djinn_analyzer_core.analyzer import CoreAnalyzer
 
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.spec import SpecTable, TensorSpec
 from djinn.kinds import PatternMatch
 from djinn.model.graph import GraphNode, Operand, RecordedGraph
-from djinn.model.metadata import DataResidency, ExecutionPhase, MemoryPattern, Tier
-from djinn.model.spec import SpecTable, TensorSpec
+from djinn.model.metadata import DataResidency, MemoryPattern, Tier
 
 SPECS = SpecTable()
 F32, I64 = torch.float32, torch.int64

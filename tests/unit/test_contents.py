@@ -6,12 +6,12 @@ import threading
 
 import pytest
 import torch
+from djinn_lib_service.contents import MIN_KEPT_BYTES, Contents, ContentStore, digest_of, is_worth_keeping, mark_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError
-from djinn.protocol.contents import MIN_KEPT_BYTES, Contents, ContentStore, digest_of, is_worth_keeping, mark_of
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 KIB = 1024
 SIZE = 64 * KIB

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import djinn
+from djinn.ir.phase import ExecutionPhase
 from djinn.kinds import PatternMatch
 from djinn.model.annotated import AnnotatedGraph
-from djinn.model.metadata import ExecutionPhase, SemanticMetadata, WorkloadProfile
+from djinn.model.metadata import SemanticMetadata, WorkloadProfile
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,18 @@ import attrs
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
+from djinn_lib_service import reports
+from djinn_lib_service.mailbox import MailRoom
+from djinn_lib_service.parcels import check, pack_family, unpack_family
+from djinn_lib_service.post import MailCarrier, MailPost
+from djinn_lib_service.service import SessionService
 from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.model.program import NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol import reports
-from djinn.protocol.mailbox import MailRoom
-from djinn.protocol.messages import (
+from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
+from djinn.wire.messages import (
     Batch,
     Courier,
     Define,
@@ -40,10 +43,7 @@ from djinn.protocol.messages import (
     decode,
     encode,
 )
-from djinn.protocol.parcels import check, pack_family, unpack_family
-from djinn.protocol.post import MailCarrier, MailPost
-from djinn.protocol.service import SessionService
-from djinn.protocol.tensors import header_of
+from djinn.wire.tensors import header_of
 
 aten = torch.ops.aten
 TENSOR = TensorArgument()

@@ -20,10 +20,11 @@ from pictures import annotated_by_modules, captured
 from torch import nn
 
 import djinn
+from djinn.ir.phase import ExecutionPhase
 from djinn.kinds import PatternMatch
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import RecordedGraph
-from djinn.model.metadata import ExecutionPhase, SemanticMetadata
+from djinn.model.metadata import SemanticMetadata
 
 HOSTILE = "</script><script>document.title='taken'</script><!-- \u2028 ' \" & ]]> <img src=x onerror=alert(1)>"
 ADDRESSES = ("src", "href", "action", "data", "srcset", "poster", "background", "style")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError
-from djinn.protocol import messages
-from djinn.protocol.forecast import Forecast
-from djinn.protocol.messages import Batch, Rerun, Run, to_wire
+from djinn.wire import messages
+from djinn.wire.forecast import Forecast
+from djinn.wire.messages import Batch, Rerun, Run, to_wire
 
 ODD_ONES = [0.0, -0.0, 1.0, 1, -1, True, 2.5, float("nan"), float("inf")]
 numbers = st.integers(-(2**62), 2**62) | st.sampled_from(ODD_ONES)

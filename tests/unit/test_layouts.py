@@ -13,7 +13,7 @@ from djinn_guard_core.layouts import Layout, arrangement_of, base_of, is_proven,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djinn.model.schema import operator_named
+from djinn.ir.schema import operator_named
 
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4)
 EXCEPTIONS = {"rrelu", "max", "min"}

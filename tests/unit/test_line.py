@@ -14,9 +14,9 @@ from djinn_server.limits import Limits
 from djinn_server.line import Line, Place
 
 from djinn.errors import LimitError, RefusedError, TransportError
-from djinn.model.metadata import ExecutionPhase
-from djinn.protocol.messages import Batch, Free, Run
-from djinn.protocol.patience import MAX_TRIES, patiently
+from djinn.ir.phase import ExecutionPhase
+from djinn.patience import MAX_TRIES, patiently
+from djinn.wire.messages import Batch, Free, Run
 
 RUN = Run(1, (), [], ())
 DECODE = ExecutionPhase.LLM_DECODE

@@ -9,16 +9,16 @@ import attrs
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
+from djinn_lib_service.lookahead import CONFIDENT
+from djinn_lib_service.service import SessionService
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djinn.model.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of
-from djinn.protocol.forecast import Forecast
-from djinn.protocol.lookahead import CONFIDENT
-from djinn.protocol.messages import Batch, Command, Define, Free, Result, Run, Seed, TensorHeader, Upload
-from djinn.protocol.service import SessionService
-from djinn.protocol.tensors import header_of
+from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
+from djinn.wire.forecast import Forecast
+from djinn.wire.messages import Batch, Command, Define, Free, Result, Run, Seed, TensorHeader, Upload
+from djinn.wire.tensors import header_of
 
 TENSOR, NUMBER = TensorArgument(), NumberArgument()
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.mailbox import MAX_COURIERS, Mailbox, MailRoom
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.protocol.mailbox import MAX_COURIERS, Mailbox, MailRoom
-from djinn.protocol.messages import Parcel, Plain, TensorHeader
+from djinn.wire.messages import Parcel, Plain, TensorHeader
 
 SOON_S = 5.0
 SHORT_S = 0.1

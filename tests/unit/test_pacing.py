@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from djinn.ir.tape import Node, Signature
 from djinn.pacing import MAX_PIECE, Pace
-from djinn.tape import Node, Signature
 
 
 def nodes_of(numbers: list[int]) -> list[Node]:

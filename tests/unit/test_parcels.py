@@ -9,14 +9,14 @@ import attrs
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
+from djinn_lib_service import parcels
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError, UnsupportedTensorError
-from djinn.protocol import parcels
-from djinn.protocol.frames import MAX_BODY_BYTES, body_length, tensor_headers
-from djinn.protocol.messages import Failure, Layout, Parcel, Plain, TensorHeader, decode, encode
-from djinn.protocol.tensors import DTYPES, buffer_of, empty_from, is_dense
+from djinn.wire.frames import MAX_BODY_BYTES, body_length, tensor_headers
+from djinn.wire.messages import Failure, Layout, Parcel, Plain, TensorHeader, decode, encode
+from djinn.wire.tensors import DTYPES, buffer_of, empty_from, is_dense
 
 EXECUTOR = TorchExecutor(torch.device("cpu"))
 

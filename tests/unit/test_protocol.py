@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError, ProtocolVersionError, UnsupportedTensorError
-from djinn.model.metadata import ExecutionPhase
-from djinn.model.program import (
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.program import (
     MAX_NESTING,
     ConstantArgument,
     ListArgument,
@@ -23,8 +23,8 @@ from djinn.model.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.protocol import messages
-from djinn.protocol.frames import (
+from djinn.wire import messages
+from djinn.wire.frames import (
     ALIGNMENT,
     HEAD,
     MAGIC,
@@ -37,7 +37,7 @@ from djinn.protocol.frames import (
     encode_head,
     tensor_headers,
 )
-from djinn.protocol.messages import (
+from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Copy,
@@ -73,7 +73,7 @@ from djinn.protocol.messages import (
     from_wire,
     to_wire,
 )
-from djinn.protocol.tensors import DTYPES, buffer_of, empty_from, header_of, size_bytes
+from djinn.wire.tensors import DTYPES, buffer_of, empty_from, header_of, size_bytes
 
 thorough = settings(deadline=None, max_examples=300)
 handles = st.integers(0, 2**64 - 1)

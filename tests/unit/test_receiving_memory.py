@@ -10,7 +10,7 @@ import torch
 from djinn_transport_tcp import memory
 from djinn_transport_tcp.memory import LARGE_BYTES, MAX_KEPT_BYTES, Reserve
 
-from djinn.protocol.messages import TensorHeader
+from djinn.wire.messages import TensorHeader
 
 
 @pytest.fixture

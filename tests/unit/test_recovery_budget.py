@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 from djinn_conformance.deaths import VirtualTime, let_die
+from djinn_lib_service import reports
+from djinn_lib_service.reuse import after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import djinn
 from djinn.errors import TransportError
-from djinn.protocol import reports
-from djinn.protocol.messages import Result
-from djinn.protocol.reuse import after
 from djinn.recovery import checkpointing, journal
 from djinn.recovery.budget import CHECKPOINT_SHARE, Budget
 from djinn.session import Session
+from djinn.wire.messages import Result
 
 DEVICE = "remote_accelerator:0"
 NODE_S, PIECE = 0.001, 32

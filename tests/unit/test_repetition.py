@@ -22,7 +22,7 @@ from djinn_executor_torch.repetition import (
     watched,
 )
 
-from djinn.model.program import Program
+from djinn.ir.program import Program
 
 CPU = torch.device("cpu")
 

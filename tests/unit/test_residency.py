@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 import torch
 from djinn_conformance.pressure import expect_exact
+from djinn_lib_service.contents import Contents, ContentStore
+from djinn_lib_service.service import SessionService
+from djinn_memory_tiered.eviction import Candidate, in_order
+from djinn_memory_tiered.keeper import COLD_S, DECODE_S, Keeper
+from djinn_memory_tiered.places import Place, State
+from djinn_memory_tiered.roles import Gone, Role
+from djinn_memory_tiered.service import BudgetedService
+from djinn_memory_tiered.tiers import HYSTERESIS, Tier, Tiers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import CandidProgram, Executor
-from djinn.model.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.model.schema import facts_of, operator_named
 from djinn.plugins import Plugins, PluginSelection
-from djinn.protocol.contents import Contents, ContentStore
-from djinn.protocol.messages import Batch, Copy, Define, Free, Poisoned, Result, Run, Upload
-from djinn.protocol.service import SessionService
-from djinn.protocol.tensors import header_of
-from djinn.residency.eviction import Candidate, in_order
-from djinn.residency.keeper import COLD_S, DECODE_S, Keeper
-from djinn.residency.places import Place, State
-from djinn.residency.roles import Gone, Role
-from djinn.residency.service import BudgetedService
-from djinn.residency.tiers import HYSTERESIS, Tier, Tiers
+from djinn.wire.messages import Batch, Copy, Define, Free, Poisoned, Result, Run, Upload
+from djinn.wire.tensors import header_of
 
 T, N, NONE = TensorArgument(), NumberArgument(), ConstantArgument(None)
 SIDE = 32
@@ -324,7 +324,7 @@ def test_results_that_nobody_asked_for_go_first() -> None:
         room.do(0, Run(7, (output,), [0, 0, 1], (output + 1, output + 2, output + 3)), Free(tuple(
             range(output, output + 4))))
         output += 10
-    from djinn.protocol.messages import Rerun
+    from djinn.wire.messages import Rerun
 
     for _ in range(6):
         room.do(0, Rerun(1))

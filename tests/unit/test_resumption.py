@@ -8,11 +8,7 @@ from typing import Any
 import attrs
 import hypothesis.strategies as st
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-
-from djinn.errors import ProtocolError, RefusedError
-from djinn.protocol.resumption import (
+from djinn_lib_service.resumption import (
     ALONE_BYTES,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -24,7 +20,11 @@ from djinn.protocol.resumption import (
     Patience,
     ServerEnd,
 )
-from djinn.protocol.steady import Resumable
+from djinn_lib_service.steady import Resumable
+from hypothesis import Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from djinn.errors import ProtocolError, RefusedError
 
 LEASE_S = 30.0
 GREETING = 1
@@ -42,7 +42,7 @@ class Wire:
 
 @attrs.define(eq=False)
 class Server:
-    """One session at the server, as `djinn.protocol.steady.SteadyChannel` holds it; a batch adds its content."""
+    """One session at the server, as `djinn_lib_service.steady.SteadyChannel` holds it; a batch adds its content."""
 
     end: ServerEnd[int]
     wire: Wire | None

@@ -11,10 +11,10 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from djinn_lib_service.resumption import ClientEnd, Patience, ServerEnd
+from djinn_lib_service.steady import Resumable
 
 from djinn.errors import RefusedError
-from djinn.protocol.resumption import ClientEnd, Patience, ServerEnd
-from djinn.protocol.steady import Resumable
 
 LEASE_S = 30.0
 VANISHED_S = 15.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from djinn_lib_service.steady import SteadyChannel
 
-from djinn.protocol.messages import Goodbye, Message, Result
-from djinn.protocol.steady import SteadyChannel
+from djinn.wire.messages import Goodbye, Message, Result
 
 
 class Noted:

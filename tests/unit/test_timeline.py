@@ -7,7 +7,7 @@ from pathlib import Path
 
 from djinn_trace.timeline import events_of, write
 
-from djinn.model.metadata import ExecutionPhase
+from djinn.ir.phase import ExecutionPhase
 from djinn.spans import Span, Stage
 
 SPANS = [

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from djinn.errors import ProtocolError
-from djinn.model.program import (
+from djinn.ir.program import (
     ConstantArgument,
     ListArgument,
     NumberArgument,
@@ -28,8 +28,8 @@ from djinn.model.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.protocol import messages
-from djinn.protocol.frames import (
+from djinn.wire import messages
+from djinn.wire.frames import (
     HEAD,
     MAGIC,
     body_length,
@@ -39,7 +39,7 @@ from djinn.protocol.frames import (
     padding,
     tensor_headers,
 )
-from djinn.protocol.messages import (
+from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Copy,
@@ -74,7 +74,7 @@ from djinn.protocol.messages import (
     Welcome,
     to_wire,
 )
-from djinn.protocol.tensors import buffer_of, header_of
+from djinn.wire.tensors import buffer_of, header_of
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
 FILES = ("greeting", "batches", "results", "parcels", "malformed")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from djinn.hookspecs import hookimpl
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds import OperationClass
-from djinn.model.schema import ReturnKind, facts_of
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "undecided": ("classifier.total", set()),

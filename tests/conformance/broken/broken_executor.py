@@ -11,12 +11,12 @@ import torch
 
 from djinn.errors import ConfigurationError, SchemaMismatchError
 from djinn.hookspecs import hookimpl
+from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArgument, Program, TorchArgument
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.kinds import RandomState
 from djinn.kinds.executor import Effects, Report
-from djinn.model.program import Argument, ConstantArgument, ListArgument, NumberArgument, Program, TorchArgument
-from djinn.model.schema import ReturnKind, facts_of, operator_named
-from djinn.protocol.messages import Poisoned
-from djinn.protocol.tensors import dtype_named, to_dense_cpu, whole_of
+from djinn.wire.messages import Poisoned
+from djinn.wire.tensors import dtype_named, to_dense_cpu, whole_of
 
 _VALUES = {"executor.equals_eager", "executor.order_kept", "executor.replay_stable", "executor.failure_contained",
            "executor.poison_propagates", "executor.randomness_private", "executor.vacates_exactly"}

@@ -11,8 +11,8 @@ from djinn_guard_core.guard import CoreGuard
 
 from djinn.errors import ProtocolError, UnknownOperatorError
 from djinn.hookspecs import hookimpl
+from djinn.ir.program import Program
 from djinn.kinds import Bounds, CallCheck, Prepared, ShapeInference
-from djinn.model.program import Program
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "reads-files": ("guard.refuses_files", set()),

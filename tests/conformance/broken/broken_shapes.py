@@ -11,8 +11,8 @@ import attrs
 import torch
 
 from djinn.hookspecs import hookimpl
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds import Inference, OutputSpec
-from djinn.model.schema import ReturnKind, facts_of
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "contiguous": ("shapes.equals_eager", {"shapes.layouts_equal"}),

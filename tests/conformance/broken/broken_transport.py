@@ -9,13 +9,13 @@ from typing import Any
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.service import SessionService
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.hookspecs import hookimpl
 from djinn.kinds import Carrier, Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport
 from djinn.plugins import Plugins
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Courier, Define, Parcel, Result, Welcome
-from djinn.protocol.service import SessionService
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Define, Parcel, Result, Welcome
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "reverses": ("transport.batch_order", {"transport.one_reply_per_request"}),

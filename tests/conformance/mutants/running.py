@@ -29,14 +29,14 @@ MUTANTS = (
            "for name, argument in call.keywords]", "for name, argument in call.keywords if name != 'dtype']",
            within="sum.dim_IntList zeros_like ones_like"),
     # What travels.
-    mutant("halves-mixed-up", "session.operations_equal", "djinn.protocol.tensors:header_of",
+    mutant("halves-mixed-up", "session.operations_equal", "djinn.wire.tensors:header_of",
            "    if name is None",
            "    name = {'float16': 'bfloat16', 'bfloat16': 'float16'}.get(name, name)\n    if name is None",
            within="neg add.Tensor", over=TCP),
-    mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn.protocol.tensors:empty_from",
+    mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn.wire.tensors:empty_from",
            "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
            within="neg transpose.int permute", over=TCP),
-    mutant("strides-dropped-on-the-way-home", "session.served_equals_local", "djinn.protocol.tensors:empty_from",
+    mutant("strides-dropped-on-the-way-home", "session.served_equals_local", "djinn.wire.tensors:empty_from",
            "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
            within="neg transpose.int permute", over=SERVED),
 )

@@ -13,8 +13,8 @@ from gpt2 import generated, gpt2
 import djinn
 from djinn.errors import OutOfMemoryError
 from djinn.fleet.fleet import Fleet
+from djinn.ir.tape import Node
 from djinn.session import Session
-from djinn.tape import Node
 
 DEVICE = "remote_accelerator:0"
 MODEL = {"n_layer": 6, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 64}

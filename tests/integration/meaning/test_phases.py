@@ -14,9 +14,10 @@ from families import FAMILIES, Family, transformers
 from torch import nn
 
 import djinn
+from djinn.ir.phase import ExecutionPhase
 from djinn.kinds import Annotations
 from djinn.model.graph import Graph
-from djinn.model.metadata import DataResidency, ExecutionPhase, Modality, Tier
+from djinn.model.metadata import DataResidency, Modality, Tier
 
 PREFILL, DECODE = ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE
 FORWARD, ENCODING = ExecutionPhase.FORWARD, ExecutionPhase.VISION_ENCODING

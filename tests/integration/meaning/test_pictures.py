@@ -16,8 +16,8 @@ from djinn_exporter_html.exporter import HtmlExporter
 from pictures import annotated_by_modules, captured, gpt2, repeated, without_origins
 
 import djinn
+from djinn.ir.phase import ExecutionPhase
 from djinn.model.annotated import AnnotatedGraph
-from djinn.model.metadata import ExecutionPhase
 
 OPEN_S = 10.0
 """A page of 10,000 nodes is on the screen within this; it takes a tenth of it where nobody else works."""

@@ -16,9 +16,10 @@ from torch import nn
 
 import djinn
 from djinn.explaining import TEXT_WIDTH, Explanation, explain_schedule, seconds
+from djinn.ir.phase import ExecutionPhase
 from djinn.measuring import MeasuredPiece, measure
 from djinn.model.graph import GraphNode, Origin, RecordedGraph
-from djinn.model.metadata import ExecutionPhase, SemanticMetadata
+from djinn.model.metadata import SemanticMetadata
 from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span, Transfer
 
 DEVICE = "remote_accelerator:0"

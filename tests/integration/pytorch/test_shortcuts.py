@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import djinn
 from djinn import runtime
-from djinn.tape import Node
+from djinn.ir.tape import Node
 
 REMOTE = "remote_accelerator:0"
 Tensors = tuple[torch.Tensor, ...]

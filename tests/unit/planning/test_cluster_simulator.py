@@ -15,9 +15,9 @@ from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_single.scheduler import SingleScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
+from djinn.ir.spec import SpecTable, TensorSpec
 from djinn.model.graph import GraphNode, RecordedGraph
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
-from djinn.model.spec import SpecTable, TensorSpec
 from djinn.planning.check import check_schedule
 from djinn.planning.costs import CostModel, waiting_s
 

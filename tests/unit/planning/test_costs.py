@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from djinn.ir.spec import SpecTable
 from djinn.model.graph import GraphNode, RecordedGraph
 from djinn.model.metadata import MemoryPattern, SemanticMetadata
 from djinn.model.schedule import (
@@ -22,7 +23,6 @@ from djinn.model.schedule import (
     Sample,
     Transfer,
 )
-from djinn.model.spec import SpecTable
 from djinn.planning.costs import CostModel, CostWeights, waiting_s
 from djinn.planning.fitting import Call, Measured, fit
 

@@ -18,10 +18,11 @@ from torch.nn import functional
 
 import djinn
 from djinn.graphs import graph_of
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.model.graph import GraphNode, RecordedGraph
-from djinn.model.metadata import ExecutionPhase, SemanticMetadata
+from djinn.model.metadata import SemanticMetadata
 from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
-from djinn.model.spec import SpecTable, TensorSpec, tensors_in
 from djinn.planning.liveness import MemoryEstimator
 from djinn.programs import lay_out, program_of
 

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import attrs
 
+from djinn.ir.spec import TensorSpec
 from djinn.kinds import PatternMatch
 from djinn.model.graph import Graph, GraphNode
-from djinn.model.spec import TensorSpec
 
 _LEFT: Mapping[str, int] = MappingProxyType({
     "aten::mm": 0,

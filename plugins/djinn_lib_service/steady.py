@@ -16,8 +16,8 @@ import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, TransportError
 from djinn.kinds.transport import BoundedChannel, Channel, CountedChannel, DigestingChannel
-from djinn.protocol.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
-from djinn.protocol.resumption import ServerEnd, no_session
+from djinn.wire.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
+from djinn_lib_service.resumption import ServerEnd, no_session
 
 __all__ = ("Resumable", "SteadyChannel", "digest_of")
 
@@ -98,7 +98,7 @@ class SteadyChannel:
         peer: Who is at the other end now.
         settle: Called when what came over a connection is of no use any more: it broke, or the batch came before.
         stop: Empty as long as what the last batch computes is wanted, else why not; see
-            `djinn.protocol.service.SessionService.handle`.
+            `djinn_lib_service.service.SessionService.handle`.
         stopped: Called when ``stop`` has been filled, by the thread that did.
 
     Concurrency:

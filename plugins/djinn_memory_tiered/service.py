@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from djinn_lib_service.abilities import EarlyProgram
+from djinn_lib_service.service import SessionService
 
 from djinn.errors import DjinnError, OutOfMemoryError
 from djinn.kinds.executor import CandidProgram, CompiledProgram, Effects
 from djinn.kinds.guard import SizingProgram
-from djinn.protocol import messages
-from djinn.protocol.abilities import EarlyProgram
-from djinn.protocol.failures import is_out_of_memory
-from djinn.protocol.messages import (
+from djinn.wire import messages
+from djinn.wire.failures import is_out_of_memory
+from djinn.wire.messages import (
     Batch,
     Command,
     Copy,
@@ -30,18 +31,17 @@ from djinn.protocol.messages import (
     Send,
     Upload,
 )
-from djinn.protocol.service import SessionService
-from djinn.protocol.tensors import bytes_of
-from djinn.residency.keeper import Keeper
-from djinn.residency.places import Place, Places, Recipe, State
-from djinn.residency.roles import Role
+from djinn.wire.tensors import bytes_of
+from djinn_memory_tiered.keeper import Keeper
+from djinn_memory_tiered.places import Place, Places, Recipe, State
+from djinn_memory_tiered.roles import Role
 
 STEADY_GROWTHS = 2
 """What has grown so many times in a row counts as a cache of keys and values, even if nobody sees attention read it."""
 
 
 class BudgetedService(SessionService):
-    """A session that shares a limit of memory with others; see `djinn.protocol.service.SessionService`.
+    """A session that shares a limit of memory with others; see `djinn_lib_service.service.SessionService`.
 
     What it uses is brought back before it is used, and what it makes has room before it is made.
 

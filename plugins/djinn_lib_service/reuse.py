@@ -15,8 +15,8 @@ import torch
 from msgspec import Meta
 
 from djinn.errors import TransportError
-from djinn.protocol.contents import digest_of, is_worth_keeping, mark_of
-from djinn.protocol.messages import (
+from djinn.wire.fingerprint import mark_of
+from djinn.wire.messages import (
     DIGEST_BYTES,
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
@@ -29,7 +29,8 @@ from djinn.protocol.messages import (
     Result,
     Upload,
 )
-from djinn.protocol.tensors import size_bytes
+from djinn.wire.tensors import size_bytes
+from djinn_lib_service.contents import digest_of, is_worth_keeping
 
 if TYPE_CHECKING:
     from djinn.kinds.transport import Connection

@@ -9,10 +9,10 @@ from collections.abc import Set as AbstractSet
 import torch
 
 from djinn.errors import DjinnError
-from djinn.model.program import Program, Template, count_tensors
-from djinn.model.schema import SchemaFacts, facts_of, operator_named
-from djinn.protocol.holdings import Holdings
-from djinn.protocol.messages import Poisoned
+from djinn.ir.program import Program, Template, count_tensors
+from djinn.ir.schema import SchemaFacts, facts_of, operator_named
+from djinn.wire.messages import Poisoned
+from djinn_lib_service.holdings import Holdings
 
 __all__ = ("poison_storage", "poison_storages", "written_handles")
 

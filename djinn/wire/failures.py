@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from djinn import errors
-from djinn.protocol.messages import Failure
+from djinn.wire.messages import Failure
 
 _OPERATION_ERRORS: tuple[type[BaseException], ...] = (
     RuntimeError,

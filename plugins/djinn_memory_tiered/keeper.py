@@ -11,14 +11,14 @@ import torch
 
 from djinn.errors import OutOfMemoryError
 from djinn.kinds.executor import Executor, RelievedExecutor, VacatingExecutor
-from djinn.protocol.failures import is_out_of_memory
-from djinn.protocol.messages import Poisoned
-from djinn.protocol.tensors import whole_of
-from djinn.residency.accounts import Accounts
-from djinn.residency.eviction import Candidate, in_order, way_out
-from djinn.residency.places import Place, Places, Recipe, State
-from djinn.residency.roles import Gone
-from djinn.residency.tiers import Tier, Tiers
+from djinn.wire.failures import is_out_of_memory
+from djinn.wire.messages import Poisoned
+from djinn.wire.tensors import whole_of
+from djinn_memory_tiered.accounts import Accounts
+from djinn_memory_tiered.eviction import Candidate, in_order, way_out
+from djinn_memory_tiered.places import Place, Places, Recipe, State
+from djinn_memory_tiered.roles import Gone
+from djinn_memory_tiered.tiers import Tier, Tiers
 
 COLD_S = 1.0
 """What was not used for so long goes ahead of need."""

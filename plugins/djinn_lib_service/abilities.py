@@ -7,9 +7,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from djinn.ir.program import Program
 from djinn.kinds.executor import CompiledProgram, RandomState, Report
 from djinn.kinds.guard import CallCheck
-from djinn.model.program import Program
 
 
 @runtime_checkable

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from djinn.kinds.executor import Executor
-from djinn.protocol import failures
-from djinn.protocol.abilities import SettlingExecutor
-from djinn.protocol.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
+from djinn.wire import failures
+from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
+from djinn_lib_service.abilities import SettlingExecutor
 
 MAX_FAILURES = 1000
 """Failures remembered between two answers; later ones are counted with the last."""

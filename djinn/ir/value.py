@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from djinn.model.spec import TensorSpec
+from djinn.ir.spec import TensorSpec
 
 
 class Slot(msgspec.Struct, eq=False, gc=False):

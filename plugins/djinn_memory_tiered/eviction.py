@@ -7,8 +7,8 @@ from enum import IntEnum
 
 import attrs
 
-from djinn.residency.places import Place, State
-from djinn.residency.roles import Role
+from djinn_memory_tiered.places import Place, State
+from djinn_memory_tiered.roles import Role
 
 QUICK_S = 0.05
 """What took longer to compute is rather moved than computed again."""

@@ -13,14 +13,9 @@ import torch
 from djinn.errors import DjinnError, LimitError, PeerError, ProtocolError, UnknownHandleError
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Watch
-from djinn.protocol import messages, parcels
-from djinn.protocol.abilities import Allowance, EarlyProgram, PartialProgram, SharingExecutor, Turns
-from djinn.protocol.contents import Contents
-from djinn.protocol.forecast import Forecast
-from djinn.protocol.holdings import Holdings
-from djinn.protocol.known import KnownProgram, made_ready
-from djinn.protocol.lookahead import Lookahead
-from djinn.protocol.messages import (
+from djinn.wire import messages
+from djinn.wire.forecast import Forecast
+from djinn.wire.messages import (
     GENERATOR_HANDLE,
     Batch,
     Command,
@@ -43,10 +38,16 @@ from djinn.protocol.messages import (
     Send,
     Upload,
 )
-from djinn.protocol.post import Post
-from djinn.protocol.reports import Failures, RunTime, Timings
-from djinn.protocol.tensors import copy_of, describe, header_of, placed_in
-from djinn.protocol.writes import poison_storage, poison_storages, written_handles
+from djinn.wire.tensors import copy_of, describe, header_of, placed_in
+from djinn_lib_service import parcels
+from djinn_lib_service.abilities import Allowance, EarlyProgram, PartialProgram, SharingExecutor, Turns
+from djinn_lib_service.contents import Contents
+from djinn_lib_service.holdings import Holdings
+from djinn_lib_service.known import KnownProgram, made_ready
+from djinn_lib_service.lookahead import Lookahead
+from djinn_lib_service.post import Post
+from djinn_lib_service.reports import Failures, RunTime, Timings
+from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
 MAX_TOLD = 16
 """Failures that travel with a parcel."""

@@ -23,8 +23,9 @@ import msgspec
 import torch
 
 from djinn.errors import ConfigurationError, ProtocolError
-from djinn.protocol.messages import DIGEST_BYTES, MARK_BYTES, TensorHeader
-from djinn.protocol.tensors import buffer_of, header_of, size_bytes
+from djinn.wire.fingerprint import mark_of
+from djinn.wire.messages import DIGEST_BYTES, TensorHeader
+from djinn.wire.tensors import buffer_of, header_of, size_bytes
 
 MIN_KEPT_BYTES = 64 * 1024
 """Smaller uploads just travel: with what comes along, saying what they are would take as long."""
@@ -34,24 +35,12 @@ CHUNK_BYTES = 2**22
 """Pieces that are digested side by side."""
 PUBLIC = None
 """Owner of what everybody may use; no client can claim to be it."""
-_SAMPLES, _SAMPLE_BYTES = 16, 64
 _THREADS = min(4, os.cpu_count() or 1)
 
 
 def is_worth_keeping(header: TensorHeader) -> bool:
     """Whether a tensor is so large that it pays to look whether it is there already."""
     return size_bytes(header) >= MIN_KEPT_BYTES
-
-
-def mark_of(header: TensorHeader, tensor: torch.Tensor) -> bytes:
-    """Digest the form of a dense CPU tensor and a few samples of its bytes."""
-    data = buffer_of(tensor)
-    state = hashlib.blake2b(msgspec.msgpack.encode(header), digest_size=MARK_BYTES)
-    last = max(0, len(data) - _SAMPLE_BYTES)
-    for sample in range(_SAMPLES):
-        begin = last * sample // (_SAMPLES - 1)
-        state.update(data[begin:begin + _SAMPLE_BYTES])
-    return state.digest()
 
 
 def digest_of(header: TensorHeader, tensor: torch.Tensor) -> bytes:

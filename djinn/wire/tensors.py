@@ -8,7 +8,7 @@ import math
 import torch
 
 from djinn.errors import ProtocolError, UnsupportedTensorError
-from djinn.protocol.messages import Description, TensorHeader
+from djinn.wire.messages import Description, TensorHeader
 
 MAX_DIMENSIONS = 64
 _NAMES = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from djinn.model.metadata import ExecutionPhase
-from djinn.model.program import Template
-from djinn.model.spec import TensorSpec
-from djinn.model.value import Slot
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.program import Template
+from djinn.ir.spec import TensorSpec
+from djinn.ir.value import Slot
 
 _RANDOM = 0
 """Stands for the random generator where storages are compared; values are numbered from 1."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.holdings import Holdings
 
 from djinn.kinds.executor import CompiledProgram
-from djinn.protocol.holdings import Holdings
-from djinn.residency.accounts import Accounts
-from djinn.residency.roles import Role
+from djinn_memory_tiered.accounts import Accounts
+from djinn_memory_tiered.roles import Role
 
 _NO_STORAGE = torch.UntypedStorage(0)
 

@@ -15,9 +15,9 @@ import torch
 
 from djinn.errors import DjinnError, PeerError, ProtocolError, ProtocolVersionError, RefusedError, TransportError
 from djinn.kinds.transport import Carrier, Channel
-from djinn.protocol.mailbox import Delivery, Mailbox, MailRoom
-from djinn.protocol.messages import PROTOCOL_VERSION, Courier, Parcel, Welcome
-from djinn.protocol.parcels import check
+from djinn.wire.messages import PROTOCOL_VERSION, Courier, Parcel, Welcome
+from djinn_lib_service.mailbox import Delivery, Mailbox, MailRoom
+from djinn_lib_service.parcels import check
 
 MAX_PEERS = 1024
 """Peers of one session."""

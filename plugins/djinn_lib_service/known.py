@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 
 from djinn.errors import UnknownOperatorError
+from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import CompiledProgram, Executor, RandomState, Report
 from djinn.kinds.guard import CheckedProgram
-from djinn.model.schema import facts_of, operator_named
-from djinn.protocol.abilities import CheckingExecutor, StoppableProgram
-from djinn.protocol.messages import Define, Poisoned
+from djinn.wire.messages import Define, Poisoned
+from djinn_lib_service.abilities import CheckingExecutor, StoppableProgram
 
 
 @attrs.frozen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from djinn.residency.roles import Gone, Role
+from djinn_memory_tiered.roles import Gone, Role
 
 
 class Accounts:

@@ -18,7 +18,7 @@ import attrs
 import msgspec
 
 from djinn.errors import ProtocolError
-from djinn.protocol.messages import Rerun, Run
+from djinn.wire.messages import Rerun, Run
 
 MAX_HANDLE = 2**64 - 1
 _encode = msgspec.msgpack.Encoder().encode

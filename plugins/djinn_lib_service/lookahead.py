@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 
 from djinn.errors import ProtocolError
-from djinn.protocol.forecast import Forecast
-from djinn.protocol.messages import Rerun, Run
+from djinn.wire.forecast import Forecast
+from djinn.wire.messages import Rerun, Run
 
 CONFIDENT = 3
 """How many times in a row a program must have followed another, as forecast, to be run ahead."""

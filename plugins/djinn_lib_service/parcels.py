@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from djinn.errors import ProtocolError
-from djinn.protocol import messages
-from djinn.protocol.frames import MAX_BODY_BYTES
-from djinn.protocol.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
-from djinn.protocol.tensors import (
+from djinn.wire import messages
+from djinn.wire.frames import MAX_BODY_BYTES
+from djinn.wire.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
+from djinn.wire.tensors import (
     DTYPE_NAMES,
     MAX_DIMENSIONS,
     dtype_named,

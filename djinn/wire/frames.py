@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import msgspec
 
 from djinn.errors import ProtocolError, ProtocolVersionError
-from djinn.protocol import messages
-from djinn.protocol.messages import PROTOCOL_VERSION, Batch, Message, Parcel, Result, TensorHeader, Upload
-from djinn.protocol.tensors import check_header, size_bytes
+from djinn.wire import messages
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Message, Parcel, Result, TensorHeader, Upload
+from djinn.wire.tensors import check_header, size_bytes
 
 MAGIC = b"DJNN"
 HEAD = struct.Struct("<4sHHQIIQ")

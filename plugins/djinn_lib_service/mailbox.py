@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.protocol.messages import MAILBOX_BYTES, Parcel
+from djinn.wire.messages import MAILBOX_BYTES, Parcel
 
 MAX_UNCLAIMED_BYTES = 256 * 2**20
 """What of one sender may wait before no more is taken in."""

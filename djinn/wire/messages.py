@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from djinn.model.metadata import ExecutionPhase
-from djinn.model.program import Program
+from djinn.ir.phase import ExecutionPhase
+from djinn.ir.program import Program
 
 PROTOCOL_VERSION = 8
 GENERATOR_HANDLE = 0
@@ -147,7 +147,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
     """Describes one tensor of the frame's body. The bytes are those of the storage, in memory order.
 
     Attributes:
-        dtype: Name as in ``torch.<name>``, from the closed table of `djinn.protocol.tensors`.
+        dtype: Name as in ``torch.<name>``, from the closed table of `djinn.wire.tensors`.
         size: Extents.
         stride: Strides in elements; together with ``size`` they must be dense and free of overlap.
     """
@@ -208,7 +208,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
 
 
 class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
-    """Run a program as its last two runs let expect, except for what is said here; see `djinn.protocol.forecast`.
+    """Run a program as its last two runs let expect, except for what is said here; see `djinn.wire.forecast`.
 
     Attributes:
         program: Its number.
@@ -355,7 +355,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     Attributes:
         identity: Number within the session, from 1.
-        kind: Name of the exception, from the closed table of `djinn.protocol.failures`.
+        kind: Name of the exception, from the closed table of `djinn.wire.failures`.
         message: Its text.
         operator: Operator that raised, if one did.
         run: Handle-independent position: the program's number, or -1.
@@ -426,7 +426,7 @@ class Goodbye(msgspec.Struct, frozen=True, omit_defaults=True, tag="goodbye"):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """How a value lies in memory whose own tensor travels as another; see `djinn.protocol.parcels`.
+    """How a value lies in memory whose own tensor travels as another; see `djinn_lib_service.parcels`.
 
     Attributes:
         size: Extents of the value.

@@ -1,0 +1,1 @@
+"""The recorded program: values, specs, schemas, tape and programs."""

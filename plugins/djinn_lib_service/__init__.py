@@ -1,0 +1,5 @@
+"""Library: the executor's side of a session, without sockets or processes.
+
+It carries out the commands of a session, keeps its values, and exchanges values with other sessions. Servers and
+transports compose it; it is no plugin and registers nothing.
+"""
