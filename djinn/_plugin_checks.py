@@ -106,6 +106,8 @@ def _protocol(kind: str) -> type:
         "pattern": kinds.Pattern,
         "exporter": kinds.Exporter,
         "scheduler": kinds.Scheduler,
+        "backend": kinds.BackendFactory,
+        "cache": kinds.CacheFactory,
         "transport": kinds.Transport,
         "executor": kinds.ExecutorFactory,
         "guard": kinds.Guard,

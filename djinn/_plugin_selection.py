@@ -20,6 +20,8 @@ KINDS = (
     "pattern",
     "exporter",
     "scheduler",
+    "backend",
+    "cache",
     "transport",
     "executor",
     "guard",
@@ -33,6 +35,8 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
     "classifier": "core",
     "source": "fx",
     "scheduler": "single",
+    "backend": "fleet",
+    "cache": "results",
     "executor": "torch",
     "guard": "core",
 })

@@ -19,6 +19,7 @@ from djinn.errors import DjinnError, PluginError, PluginValidationError
 from djinn.model.schedule import LinkProfile
 from djinn.planning import profiles as kept
 from djinn.planning.fitting import Call, Measured, fit
+from djinn.planning.placing import SupportsPlacement, pinned
 from djinn.planning.profiles import Calibration
 from djinn.planning.workloads import Workload
 from djinn.tensor import LazyTensor
@@ -60,9 +61,9 @@ def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) ->
     """
     session, began = runtime.current(), time.perf_counter()
     workloads = _registered(session)
-    link = session.link.links[executor]
+    remote = session.backend.executors[executor]
     with (_undisturbed(session), torch.no_grad(), _progress(len(workloads) + 1) as advance,
-          session.pinned(executor) as device):
+          pinned(session, executor) as device):
         down, up = _links(session, device)
         advance("link")
         trials = _Trials(session, device)
@@ -73,10 +74,11 @@ def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) ->
             trials.run(doubtful)
         empty_s = trials.empty_s()
     profile = fit(trials.measured(), empty_s=empty_s, run_s=max(empty_s - down.latency_s - up.latency_s, 0.0))
-    found = Calibration(identity := kept.identity_of(link), profile, down, up, time.perf_counter() - began,
+    found = Calibration(kept.identity_of(remote), profile, down, up, time.perf_counter() - began,
                         tuple(f"{name}: {why}" for name, why in trials.skipped.items()))
-    session.calibrations[identity] = found
-    session.link.learn(executor, found.profile, found.home_link, _peer_links(session, executor))
+    kept.use_calibration(session, found)
+    if isinstance(session.backend, SupportsPlacement):
+        session.backend.learn(executor, found.profile, found.home_link, _peer_links(session, executor))
     if save:
         kept.save(found)
     return found
@@ -88,7 +90,8 @@ def profiles() -> Mapping[str, Calibration]:
     What `calibrate` has measured, now or earlier, is used; the rest are defaults, and say so.
     """
     session = runtime.current()
-    return {link.address: session.calibration(index) for index, link in enumerate(session.link.links)}
+    return {remote.address: kept.calibration_of(session, index)
+            for index, remote in enumerate(session.backend.executors)}
 
 
 def _registered(session: Session) -> list[Workload]:
@@ -214,7 +217,7 @@ def _calls(run: Callable[[], Any]) -> tuple[Call, ...]:
 def _peer_links(session: Session, executor: int) -> dict[int, LinkProfile]:
     """Measure the ways from one executor of a session to its others."""
     found = {}
-    for other in range(len(session.link.links)):
+    for other in range(len(session.backend.executors)):
         if other != executor:
             small, large = (_sending_s(session, executor, other, size) for size in (1, LINK_BYTES // 4))
             found[other] = LinkProfile(small, LINK_BYTES / max(large - small, 1e-9), is_measured=True)
@@ -225,12 +228,12 @@ def _sending_s(session: Session, source: int, target: int, elements: int) -> flo
     """Time how long a value takes from one executor to another, beyond what looking at it there takes."""
     taken = []
     for _ in range(LINK_TURNS):
-        with session.pinned(source) as device:
+        with pinned(session, source) as device:
             value = torch.zeros(elements, device=device)
         session.synchronize()
         for timed in (True, False):
             begin = time.perf_counter()
-            with session.pinned(target) as device:
+            with pinned(session, target) as device:
                 value.to(device).sum()
             session.synchronize()
             taken.append(time.perf_counter() - begin if timed else begin - time.perf_counter())

@@ -180,7 +180,7 @@ def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> 
     nodes = session.tape.nodes[:]
     slot = tensor._value.slot
     needed = [node for node, is_needed in zip(nodes, needed_for(nodes, [slot]), strict=True) if is_needed]
-    head = f"{tensor._value.spec} is value {slot.number} on {session.link.address}"
+    head = f"{tensor._value.spec} is value {slot.number} on {session.backend.address}"
     if not needed:
         return f"{head}; nothing is pending."
     lines = [f"{head}; reading it runs {len(needed)} of {len(nodes)} pending operations:"]

@@ -18,16 +18,14 @@ from djinn.errors import InputsError, ScheduleError
 from djinn.inputs import Inputs, arrived, bind, laid_out_as, outside_values
 from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.ir.tape import Node
-from djinn.link import Link
 from djinn.model.graph import Graph, GraphNode, Operand
-from djinn.model.schedule import CachingPolicy, DeviceProfile, ExecutionSchedule, LinkProfile
+from djinn.model.schedule import CachingPolicy, DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
 from djinn.planning.check import check_schedule
+from djinn.planning.placing import Placement, SupportsPlacement, ValueDirectory
 from djinn.tensor import LazyTensor, LazyTuple
 from djinn.wire.tensors import dtype_named
 
 if TYPE_CHECKING:
-    from djinn.fleet.placement import Placement
-    from djinn.fleet.whereabouts import Whereabouts
     from djinn.session import Session
 
 
@@ -159,9 +157,10 @@ class Run:
             between: Called behind each node with its position in the schedule's order.
         """
         session = self.session
-        if isinstance(session.handing_over, Link):
+        backend = session.backend
+        if not isinstance(backend, SupportsPlacement):
             return self._recorded(between, lambda device: None)
-        with placed_by_schedule(session) as use:
+        with placed_by_schedule(session, backend) as use:
             return self._recorded(between, use)
 
     def _recorded(self, between: Callable[[int], None] | None, use: Callable[[int], None]) -> LazyTuple:
@@ -358,11 +357,19 @@ class _BySchedule:
             self._nodes.append(node)  # as long as it is there, no other has its identity
             self._executors[id(node)] = self._executor
 
-    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+    def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
         """Choose the executor that is to hold an upload."""
         is_ours = self._executor is not None and threading.get_ident() == self._thread
         return self._executor if is_ours and self._executor is not None else (
             self._usual.house(size_bytes, device, where))
+
+    def device_count(self, executors: int) -> int:
+        """Pass it on."""
+        return self._usual.device_count(executors)
+
+    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
+        """Pass it on."""
+        return self._usual.devices(where, values)
 
     def pin(self, executor: int | None) -> None:
         """Pass it on; what a schedule places stays there."""
@@ -373,7 +380,7 @@ class _BySchedule:
         """Pass it on."""
         self._usual.learn(executor, profile, home_link, links)
 
-    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> list[tuple[Node, int]]:
+    def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> list[tuple[Node, int]]:
         """Choose executor and order of a piece of tape: ours stays in order."""
         if any(id(node) in self._executors for node in nodes):
             first = next(iter(self._executors.values()))
@@ -382,17 +389,16 @@ class _BySchedule:
 
 
 @contextlib.contextmanager
-def placed_by_schedule(session: Session) -> Iterator[Callable[[int], None]]:
-    """Let a schedule place what is recorded in the block; gives what says on which executor from now on.
+def placed_by_schedule(session: Session, backend: SupportsPlacement) -> Iterator[Callable[[int], None]]:
+    """Let a schedule place what is recorded in the block; gives a function that sets the executor of what follows.
 
-    Everything is handed over before and behind the block, so that nothing of others is placed by it.
+    Everything is handed over before and behind the block, so that the schedule places nothing else.
     """
-    fleet: Any = session.handing_over
     with session.lock:
         session.flush()
-        usual = fleet.placement
+        usual = backend.placement
         placement = _BySchedule(usual)
-        fleet.use(placement)
+        backend.use(placement)
         stop = session.capture(placement.receive)
     try:
         yield placement.use
@@ -401,7 +407,7 @@ def placed_by_schedule(session: Session) -> Iterator[Callable[[int], None]]:
         with session.lock:
             placement.use(None)
             session.flush()
-            fleet.use(usual)
+            backend.use(usual)
 
 
 def _strategy_named(strategy: ExecutionStrategy | str | None) -> ExecutionStrategy | None:

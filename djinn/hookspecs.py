@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
     from djinn.kinds import (
         Analyzer,
+        Arrange,
+        BackendContext,
+        BackendFactory,
+        CacheFactory,
         Classifier,
         ExecutorFactory,
         Exporter,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
         Guard,
         Interceptor,
         Observer,
+        OpenBackend,
         Pattern,
         Scheduler,
         ShapeInference,
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
     RegisterPattern: TypeAlias = Callable[[Pattern], None]
     RegisterExporter: TypeAlias = Callable[[Exporter], None]
     RegisterScheduler: TypeAlias = Callable[[Scheduler], None]
+    RegisterBackend: TypeAlias = Callable[[BackendFactory], None]
+    RegisterCache: TypeAlias = Callable[[CacheFactory], None]
     RegisterTransport: TypeAlias = Callable[[Transport], None]
     RegisterExecutor: TypeAlias = Callable[[ExecutorFactory], None]
     RegisterGuard: TypeAlias = Callable[[Guard], None]
@@ -247,6 +254,50 @@ def djinn_register_schedulers(register: RegisterScheduler) -> None:
 
 
 @hookspec
+def djinn_register_backends(register: RegisterBackend) -> None:
+    """Register backends, which carry out a session's tape on several executors.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.BackendFactory`. It opens a backend later, and only if it is chosen.
+
+    Raises:
+        PluginValidationError: The object has not all that a backend factory has, or its name is registered already by
+            the same plugin.
+
+    Laws:
+        Those of the kind ``backend``, in ``specs/kinds/backend.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_caches(register: RegisterCache) -> None:
+    """Register caches of results.
+
+    Called:
+        Phase *register*, once per session. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn.kinds.CacheFactory`. It opens a cache later, and only if the settings ask for one.
+
+    Raises:
+        PluginValidationError: The object has not all that a cache factory has, or its name is registered already by
+            the same plugin.
+
+    Laws:
+        Those of the kind ``cache``, in ``specs/kinds/cache.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
 def djinn_register_transports(register: RegisterTransport) -> None:
     """Register transports, which reach executors elsewhere.
 
@@ -403,6 +454,46 @@ def djinn_examine_system(report: Report) -> None:
 
 
 # Phase "session": a session runs.
+
+
+@hookspec(firstresult=True)
+def djinn_arrange_programs(session: Session) -> Arrange | None:
+    """Give a function that orders the nodes of each new program.
+
+    Called:
+        Phase *composition*, once per session, before its backend is made. The first answer that is not ``None`` counts;
+        without one, programs run in the order in which they were recorded.
+
+    Args:
+        session: The session; its backend does not exist yet.
+
+    Returns:
+        Called once for each new program, with its nodes in program order. It gives their positions in the order in
+        which they run, or ``None`` for program order.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
+    """Wrap the backend of a session.
+
+    Called:
+        Phase *composition*, once per session. All implementations run. The first in pluggy's order
+        (``@hookimpl(tryfirst=True)``) is the outermost wrapper.
+
+    Args:
+        context: Settings, plugins, and what else a backend needs.
+
+    Returns:
+        ``None`` to leave the backend alone. Otherwise a function that is given what opens the backend, and returns what
+        opens the wrapped one. A wrapper may open the inner backend again, on other connections.
+
+    Since:
+        0.1.0
+    """
 
 
 @hookspec

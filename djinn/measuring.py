@@ -75,7 +75,7 @@ def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int =
     ends = run.ends(max(1, -(-len(schedule.order) // max(1, pieces))))
     for _ in range(2 if run.is_repeatable else 0):
         _pass(run, ends)
-    with connections_through(session, lambda link: _Watch(link.connection)) as watches:
+    with connections_through(session, lambda remote, plain: _Watch(plain)) as watches:
         cuts, results = _pass(run, ends)
         # What is asked last is answered at once: that tells how the clocks differ.
         session.synchronize()
@@ -98,7 +98,7 @@ def _pass(run: Run, ends: dict[int, int]) -> tuple[dict[int, list[int]], LazyTup
     def between(position: int) -> None:
         if position in ends:
             session.flush()
-            cuts[position] = [getattr(link.connection, "runs", 0) for link in session.link.links]
+            cuts[position] = [getattr(remote.connection, "runs", 0) for remote in session.backend.executors]
 
     session.synchronize()
     with flushing(session, None):

@@ -89,7 +89,7 @@ class Mixer:
     def _draw(self, generator: torch.Generator, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw from a generator of this process: its state travels there ahead of the operation, and back behind it."""
         session = self._session
-        kind = session.link.welcome.device.partition(":")[0]
+        kind = session.backend.welcome.device.partition(":")[0]
         if generator.device.type != kind:
             raise RuntimeError(f"Expected a {kind!r} device type for generator but found {generator.device.type!r}")
         without = {id(generator): None}

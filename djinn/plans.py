@@ -13,7 +13,6 @@ from djinn.capture import Captured
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
 from djinn.inputs import alive_values, outside_values
 from djinn.kinds import Scheduler as SchedulerPlugin
-from djinn.link import Link
 from djinn.model.annotated import AnnotatedGraph
 from djinn.model.graph import Graph
 from djinn.model.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
@@ -22,6 +21,8 @@ from djinn.planning.check import check_schedule
 from djinn.planning.costs import CostModel
 from djinn.planning.liveness import MemoryEstimator
 from djinn.planning.meaning import meaning_of, with_meaning
+from djinn.planning.placing import SupportsPlacement
+from djinn.planning.profiles import calibration_of
 
 if TYPE_CHECKING:
     from djinn.session import Session
@@ -105,10 +106,10 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
         graph: Says of which values it matters where they are held.
     """
     held = {} if graph is None else alive_values(session, outside_values(graph))
-    link: Any = session.handing_over
-    if isinstance(link, Link):
+    backend = session.backend
+    if not isinstance(backend, SupportsPlacement):
         sizes = {tensor._value.slot.storage: tensor._value.spec.reach_bytes for tensor in held.values()}
-        known, welcome = session.calibration(), link.welcome
+        known, welcome = calibration_of(session), backend.welcome
         return [DeviceInfo(str(session.device), memory_bytes=welcome.memory_bytes or None,
                            held_bytes=max(sum(sizes.values()), welcome.held_bytes), holds=frozenset(held),
                            profile=known.profile, home_link=known.home_link)]
@@ -116,8 +117,7 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
         return [DeviceInfo(f"{session.device.type}:{index}") for index in range(session.device_count)]
     with session.lock:
         session.flush()
-        infos: list[DeviceInfo] = link.placement.devices(link.where, [int(value[1:]) for value in held])
-        return infos
+        return backend.devices([int(value[1:]) for value in held])
 
 
 def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:

@@ -202,6 +202,10 @@ class Plugins:
             self._call_alone(name, hook, register=lambda value, kind=kind: register(kind, value))
         return collected
 
+    def is_loaded(self, name: str) -> bool:
+        """Whether a plugin of that name is there and not switched off."""
+        return self._manager.has_plugin(name)
+
     @property
     def hook(self) -> Any:
         """All plugins' implementations: ``plugins.hook.djinn_session_started(session=...)``."""

@@ -16,14 +16,13 @@ import attrs
 import torch
 
 from djinn import tensor as lazy
+from djinn.connecting import connect
 from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
 from djinn.interrupts import use_pythons_handler
-from djinn.kinds import Connection, ConnectOptions, Interceptor
-from djinn.patience import patiently
+from djinn.kinds import Connection, Interceptor
 
 if TYPE_CHECKING:
     from djinn.config import Config
-    from djinn.plugins import Plugins
     from djinn.session import Session
 
 log = logging.getLogger("djinn.runtime")
@@ -190,24 +189,6 @@ def _start(config: Config) -> Session:
     return session
 
 
-def connect(config: Config, plugins: Plugins, address: str) -> Connection:
-    """Connect to an executor; an empty address stands for one in this process.
-
-    A server that has too much to do says when to come again, which is done within `Config.connect_timeout_s`.
-
-    Raises:
-        TransportError: The server cannot be reached, or refuses.
-    """
-    scheme = address.partition("://")[0] if address else "local"
-    transport = plugins.transport_for(scheme)
-    return patiently(lambda left_s: transport.connect(address, ConnectOptions(
-        token=config.token, owner=config.owner, connect_timeout_s=left_s,
-        request_timeout_s=config.request_timeout_s, resume=config.resume, resume_timeout_s=config.resume_timeout_s,
-        resume_bytes=config.resume_bytes,
-        tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key,
-        open_executor=lambda: plugins.choose("executor", "torch").open(config.device))), config.connect_timeout_s)
-
-
 def current() -> Session:
     """Return the running session; start one with the settings of the environment if there is none."""
     session = _session
@@ -267,7 +248,7 @@ def get_runtime_state() -> RuntimeState:
     session = _session
     if session is None:
         return RuntimeState(False, "", "", 0.0)
-    return RuntimeState(True, session.link.address, session.link.welcome.device, _init_time_ms)
+    return RuntimeState(True, session.backend.address, session.backend.welcome.device, _init_time_ms)
 
 
 def get_initialization_time_ms() -> float:

@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import torch
 
 from djinn.binding import Binding, Plan, Planner, change_metadata
 from djinn.config import Config
-from djinn.errors import DjinnError, SessionClosedError, TransportError
-from djinn.graphs import graph_of
+from djinn.connecting import connect
+from djinn.errors import ConfigurationError, DjinnError, SessionClosedError, TransportError
+from djinn.flush_policy import Pace
 from djinn.interrupts import SessionLock, interrupt_handler
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Scheduler, ShapeInference
+from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, ShapeInference
+from djinn.kinds.backend import Backend, BackendContext, OpenBackend
+from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import TellingClassifier
-from djinn.link import Link
 from djinn.mixing import Mixer
-from djinn.model.schedule import DeviceInfo
-from djinn.pacing import Pace
-from djinn.planning.check import check_schedule
-from djinn.planning.profiles import Calibration, Identity, identity_of, load
 from djinn.plugins import Plugins
 from djinn.recorder import Recorder
-from djinn.results import cache_for
+from djinn.single_backend import SingleBackend
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
 from djinn.wire.messages import GENERATOR_HANDLE, Description
 from djinn.wire.tensors import dtype_named, to_dense_cpu
 
-if TYPE_CHECKING:
-    from djinn.fleet.fleet import Fleet
-    from djinn.recovery.recovering import Recovering
-
 log = logging.getLogger("djinn.session")
+RECOVERY_PLUGIN = "djinn-backend-replay"
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS_AND_WRITES = torch._C.DispatchKey.ADInplaceOrView
 
@@ -75,49 +71,51 @@ class Session:
         self.flush_after(config.flush_every)
         self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
-        self._is_automatic = len(connections) > 1 and config.placement == "automatic"
-        self._scheduler: Scheduler = plugins.choose("scheduler", "latency" if self._is_automatic else "single")
-        self.device_count = 1 if self._is_automatic else len(connections)
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan)
-        self.link = self._linked(connections)
+        self.backend = self._compose_backend(connections)
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
-        self.calibrations: dict[Identity, Calibration] = {}
-
-    def _linked(self, connections: Sequence[Connection]) -> Link | Fleet | Recovering:
-        if self.config.recovery == "none":
-            return self.link_of(connections, self.tape, self.released)
-        from djinn.recovery.composing import compose_recovering
-
-        return compose_recovering(connections, self, self.link_of)
-
-    def link_of(self, connections: Sequence[Connection], tape: Tape, released: deque[int]) -> Link | Fleet:
-        """Make what hands a tape over to executors.
-
-        Args:
-            connections: One for each.
-            tape: What is to be handed over.
-            released: Numbers of values that nobody names any more.
-
-        Raises:
-            PeerError: A server cannot reach another.
-            ConfigurationError: The servers are not alike.
-        """
-        if len(connections) == 1:
-            return Link(connections[0], tape, released, self._arrange, self.pace, self.config.debug,
-                        results=cache_for(self.config.result_cache_bytes, self.classifier))
-        from djinn.fleet.composing import compose_fleet
-
-        return compose_fleet(connections, self, self._scheduler if self._is_automatic else None, tape, released)
 
     @property
-    def handing_over(self) -> Link | Fleet:
-        """What hands over to the servers that there are now, beneath what goes on when they die."""
-        link: Any = self.link
-        return getattr(link, "inner", link)  # type: ignore[no-any-return]  # a link, or a fleet
+    def device_count(self) -> int:
+        """How many logical devices there are."""
+        return self.backend.device_count
+
+    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
+        return self.backend_opener()(connections, self.tape, self.released)
+
+    def backend_opener(self, config: Config | None = None) -> OpenBackend:
+        """Compose what makes the session's backend: the kernel's, or a plugin's, and what plugins wrap around it.
+
+        Args:
+            config: Settings, if those of the session do not hold.
+
+        Raises:
+            PluginError: There are several executors, and no plugin that brings a backend for them.
+            ConfigurationError: A setting needs a plugin that is not there.
+        """
+        plugins, config = self.plugins, config or self.config
+        if config.recovery != "none" and not plugins.is_loaded(RECOVERY_PLUGIN):
+            raise ConfigurationError(
+                f"The setting recovery={config.recovery!r} needs the plugin {RECOVERY_PLUGIN}, which is not loaded.",
+                hint="Install it or switch it on, or leave the setting out.")
+        context = BackendContext(
+            config, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
+            partial(connect, config, plugins), partial(self._open_cache, config.result_cache_bytes),
+            plugins.hook.djinn_arrange_programs(session=self))
+        opens: OpenBackend = partial(_open_backend, context)
+        for wrapper in reversed(plugins.hook.djinn_wrap_backend(context=context)):
+            opens = wrapper(opens)
+        return opens
+
+    def _open_cache(self, max_bytes: int) -> SubmissionCache:
+        if not max_bytes:
+            return SubmissionCache()
+        made: SubmissionCache = self.plugins.choose("cache", "results").open(max_bytes, self.classifier)
+        return made
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Carry out one operation."""
@@ -141,22 +139,7 @@ class Session:
     def keep_results(self, max_bytes: int) -> None:
         """Keep so many bytes of results to be used again from now on; see `djinn.config.Config.result_cache_bytes`."""
         with self.lock:
-            self.link.keep_results(cache_for(max_bytes, self.classifier))
-
-    @contextmanager
-    def pinned(self, executor: int) -> Iterator[torch.device]:
-        """Let everything run on one executor for the length of a block, and give the device that stands for it.
-
-        Where the user chooses among devices, name that device in the block.
-        """
-        with self.lock:
-            self.flush()
-            self.link.pin(executor)
-            try:
-                yield torch.device(self.device.type, executor if self.device_count > 1 else self.device.index)
-                self.flush()
-            finally:
-                self.link.pin(None)
+            self.backend.use_cache(partial(self._open_cache, max_bytes))
 
     def flush(self) -> None:
         """Hand everything pending over without waiting for results.
@@ -165,7 +148,7 @@ class Session:
             TransportError: The connection is gone.
         """
         with self.lock:
-            self.link.flush()
+            self.backend.flush()
 
     def materialize(self, tensors: Sequence[Any]) -> list[Any]:
         """Bring values home in one round trip. Ordinary tensors are given back as they are.
@@ -184,15 +167,15 @@ class Session:
         made = [next(items) if isinstance(tensor, LazyTensor) else tensor for tensor in tensors]
         for wanted, local in zip(tensors, made, strict=True):
             if isinstance(local, torch.Tensor) and local.dtype != wanted.dtype:
-                raise TransportError(f"{self.link.address} sent {local.dtype} where {wanted.dtype} was expected.")
+                raise TransportError(f"{self.backend.address} sent {local.dtype} where {wanted.dtype} was expected.")
         return made
 
     def _fetch(self, slots: Sequence[Slot]) -> list[Any]:
         if not slots:
             return []
         with self.lock:
-            self.link.materializations += 1
-            return self.link.fetch(slots, whole=self.flush_every > 0)
+            self.backend.materializations += 1
+            return self.backend.fetch(slots, whole=self.flush_every > 0)
 
     def ask(
         self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
@@ -218,17 +201,17 @@ class Session:
         with self.lock:
             if signature.has_effect:
                 # Whoever hears of an earlier failure here will try again, and must find nothing done.
-                self.link.synchronize()
+                self.backend.synchronize()
             node = Node(signature, slots, outputs, numbers)
             self.recorder.append(node)
             try:
-                items = self.link.describe([*outputs, *written])
+                items = self.backend.describe([*outputs, *written])
             except BaseException:
                 self.released.extend(slot.number for slot in outputs)
                 if changes_metadata:
                     # Some kernels resize what they write to before they refuse. It is of no use if that stays unknown.
                     with suppress(Exception):
-                        change(self.link.describe(written))
+                        change(self.backend.describe(written))
                 raise
         with self.recorder.making(plan, args):
             results = [self._described(slot, item) for slot, item in zip(outputs, items, strict=False)]
@@ -284,7 +267,7 @@ class Session:
         # If the upload fails it dies, and frees what may be there.
         value = Value(Slot(number, number), spec, self.recorder.released)
         with self.lock:
-            self.link.upload(number, dense, device)
+            self.backend.upload(number, dense, device)
         return wrap(spec, value)
 
     def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
@@ -301,7 +284,7 @@ class Session:
                 return False
             nodes.pop()
             try:
-                self.link.upload(slot.number, tensor, target._value.spec.device)
+                self.backend.upload(slot.number, tensor, target._value.spec.device)
             except BaseException:
                 nodes.append(last)
                 raise
@@ -324,7 +307,7 @@ class Session:
     def seed(self, seed: int) -> None:
         """Seed the session's random numbers, in program order."""
         with self.lock:
-            self.link.seed(seed)
+            self.backend.seed(seed)
 
     def random_state(self, device: torch.device | None = None) -> torch.Tensor:
         """Fetch the state of a device's random numbers, ``u8[N]``."""
@@ -335,8 +318,8 @@ class Session:
     def set_random_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
         """Continue a device's random numbers from a state."""
         with self.lock:
-            self.link.flush()
-            self.link.upload(GENERATOR_HANDLE, state.cpu().contiguous(), device)
+            self.backend.flush()
+            self.backend.upload(GENERATOR_HANDLE, state.cpu().contiguous(), device)
 
     def synchronize(self) -> None:
         """Wait until everything recorded so far has run.
@@ -345,7 +328,7 @@ class Session:
             Exception: What an operation raised, if that has not been reported yet.
         """
         with self.lock:
-            self.link.synchronize()
+            self.backend.synchronize()
 
     def check_owner(self, tensor: LazyTensor) -> None:
         """Check that a tensor belongs to this session.
@@ -395,21 +378,14 @@ class Session:
     def stats(self) -> dict[str, int]:
         """Count what has happened since the session began."""
         with self.lock:
-            operations = self.link.nodes_taken + len(self.tape)
+            operations = self.backend.nodes_taken + len(self.tape)
             return {
                 "operations": operations,
-                **self.link.stats(),
+                **self.backend.stats(),
                 "shape_cache_hits": operations - self.recorder.misses,
                 "shape_cache_misses": self.recorder.misses,
                 "pending_nodes": len(self.tape),
             }
-
-    def calibration(self, executor: int = 0) -> Calibration:
-        """Return how fast an executor is thought to be; see `djinn.calibrate`."""
-        identity = identity_of(self.link.links[executor])
-        if identity not in self.calibrations:
-            self.calibrations[identity] = load(identity)
-        return self.calibrations[identity]
 
     def close(self) -> None:
         """End the session: pending nodes are dropped, remote values freed with it."""
@@ -419,7 +395,7 @@ class Session:
             stats = self.stats()
             self.closed = True
             self.tape.nodes.clear()
-            self.link.close()
+            self.backend.close()
         for observer in self.plugins.all("observer"):
             observer.observe(stats)
         try:
@@ -429,8 +405,8 @@ class Session:
 
     def _interrupted(self) -> None:
         """Have what was handed over not run."""
-        if not self.closed and hasattr(self, "link"):
-            self.link.cancel()
+        if not self.closed and hasattr(self, "backend"):
+            self.backend.cancel()
 
     def _hurry(self) -> None:
         """Hand over with the next operation."""
@@ -486,15 +462,12 @@ class Session:
             # PyTorch's own kernel, as eager runs it; decompose() would prefer a rewriting in Python of some.
             return operator._op_dk(_COMPOSITE, *args, **kwargs)
 
-    def _arrange(self, nodes: Sequence[Node]) -> list[int] | None:
-        """Ask the scheduler for the order of a new program's nodes."""
-        graph = graph_of(nodes)
-        known = self.calibration()
-        devices = [DeviceInfo(str(self.device), profile=known.profile, home_link=known.home_link)]
-        schedule = self._scheduler.schedule(graph, devices)
-        check_schedule(schedule, graph, devices)
-        positions = {node.id: index for index, node in enumerate(graph.nodes())}
-        order = [positions[node] for node in schedule.order]
-        return None if order == list(range(len(nodes))) else order
 
-
+def _open_backend(context: BackendContext, connections: Sequence[Connection], tape: Tape,
+                  released: deque[int]) -> Backend:
+    """Make the backend for some executors: the kernel's own for one, unless another is chosen."""
+    if len(connections) > 1 or "backend" in context.plugins.selection.chosen:
+        made: Backend = context.plugins.choose("backend", "fleet").open(connections, tape, released, context)
+        return made
+    return SingleBackend(connections[0], tape, released, context.arrange, context.pace, context.config.debug,
+                         cache=context.open_cache())

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -17,7 +18,7 @@ from djinn.wire.messages import Batch, Define, Rerun, Result, Run, Upload
 if TYPE_CHECKING:
     import torch
 
-    from djinn.link import Link
+    from djinn.kinds import RemoteExecutor
     from djinn.session import Session
 
 Wrapped = TypeVar("Wrapped", bound=Connection)
@@ -106,7 +107,7 @@ def spans_of(session: Session) -> Iterator[Spans]:
     if current is not None:
         raise RuntimeError("Spans are being collected already.")
     spans = Spans()
-    with connections_through(session, lambda link: _TimedConnection(link.connection, spans, link)):
+    with connections_through(session, lambda remote, plain: _TimedConnection(plain, spans, remote)):
         current = spans
         try:
             yield spans
@@ -115,36 +116,40 @@ def spans_of(session: Session) -> Iterator[Spans]:
 
 
 @contextlib.contextmanager
-def connections_through(session: Session, wrap: Callable[[Link], Wrapped]) -> Iterator[list[Wrapped]]:
+def connections_through(
+    session: Session, wrap: Callable[[RemoteExecutor, Connection], Wrapped]
+) -> Iterator[list[Wrapped]]:
     """Let everything that goes to a session's executors pass through something, for the length of a block.
 
     Args:
         session: Whose.
-        wrap: Makes what a link's connection is replaced by; once for each executor, in their order.
+        wrap: Makes what replaces an executor's connection; called once for each executor, in their order.
     """
-    links: Sequence[Link] = session.link.links
+    wrapped: list[Wrapped] = []
+
+    def through(remote: RemoteExecutor, plain: Connection) -> Wrapped:
+        wrapped.append(wrap(remote, plain))
+        return wrapped[-1]
+
     with session.lock:
-        plain = [link.connection for link in links]
-        wrapped = [wrap(link) for link in links]
-        for link, through in zip(links, wrapped, strict=True):
-            link.connection = through
+        undo = [remote.wrap_connection(partial(through, remote)) for remote in session.backend.executors]
     try:
         yield wrapped
     finally:
         with session.lock:
-            for link, connection in zip(links, plain, strict=True):
-                link.connection = connection
+            for each in undo:
+                each()
 
 
 class _TimedConnection:
     """A connection that tells how long it takes. What is not timed goes straight to the connection itself."""
 
-    def __init__(self, plain: Connection, spans: Spans, link: Link) -> None:
+    def __init__(self, plain: Connection, spans: Spans, remote: RemoteExecutor) -> None:
         self._plain = plain
         self._spans = spans
-        self._link = link
+        self._remote = remote
         self._free_ns = time.perf_counter_ns()
-        self._sent = link.nodes_sent
+        self._sent = remote.nodes_sent
         self._waiting_ns: int | None = None
         """Since when the executor has had something to do, as far as is known here."""
 
@@ -183,7 +188,7 @@ class _TimedConnection:
 
     def _recorded(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
         """Close the span of recording, and count what the batch holds."""
-        operations, self._sent = self._link.nodes_sent - self._sent, self._link.nodes_sent
+        operations, self._sent = self._remote.nodes_sent - self._sent, self._remote.nodes_sent
         if operations:
             self._spans.add("record", Stage.CAPTURE, self._free_ns, operations=operations)
         kinds = [type(command) for command in batch.commands]

@@ -200,7 +200,7 @@ class LazyTensor(torch.Tensor):
         if session is None or self._value.released is not session.recorder.released:
             return "of a session that has ended"
         operation = session.producer_of(self)
-        return f"pending {operation}" if operation else f"held by {session.link.address}"
+        return f"pending {operation}" if operation else f"held by {session.backend.address}"
 
     def __format__(self, format_spec: str) -> str:
         if not self.shape and not getattr(self, "_is_param", False):

@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import msgspec
 import torch
 
-from djinn import runtime
+from djinn.connecting import connect
 from djinn.errors import TransportError
-from djinn.recovery.checkpointing import Checkpointer
-from djinn.recovery.composing import compose_recovering
-from djinn.recovery.recovering import Recovering
-from djinn.recovery.replaying import Hands
 from djinn.session import Session
 from djinn.wire.messages import Batch, Define, Rerun, Result, Run
 
@@ -68,28 +65,30 @@ class DyingConnection:
 def let_die(session: Session, messages: int = 0, *, delivers: bool = False) -> None:
     """Let the session's server die after so many more messages, with all that it holds."""
     with session.lock:
-        for link in session.link.links:
-            link.connection = DyingConnection(link.connection, messages, delivers=delivers)
+        for executor in session.backend.executors:
+            executor.wrap_connection(lambda plain: DyingConnection(plain, messages, delivers=delivers))
 
 
 @contextmanager
-def recovering(session: Session) -> Iterator[Recovering]:
+def recovering(session: Session) -> Iterator[Any]:
     """Let a running session recover from deaths for a while, on connections of its own.
 
-    What is made in the block belongs to it, and has to be gone at its end.
+    What is made in the block belongs to it, and has to be gone at its end. Gives the backend, whose checkpoints and
+    journal are the plugin's own.
     """
     with session.lock:
         session.flush()
-        before = session.link
-        connections = [runtime.connect(session.config, session.plugins, address)
+        before = session.backend
+        connections = [connect(session.config, session.plugins, address)
                        for address in session.config.addresses]
-        layer = compose_recovering(connections, session, session.link_of)
-        session.link = layer
+        opens = session.backend_opener(attrs.evolve(session.config, recovery="replay"))
+        layer: Any = opens(connections, session.tape, session.released)
+        session.backend = layer
     try:
         yield layer
     finally:
         with session.lock:
-            session.link = before
+            session.backend = before
             layer.close()
 
 
@@ -108,12 +107,12 @@ class VirtualTime:
         """Tell the time."""
         return self.now_s
 
-    def rule(self, layer: Recovering, budget_s: float) -> None:
+    def rule(self, layer: Any, budget_s: float) -> None:
         """Let a layer that recovers, which has done nothing yet, live by this clock."""
-        layer._checkpointer = Checkpointer(layer.journal, budget_s, layer._devices, self)
+        layer._checkpointer = type(layer._checkpointer)(layer.journal, budget_s, layer._devices, self)
         make = layer._make
 
-        def ruled(meters: Sequence[Any]) -> Hands:
+        def ruled(meters: Sequence[Any]) -> Any:
             for meter in meters:
                 meter._plain = _ByTheClock(meter._plain, self)
             return make(meters)

@@ -142,16 +142,17 @@ def pressed(session: Session) -> Iterator[Pressure]:
     pressure = Pressure()
     with session.lock:
         session.flush()
-        before = session.link
-        connections: list[Any] = [_PressedConnection(session, pressure) for _ in before.links]
-        session.link = session.link_of(connections, session.tape, session.released)
+        before = session.backend
+        connections: list[Any] = [_PressedConnection(session, pressure) for _ in before.executors]
+        opens = session.backend_opener(attrs.evolve(session.config, recovery="none"))
+        session.backend = opens(connections, session.tape, session.released)
     try:
         yield pressure
     finally:
         with session.lock:
             session.flush()
-            session.link.close()
-            session.link = before
+            session.backend.close()
+            session.backend = before
 
 
 class PressedMachine(Machine):

@@ -180,7 +180,7 @@ def expect_metadata(session: Session, told: Sequence[tuple[str, torch.Tensor, Ou
     """Let everything run, and hold metadata that was told before against what the executor has."""
     __tracebackhide__ = True
     with session.lock:
-        described = session.link.describe([tensor._value.slot for _, tensor, _ in told])  # type: ignore[attr-defined]  # lazy tensors
+        described = session.backend.describe([tensor._value.slot for _, tensor, _ in told])  # type: ignore[attr-defined]  # lazy tensors
     for (what, _, before), item in zip(told, described, strict=True):
         expect(isinstance(item, Description), f"description of {what}", got=item, wanted="metadata", where=where)
         expect_same_spec(before, OutputSpec(torch.Size(item.size), item.stride, item.storage_offset,

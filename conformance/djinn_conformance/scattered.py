@@ -7,11 +7,9 @@ from zlib import crc32
 
 import torch
 
-from djinn.fleet.fleet import Fleet
-from djinn.fleet.placement import Placed
-from djinn.fleet.whereabouts import Whereabouts
 from djinn.ir.tape import Node
-from djinn.model.schedule import DeviceProfile, LinkProfile
+from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
+from djinn.planning.placing import Placed, SupportsPlacement, ValueDirectory
 from djinn.session import Session
 
 __all__ = ("Scattered", "scatter")
@@ -31,11 +29,19 @@ class Scattered:
         self._executors = executors
         self._seed = seed
 
-    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+    def device_count(self, executors: int) -> int:
+        """Return 1: all are one device."""
+        return 1
+
+    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
+        """Describe nothing: no scheduler is asked."""
+        return []
+
+    def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
         """Put an upload anywhere."""
         return self._lot(f"{size_bytes}")
 
-    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+    def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> Placed:
         """Run everything anywhere, in program order."""
         return [(node, self._lot(f"{index} {node.signature.template.operator}")) for index, node in enumerate(nodes)]
 
@@ -50,14 +56,14 @@ class Scattered:
         return crc32(f"{self._seed} {what}".encode()) % self._executors
 
 
-def scatter(session: Session, seed: int) -> Fleet:
+def scatter(session: Session, seed: int) -> SupportsPlacement:
     """Let operations of a session with several executors run anywhere from now on.
 
     Raises:
         TypeError: The session has one executor.
     """
-    fleet = session.link
-    if not isinstance(fleet, Fleet):
+    backend = session.backend
+    if not isinstance(backend, SupportsPlacement):
         raise TypeError("One executor leaves no choice.")
-    fleet.use(Scattered(len(fleet.links), seed))
-    return fleet
+    backend.use(Scattered(len(backend.executors), seed))
+    return backend

@@ -6,12 +6,13 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djinn import runtime
+from djinn.connecting import connect
 from djinn.session import Session
 from djinn_conformance.assertions import expect_equal, expect_same_tensor, expect_same_value
 from djinn_conformance.families import OperatorSpec
@@ -50,17 +51,17 @@ def _in_this_process(session: Session) -> Iterator[None]:
     """Give a running session an executor in this process for a while. Tensors of the block must be gone at its end."""
     with session.lock:
         session.flush()
-        before = session.link
-        session.link = session.link_of(
-            [runtime.connect(session.config, session.plugins, _HERE)], session.tape, session.released)
+        before = session.backend
+        opens = session.backend_opener(attrs.evolve(session.config, recovery="none"))
+        session.backend = opens([connect(session.config, session.plugins, _HERE)], session.tape, session.released)
     try:
         yield
     finally:
         gc.collect(0)
         with session.lock:
             session.flush()
-            session.link.close()
-            session.link = before
+            session.backend.close()
+            session.backend = before
 
 
 def _home(session: Session, spec: OperatorSpec, recording: Recording, mode: str) -> Attempt:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn import runtime
+from djinn.connecting import connect
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
@@ -98,7 +98,7 @@ def replayed(written: Written, session: Session, times: int, where: str) -> list
     batch = messages.decode(written.data)
     assert isinstance(batch, Batch), batch
     expect_equal(messages.encode(batch), written.data, "what is encoded again", where)
-    connection = runtime.connect(session.config, session.plugins, session.config.addresses[0])
+    connection = connect(session.config, session.plugins, session.config.addresses[0])
     # A program that is defined anew is a new one; only one that comes again is known, and compiled.
     again = Batch([command for command in batch.commands if not isinstance(command, Define)], fetch=batch.fetch)
     try:
@@ -122,6 +122,7 @@ def expect_freed(session: Session, handles: Sequence[int], where: str) -> None:
     """Check that the executor has none of these values any more."""
     __tracebackhide__ = True
     with session.lock:
-        result, _ = session.link.links[0].connection.request(Batch([], describe=tuple(handles), synchronize=True), [])
+        connection = session.backend.executors[0].connection
+        result, _ = connection.request(Batch([], describe=tuple(handles), synchronize=True), [])
     kept = [handle for handle, item in zip(handles, result.items, strict=True) if not isinstance(item, Poisoned)]
     expect_equal(kept, [], "handles that the executor still has", where)

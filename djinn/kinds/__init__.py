@@ -7,6 +7,8 @@ The laws that go with each are in ``specs/kinds``; this command checks them:
 from __future__ import annotations
 
 from djinn.kinds.analyzer import Analyzer, Annotations
+from djinn.kinds.backend import Arrange, Backend, BackendContext, BackendFactory, OpenBackend, RemoteExecutor
+from djinn.kinds.cache import CacheFactory, SubmissionCache
 from djinn.kinds.classifier import Classifier, OperationClass
 from djinn.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
 from djinn.kinds.exporter import Exporter
@@ -31,7 +33,12 @@ from djinn.kinds.transport import (
 __all__ = (
     "Analyzer",
     "Annotations",
+    "Arrange",
+    "Backend",
+    "BackendContext",
+    "BackendFactory",
     "Bounds",
+    "CacheFactory",
     "CallCheck",
     "Carrier",
     "CarryingTransport",
@@ -51,6 +58,7 @@ __all__ = (
     "ListenOptions",
     "Listener",
     "Observer",
+    "OpenBackend",
     "OperationClass",
     "OutputSpec",
     "Pattern",
@@ -58,8 +66,10 @@ __all__ = (
     "Prepared",
     "PreparedGuard",
     "RandomState",
+    "RemoteExecutor",
     "Scheduler",
     "ShapeInference",
+    "SubmissionCache",
     "TensorPlaceholder",
     "Transport",
     "Watch",

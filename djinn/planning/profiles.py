@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import attrs
 import msgspec
@@ -21,10 +22,11 @@ import torch
 from djinn.model.schedule import DeviceProfile, LinkProfile
 
 if TYPE_CHECKING:
-    from djinn.kinds import Connection
-    from djinn.link import Link
+    from djinn.kinds import Connection, RemoteExecutor
+    from djinn.session import Session
 
-__all__ = ("Calibration", "Identity", "folder", "identity_of", "load", "path_of", "save")
+__all__ = ("Calibration", "Identity", "calibration_of", "folder", "identity_of", "load", "path_of", "save",
+           "use_calibration")
 
 FORM = 1
 """Of the files; those of another form are not read."""
@@ -93,15 +95,33 @@ class _File:
     calibration: Calibration
 
 
-def identity_of(link: Link | Connection) -> Identity:
-    """Say what a connection leads to."""
-    welcome = link.welcome
-    parts = urlsplit(link.address)
+_used: WeakKeyDictionary[Session, dict[Identity, Calibration]] = WeakKeyDictionary()
+"""What sessions have measured, or loaded."""
+
+
+def calibration_of(session: Session, executor: int = 0) -> Calibration:
+    """Return how fast an executor of a session is thought to be; see `djinn.calibrate`."""
+    known = _used.setdefault(session, {})
+    identity = identity_of(session.backend.executors[executor])
+    if identity not in known:
+        known[identity] = load(identity)
+    return known[identity]
+
+
+def use_calibration(session: Session, calibration: Calibration) -> None:
+    """Let a session use what was measured."""
+    _used.setdefault(session, {})[calibration.of] = calibration
+
+
+def identity_of(executor: RemoteExecutor | Connection) -> Identity:
+    """Tell which executor a connection leads to, as far as its client knows."""
+    welcome = executor.welcome
+    parts = urlsplit(executor.address)
     if parts.scheme == "local":
         here = "-".join(filter(None, (platform.node(), platform.machine())))
         threads = torch.get_num_threads() if welcome.device.startswith("cpu") else 0
         return Identity(here, welcome.device, str(welcome.torch), threads)
-    return Identity(parts.hostname or link.address, welcome.device, str(welcome.torch))
+    return Identity(parts.hostname or executor.address, welcome.device, str(welcome.torch))
 
 
 def folder() -> Path:

@@ -59,7 +59,7 @@ class Piece:
             slot.number = next(numbers)
         given = [slot.number for slot in self._outputs]
         was = self._layout
-        session.link.run(self._nodes, self._released,
+        session.backend.run(self._nodes, self._released,
                          Layout(was.key, tuple(handles), was.numbers, was.keep, tuple(given)))
         return given
 

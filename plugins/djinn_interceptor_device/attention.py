@@ -46,7 +46,7 @@ def attend(
     if (
         not all(type(tensor) is LazyTensor for tensor in tensors)
         or (attn_mask is not None and attn_mask.requires_grad)
-        or not runtime.current().link.welcome.device.startswith("cpu")
+        or not runtime.current().backend.welcome.device.startswith("cpu")
         or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)
     ):
         return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

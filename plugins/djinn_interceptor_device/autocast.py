@@ -162,7 +162,7 @@ def _kernel(name: str, operator: Any, by_kind: Mapping[str, str]) -> Callable[..
     }
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        is_cpu = runtime.current().link.welcome.device.startswith("cpu")
+        is_cpu = runtime.current().backend.welcome.device.startswith("cpu")
         kind = "cpu" if is_cpu else "cuda"
         if kind in by_kind:
             return table[by_kind[kind]](args, kwargs)

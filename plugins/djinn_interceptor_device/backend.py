@@ -95,7 +95,7 @@ class BackendModule:
             runtime.seed_all(int.from_bytes(bytes(new_state.tolist()), "little", signed=True))
             return
         session = runtime.current()
-        if session.link.welcome.device.startswith("cpu"):
+        if session.backend.welcome.device.startswith("cpu"):
             torch.Generator().set_state(new_state)  # says at once what is wrong with it
         session.set_random_state(new_state, _device(device))
 

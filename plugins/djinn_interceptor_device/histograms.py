@@ -26,7 +26,7 @@ def histc(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
     """
     record, binding = session.recorder.record, session.recorder.binding
     dtype = args[0].dtype
-    if dtype not in _INTEGERS or not session.link.welcome.device.startswith("cpu"):
+    if dtype not in _INTEGERS or not session.backend.welcome.device.startswith("cpu"):
         return record(binding(operator), operator, args, kwargs)
     convert = torch.ops.aten._to_copy.default
     wide = session.dispatch(convert, (args[0],), {"dtype": torch.float64})

@@ -82,7 +82,7 @@ class DeviceInterceptor:
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
         """Operators that copy between devices, ask about storages or write into lists."""
-        optimizers.follow(session.link.welcome.device)
+        optimizers.follow(session.backend.welcome.device)
         shortcuts.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 

@@ -25,7 +25,7 @@ _LSTM = 2
 
 
 def _is_on_cpu() -> bool:
-    return runtime.current().link.welcome.device.startswith("cpu")
+    return runtime.current().backend.welcome.device.startswith("cpu")
 
 
 def layers(by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> Callable[..., Any]:

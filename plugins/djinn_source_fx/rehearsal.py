@@ -8,7 +8,7 @@ have gone onto the tape is the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
@@ -19,12 +19,14 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.ir.value import Slot, Value
-from djinn.kinds import OperationClass
+from djinn.kinds import Backend, Connection, OperationClass, RemoteExecutor, SubmissionCache
 from djinn.session import Session
 from djinn.tensor import LazyTensor, wrap
 from djinn.wire.tensors import describe, is_dense
 
 if TYPE_CHECKING:
+    from djinn.ir.tape import Node
+    from djinn.programs import Layout
     from djinn.wire.messages import Description, Welcome
 
 HINT = "djinn.capture() records what is done with data."
@@ -43,10 +45,12 @@ class Rehearsal(Session):
     def __init__(self, running: Session) -> None:
         parts: Any = _Parts(running)
         connection: Any = _NoConnection(running)
+        self._running = running
         super().__init__(attrs.evolve(running.config, flush_every=None), parts, [connection], running.device)
-        link: Any = _NoLink(running, self._answers)
-        self.link = link
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
+
+    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
+        return _NoBackend(self._running, self._answers)
 
     def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
         """Make what an upload of ``tensor`` would give; only its metadata is looked at, so it may be a fake one."""
@@ -160,22 +164,29 @@ class _Parts:
 
 
 class _NoConnection:
-    """What a link wants to know of a connection before it is used."""
+    """What a session wants to know of a connection before it is used."""
 
     flush_every = 0
 
     def __init__(self, running: Session) -> None:
-        self.address: str = running.link.address
-        self.welcome: Welcome = running.link.welcome
+        self.address: str = running.backend.address
+        self.welcome: Welcome = running.backend.welcome
 
 
-class _NoLink:
-    """Takes what a session hands over, and gives nothing back but descriptions."""
+class _NoBackend:
+    """Takes what a session hands over, and gives nothing back but descriptions.
+
+    It is a `djinn.kinds.Backend` for all that a graph's making needs, and refuses the rest.
+    """
+
+    device_count = 1
+    executors: Sequence[RemoteExecutor] = ()
 
     def __init__(self, running: Session, answers: Callable[[], list[Description | None]]) -> None:
-        self.address: str = running.link.address
-        self.welcome: Welcome = running.link.welcome
+        self.address: str = running.backend.address
+        self.welcome: Welcome = running.backend.welcome
         self.materializations = 0
+        self.nodes_taken = 0
         self._answers = answers
 
     def flush(self) -> None:
@@ -201,3 +212,20 @@ class _NoLink:
             UnsupportedTensorError: Always.
         """
         raise UnsupportedTensorError("The model asks for the values of a tensor while its graph is made.", hint=HINT)
+
+    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> NoReturn:
+        """Refuse: nothing runs here."""
+        raise UnsupportedTensorError("The model runs a compiled piece while its graph is made.", hint=HINT)
+
+    def cancel(self) -> None:
+        """Cancel nothing: nothing runs."""
+
+    def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
+        """Keep no results: there are none."""
+
+    def stats(self) -> Mapping[str, int]:
+        """Count nothing."""
+        return {}
+
+    def close(self) -> None:
+        """Close nothing."""

@@ -98,7 +98,7 @@ def test_10000_steps_and_a_kill(
     again_s: list[float] = []
 
     def disturb(step: int) -> None:
-        again_s.append(session.link.journal.replay_s)
+        again_s.append(session.backend.journal.replay_s)
         if step == STEPS - 1:
             server.kill()
 

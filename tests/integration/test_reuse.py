@@ -176,7 +176,7 @@ def test_on_the_same_machine_nothing_is_kept_unless_asked_for(keeper: Any) -> No
         _, sent, spared = moved(model)
         assert sent > size_of(model)
         assert spared == 0
-        assert session.link.welcome.kept == -1
+        assert session.backend.welcome.kept == -1
 
 
 def test_a_server_may_refuse_to_keep_anything(start_server: Any) -> None:

@@ -77,14 +77,14 @@ def test_recording_wire_and_execution_are_told_apart_in_this_process() -> None:
 
 def test_nothing_is_left_behind_when_nobody_asks_any_more() -> None:
     session = djinn.init(flush_every=None)
-    connection = session.link.connection
+    connection = session.backend.connection
     with spans_of(session) as found:
-        assert session.link.connection is not connection
+        assert session.backend.connection is not connection
         with pytest.raises(RuntimeError), spans_of(session):
             pass
         work()
         count, sent = len(found), djinn.stats()["nodes_executed"]
-    assert session.link.connection is connection
+    assert session.backend.connection is connection
     assert spans.current is None
     work()
     assert len(found) == count > 0

@@ -21,7 +21,7 @@ def believed_cuda(**settings: Any) -> Iterator[None]:
     """Begin a session, with the settings of `djinn.init`."""
     djinn.init(**settings)
     try:
-        link = runtime.current().link
+        link = runtime.current().backend
         believed = msgspec.structs.replace(link.welcome, device="cuda:0")
         object.__setattr__(link, "welcome", believed)
         optimizers.follow("cuda:0")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from djinn.fleet.fleet import Fleet
+from djinn_backend_fleet.fleet import Fleet
+
 from djinn.session import Session
 
 
 def fleet_of(session: Session) -> Fleet:
-    assert isinstance(session.link, Fleet)
-    return session.link
+    assert isinstance(session.backend, Fleet)
+    return session.backend

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
+from djinn_backend_fleet.directory import Whereabouts
+from djinn_backend_fleet.fleet import Fleet
+from djinn_backend_fleet.placement import Placed
 from gpt2 import generated, gpt2
 
 import djinn
-from djinn.fleet.fleet import Fleet
-from djinn.fleet.placement import Placed
-from djinn.fleet.whereabouts import Whereabouts
 from djinn.ir.tape import Node
 from djinn.model.schedule import DeviceProfile, LinkProfile
 
@@ -53,9 +53,9 @@ def main(servers: str, placement: str, prompt_tokens: str, new_tokens: str) -> N
     prompt = torch.arange(int(prompt_tokens)).remainder(MODEL["vocab_size"]).unsqueeze(0)
     wanted = generated(model, prompt, int(new_tokens))
     session = djinn.init(servers=servers.split(","), placement="automatic")
-    assert isinstance(session.link, Fleet)
+    assert isinstance(session.backend, Fleet)
     if placement == "in_turns":
-        session.link.use(InTurns(len(session.link.links)))
+        session.backend.use(InTurns(len(session.backend.executors)))
     model.to("remote_accelerator:0")
     there = prompt.to("remote_accelerator:0")
     for _ in range(2):

@@ -132,7 +132,7 @@ def killed(server: Supervised, times: int, seed: int, longest_s: float = 0.5) ->
 
     def work() -> None:
         for index in range(times):
-            while djinn.ensure_initialized().link._counts["recoveries"] < index:
+            while djinn.ensure_initialized().backend._counts["recoveries"] < index:
                 if done.wait(0.005):
                     return
             if done.wait(choose.uniform(0, longest_s)):

@@ -104,11 +104,11 @@ class Pair:
         elif kind == "synchronize":
             self.session.synchronize()
         elif kind == "compact":
-            self.session.link.journal.compact()
+            self.session.backend.journal.compact()
         elif kind == "checkpoint":
             with self.session.lock:
                 self.session.synchronize()
-                self.session.link.checkpoint()
+                self.session.backend.checkpoint()
         elif kind == "seed":
             self.session.seed(self.count)
             self.generator = torch.Generator().manual_seed(self.count).get_state()
@@ -145,8 +145,8 @@ def test_random_programs_survive_deaths_at_random_places(data: st.DataObject) ->
         gc.collect(0)
         session.synchronize()
         assert session.stats()["live_handles"] == 0
-        session.link.checkpoint()
-        assert session.link.journal.node_count == 0
-        assert not session.link.journal.live
+        session.backend.checkpoint()
+        assert session.backend.journal.node_count == 0
+        assert not session.backend.journal.live
     finally:
         djinn.shutdown()

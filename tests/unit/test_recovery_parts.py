@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_backend_replay import budget
+from djinn_backend_replay.reconnecting import Reconnector
+from djinn_backend_replay.retained import Kept
 from djinn_conformance.deaths import let_die
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
-from djinn.recovery import budget
-from djinn.recovery.keeping import Kept
-from djinn.recovery.reconnecting import Reconnector
 from djinn.session import Session
 
 DEVICE = "remote_accelerator:0"
@@ -28,7 +28,7 @@ def session() -> Iterator[Session]:
 
 def test_without_recovery_nothing_of_it_is_there() -> None:
     session = djinn.init(device="cpu")
-    assert type(session.link).__module__ == "djinn.link"
+    assert type(session.backend).__module__ == "djinn.single_backend"
     assert "recoveries" not in djinn.stats()
     djinn.shutdown()
 
@@ -47,17 +47,17 @@ def test_the_journal_forgets_what_nobody_needs() -> None:
         x = x + 1
         torch.zeros(3, device=DEVICE).add_(1)
     x.cpu()
-    session.link.journal.compact()
-    assert session.link.journal.node_count == 5001
-    session.link.checkpoint()
-    assert session.link.journal.node_count == 0
+    session.backend.journal.compact()
+    assert session.backend.journal.node_count == 5001
+    session.backend.checkpoint()
+    assert session.backend.journal.node_count == 0
     let_die(session)
     assert x.cpu().tolist() == [5001.0] * 4
     del x
     session.synchronize()
-    session.link.journal.compact()
-    assert session.link.journal.size_bytes == sum(
-        state.numel() for entry in session.link.journal.entries for _, state in getattr(entry, "states", ()))
+    session.backend.journal.compact()
+    assert session.backend.journal.size_bytes == sum(
+        state.numel() for entry in session.backend.journal.entries for _, state in getattr(entry, "states", ()))
 
 
 def test_long_work_is_checkpointed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_long_work_is_checkpointed_by_itself(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(20):
             x = x * 1.5 - 1
         x.sum().item()
-        longest = max(longest, session.link.journal.node_count)
+        longest = max(longest, session.backend.journal.node_count)
     assert djinn.stats()["checkpoints"] > 1
     assert longest < 500
     wanted = x.cpu()
@@ -83,7 +83,7 @@ def test_what_is_large_and_quickly_made_is_not_fetched(session: Session) -> None
     for _ in range(300):
         small = small + 1
     small.cpu()
-    session.link.checkpoint(seconds_per_node=1e-4)
+    session.backend.checkpoint(seconds_per_node=1e-4)
     assert djinn.stats()["checkpoint_bytes"] == 16
     let_die(session)
     assert not large.cpu().any()
@@ -94,7 +94,7 @@ def test_random_numbers_go_on_behind_a_checkpoint(session: Session) -> None:
     wanted = [torch.rand(2, generator=generator) for generator in [torch.Generator().manual_seed(3)] for _ in range(3)]
     got = [torch.rand(2, device=DEVICE)]
     session.synchronize()
-    session.link.checkpoint()
+    session.backend.checkpoint()
     let_die(session)
     got.append(torch.rand(2, device=DEVICE))
     got[-1].cpu()
@@ -109,8 +109,8 @@ def test_a_view_whose_base_is_gone_is_checkpointed_with_it(session: Session) -> 
     del base
     row.mul_(2)
     session.synchronize()
-    session.link.checkpoint()
-    assert session.link.journal.node_count == 0
+    session.backend.checkpoint()
+    assert session.backend.journal.node_count == 0
     let_die(session)
     row.add_(1)
     wanted = torch.arange(12.0).view(3, 4) + 1
@@ -125,7 +125,7 @@ def test_a_storage_that_is_taken_over_behind_a_checkpoint_keeps_its_own_history(
     taken.set_(one)
     one.add_(1)
     session.synchronize()
-    session.link.checkpoint()
+    session.backend.checkpoint()
     other.set_(one)
     session.synchronize()
     let_die(session)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 import torch
+from djinn_backend_fleet.fleet import Fleet
 from fleet_support import fleet_of
 from gpt2 import generated, gpt2
 
 import djinn
 from djinn.errors import OutOfMemoryError
-from djinn.fleet.fleet import Fleet
 from djinn.ir.tape import Node
 from djinn.session import Session
 

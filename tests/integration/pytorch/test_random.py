@@ -87,7 +87,7 @@ def test_a_generator_survives_a_draw_that_fails() -> None:
 
 
 def test_a_generator_of_another_kind_of_device_is_refused_as_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = djinn.ensure_initialized().link
+    link = djinn.ensure_initialized().backend
     monkeypatch.setattr(link, "welcome", type(link.welcome)(**{
         **{field: getattr(link.welcome, field) for field in link.welcome.__struct_fields__}, "device": "cuda:0"}))
     with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):

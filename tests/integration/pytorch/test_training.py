@@ -116,4 +116,4 @@ def test_optimizers_choose_as_on_the_executors_device(device: str, foreach: bool
         optimizers.follow(device)
         assert _default_to_fused_or_foreach(parameters, differentiable=False) == (False, foreach)
     finally:
-        optimizers.follow(runtime.current().link.welcome.device)
+        optimizers.follow(runtime.current().backend.welcome.device)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -20,11 +20,12 @@ import torch
 
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
+from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import CandidClassifier, Classifier
-from djinn.programs import Layout
-from djinn.purity import Function, Natures, Share
+from djinn.programs import Layout, lay_out
 from djinn.wire.messages import GENERATOR_HANDLE
 from djinn.wire.tensors import buffer_of, header_of
+from djinn_cache_results.effects import Function, Natures, Share
 
 log = logging.getLogger("djinn.session")
 
@@ -34,10 +35,6 @@ MAX_HOME_BYTES = 2**20
 """Larger values are not kept here when they have come home."""
 MAX_HOMES_BYTES = 16 * 2**20
 """Bytes of values that are kept here, all together; not more than may be kept there either."""
-
-NO_RESULTS: Mapping[str, int] = dict.fromkeys(
-    ("results_reused", "results_dropped", "results_not_fetched", "results_kept", "results_kept_bytes"), 0)
-"""The counts of a link that keeps none."""
 
 MAX_UPLOAD_BYTES = 64 * 1024
 """Uploads that are not larger are known by their bytes."""
@@ -119,12 +116,12 @@ class _Piece(_Known):
         self.held_bytes = sum(self.sizes_bytes.get(root, 0) for root in {self.outputs[one].root for one in self.held})
 
 
-class ResultCache:
-    """What one link knows of results that the executor holds, and of values that have come home.
+class ResultCache(SubmissionCache):
+    """What is known of results that an executor holds, and of values that were fetched; see `SubmissionCache`.
 
     Args:
         max_bytes: Bytes that results may take for its sake alone.
-        classifier: See `djinn.purity.Natures`.
+        classifier: See `djinn_cache_results.effects.Natures`.
 
     Concurrency:
         One thread at a time.
@@ -151,7 +148,12 @@ class ResultCache:
         self._kept = self._kept_bytes = 0
         self._reused = self._dropped = self._not_fetched = 0
 
-    def find(self, nodes: Sequence[Node], layout: Layout) -> tuple[tuple[int, int, int], ...] | None:
+    def find(self, nodes: Sequence[Node], released: set[int]) -> tuple[Sequence[tuple[int, int, int]] | None, Layout]:
+        """Look up a segment that is about to run."""
+        layout = lay_out(nodes, released)
+        return self._find(nodes, layout), layout
+
+    def _find(self, nodes: Sequence[Node], layout: Layout) -> tuple[tuple[int, int, int], ...] | None:
         """Find a piece that is about to run among those that were run, or remember it.
 
         Returns:
@@ -192,8 +194,13 @@ class ResultCache:
         if len(self._contents) > MAX_UPLOADS:
             self._forget(next(iter(self._contents.values())))
 
-    def forget_all(self) -> None:
-        """Learn that anything may have been written."""
+    def release_all(self) -> list[int]:
+        """Drop everything, and return the values that can be freed now."""
+        self._forget_all()
+        return self.release(())
+
+    def _forget_all(self) -> None:
+        """Anything may have been written."""
         for known in (self._pieces, self._copied, self._contents, self._homes):
             for one in list(known.values()):
                 self._forget(one)
@@ -201,7 +208,7 @@ class ResultCache:
     def ran(self, nodes: Sequence[Node]) -> None:
         """Learn that nodes are about to run whose slots do not say which values share a storage."""
         if self._natures.written(nodes):
-            self.forget_all()
+            self._forget_all()
 
     def release(self, numbers: Iterable[int]) -> list[int]:
         """Learn that nobody outside wants some values any more.
@@ -241,13 +248,13 @@ class ResultCache:
             if failed:
                 self._forget(piece)
 
-    def at_home(self, slots: Sequence[Slot]) -> list[torch.Tensor | None]:
+    def fetched(self, slots: Sequence[Slot]) -> list[torch.Tensor | None]:
         """Look for values that have come home since they were last written; the caller owns what is found."""
         found = [self._home(slot) for slot in slots]
         self._not_fetched += sum(tensor is not None for tensor in found)
         return found
 
-    def came_home(self, slot: Slot, value: object) -> None:
+    def keep_fetched(self, slot: Slot, value: object) -> None:
         """Keep a value that has come home, if it is small."""
         if slot.number == GENERATOR_HANDLE or not isinstance(value, torch.Tensor) or value.nbytes > MAX_HOME_BYTES:
             return
@@ -264,7 +271,7 @@ class ResultCache:
     def stats(self) -> dict[str, int]:
         """Count results that were used again, are kept, and were dropped."""
         counts = self._reused, self._dropped, self._not_fetched, self._kept, self._kept_bytes
-        return dict(zip(NO_RESULTS, counts, strict=True))
+        return dict(zip(self.counts, counts, strict=True))
 
     def _oldest(self) -> _Piece:
         """The piece that was not used for the longest time, among those that take room if it is room that lacks."""
@@ -378,13 +385,18 @@ class ResultCache:
             self._forget(home)
 
 
-def cache_for(max_bytes: int, classifier: Classifier) -> ResultCache | None:
-    """Make what a link keeps results with; ``None`` if it is to keep none, or nobody says which operators are pure."""
-    if max_bytes and not isinstance(classifier, CandidClassifier):
-        log.warning("results are not kept: the classifier %r does not tell which operators hide effects",
-                    classifier.name)
-        return None
-    return ResultCache(max_bytes, classifier) if max_bytes else None  # type: ignore[arg-type]  # tested above
+class ResultCacheFactory:
+    """Makes caches of results."""
+
+    name = "results"
+
+    def open(self, max_bytes: int, classifier: Classifier) -> SubmissionCache:
+        """Make a cache; one that caches nothing if the classifier does not tell which operators are pure."""
+        if not isinstance(classifier, CandidClassifier):
+            log.warning("results are not kept: the classifier %r does not tell which operators hide effects",
+                        classifier.name)
+            return SubmissionCache()
+        return ResultCache(max_bytes, classifier)
 
 
 def _remove(index: dict[int, set[Any]], numbers: Iterable[int], member: object) -> None:

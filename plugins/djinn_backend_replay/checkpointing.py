@@ -12,13 +12,13 @@ import torch
 
 from djinn.errors import RecoveryBudgetError
 from djinn.ir.value import Slot
-from djinn.recovery.budget import CHECKPOINT_SHARE, Budget
-from djinn.recovery.checkpoints import Candidate, Plan, plan
-from djinn.recovery.entries import Generators
-from djinn.recovery.journal import Journal
-from djinn.recovery.keeping import Kept, size_of
-from djinn.recovery.replaying import Hands
 from djinn.wire.messages import GENERATOR_HANDLE
+from djinn_backend_replay.budget import CHECKPOINT_SHARE, Budget
+from djinn_backend_replay.checkpoints import Candidate, Plan, plan
+from djinn_backend_replay.entries import Generators
+from djinn_backend_replay.journal import Journal
+from djinn_backend_replay.replaying import Hands
+from djinn_backend_replay.retained import Kept, size_of
 
 log = logging.getLogger("djinn.recovery")
 
@@ -133,7 +133,7 @@ class Checkpointer:
     def _fetched(self, hands: Hands, slots: Sequence[Slot]) -> dict[Slot, Any]:
         """Fetch values; those that have failed are left out, and remembered."""
         try:
-            return dict(zip(slots, hands.link.fetch(slots, whole=True), strict=True))
+            return dict(zip(slots, hands.backend.fetch(slots, whole=True), strict=True))
         except Exception as error:  # noqa: BLE001  # nobody asked for them: what is the matter shows when somebody does
             log.debug("not fetched: %s", error)
             if hands.is_broken:

@@ -12,9 +12,9 @@ from djinn.errors import RecoveryBudgetError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn.recovery.entries import GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload, is_plain_view
-from djinn.recovery.keeping import Kept, size_of
 from djinn.wire.messages import GENERATOR_HANDLE
+from djinn_backend_replay.entries import GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload, is_plain_view
+from djinn_backend_replay.retained import Kept, size_of
 
 log = logging.getLogger("djinn.recovery")
 

@@ -10,35 +10,34 @@ import attrs
 import torch
 
 from djinn.errors import DjinnError
-from djinn.fleet.fleet import Fleet
 from djinn.ir.tape import Node, Tape
-from djinn.link import Link
-from djinn.recovery.entries import Cut, Entry, Generators, Seed, Snapshot, Upload, outputs_of
-from djinn.recovery.journal import Journal
-from djinn.recovery.keeping import Kept, size_of
-from djinn.recovery.losses import Losses
+from djinn.kinds import Backend
 from djinn.wire.messages import GENERATOR_HANDLE
+from djinn_backend_replay.entries import Cut, Entry, Generators, Seed, Snapshot, Upload, outputs_of
+from djinn_backend_replay.journal import Journal
+from djinn_backend_replay.losses import Losses
+from djinn_backend_replay.retained import Kept, size_of
 
 log = logging.getLogger("djinn.recovery")
 
 
 @attrs.frozen(eq=False)
 class Hands:
-    """What hands over: a link or a fleet, with a tape and a list of released values that are its alone."""
+    """A backend for the present connections, with a tape and a queue of released values of its own."""
 
-    link: Link | Fleet
+    backend: Backend
     tape: Tape
     released: deque[int]
 
     @property
     def is_broken(self) -> bool:
         """Whether a connection is gone."""
-        return any(link.is_broken for link in self.link.links)
+        return any(executor.is_broken for executor in self.backend.executors)
 
     @property
     def device_kind(self) -> str:
         """The kind of device at the other end."""
-        return self.link.welcome.device.partition(":")[0]
+        return self.backend.welcome.device.partition(":")[0]
 
     def settle(self) -> None:
         """Wait until everything handed over has run. What failed is not reported: it was before.
@@ -46,11 +45,11 @@ class Hands:
         Raises:
             DjinnError: A connection is gone.
         """
-        for link in self.link.links:
-            link.submit()
-        for link in self.link.links:
+        for executor in self.backend.executors:
+            executor.submit()
+        for executor in self.backend.executors:
             try:
-                link.synchronize()
+                executor.synchronize()
             except Exception as error:
                 if self.is_broken:
                     raise
@@ -120,7 +119,7 @@ class Replay:
         self._pending = []
         gone.clear()
         try:
-            self._hands.link.flush()
+            self._hands.backend.flush()
         except DjinnError as error:
             if self._hands.is_broken:
                 raise
@@ -128,9 +127,9 @@ class Replay:
             log.debug("refused again: %s", error)
 
     def _put(self, entry: Upload | Seed | Generators | Snapshot) -> None:
-        link = self._hands.link
+        backend = self._hands.backend
         if isinstance(entry, Seed):
-            link.seed(entry.seed)
+            backend.seed(entry.seed)
             self.losses.restore(GENERATOR_HANDLE)
         elif isinstance(entry, Generators):
             self._put_generators(entry)
@@ -167,14 +166,14 @@ class Replay:
         if before:
             self._present.difference_update(before)
             self._hands.released.extend(before)
-            self._hands.link.flush()
+            self._hands.backend.flush()
         self.losses.restore(entry.number, entry.made)
         self._send(entry.number, entry.kept, entry.spec.device)
         for node in entry.nodes:
             self._add(node)
 
     def _send(self, number: int, kept: Kept, device: torch.device | None) -> None:
-        self._hands.link.upload(number, kept.tensor, device)
+        self._hands.backend.upload(number, kept.tensor, device)
         self.size_bytes += size_of(kept.tensor)
         if number != GENERATOR_HANDLE:
             self._present.add(number)

@@ -13,23 +13,21 @@ import torch
 
 from djinn import errors
 from djinn.errors import DjinnError, SessionClosedError, TokenEndedError, TransportError
-from djinn.fleet.fleet import Fleet
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
-from djinn.kinds import Connection
-from djinn.link import Link
-from djinn.model.schedule import DeviceProfile, LinkProfile
+from djinn.kinds import Connection, RemoteExecutor, SubmissionCache
+from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
+from djinn.planning.placing import Placement, SupportsPlacement
 from djinn.programs import Layout
-from djinn.recovery.checkpointing import BYTES_PER_S, Checkpointer
-from djinn.recovery.checkpoints import plan
-from djinn.recovery.journal import MAX_NODES, Journal
-from djinn.recovery.losses import Losses
-from djinn.recovery.metering import MeteredConnection
-from djinn.recovery.reconnecting import Reconnector
-from djinn.recovery.repeating import repeated
-from djinn.recovery.replaying import Hands, Replay
-from djinn.results import ResultCache
 from djinn.wire.messages import GENERATOR_HANDLE, Welcome
+from djinn_backend_replay.checkpointing import BYTES_PER_S, Checkpointer
+from djinn_backend_replay.checkpoints import plan
+from djinn_backend_replay.journal import MAX_NODES, Journal
+from djinn_backend_replay.losses import Losses
+from djinn_backend_replay.metering import MeteredConnection
+from djinn_backend_replay.reconnecting import Reconnector
+from djinn_backend_replay.renumbering import repeated
+from djinn_backend_replay.replaying import Hands, Replay
 
 log = logging.getLogger("djinn.recovery")
 
@@ -42,11 +40,12 @@ _T = TypeVar("_T")
 class Recovering:
     """Hands over as a link does, and begins anew on another server when the server dies.
 
-    It has the methods of `djinn.link.Link`.
+    A `djinn.kinds.backend.Backend`.
 
     Args:
-        make: Makes what hands over, given connections.
-        connections: The first ones.
+        make: Opens the backend that does the work, on connections.
+        meters: The first connections.
+        hands: The backend on these.
         reconnector: Makes others.
         tape: The session's tape.
         released: Numbers of values that nobody names any more.
@@ -63,7 +62,7 @@ class Recovering:
     """
 
     def __init__(
-        self, make: Callable[[Sequence[Connection]], Hands], connections: Sequence[Connection],
+        self, make: Callable[[Sequence[Connection]], Hands], meters: Sequence[MeteredConnection], hands: Hands,
         reconnector: Reconnector, tape: Tape, released: deque[int], numbers: Iterator[int],
         devices: Sequence[torch.device | None], limit_bytes: int, budget_s: float,
     ) -> None:
@@ -71,8 +70,8 @@ class Recovering:
         self.materializations = 0
         self.nodes_taken = 0
         self._make = make
-        self._meters = list(map(MeteredConnection, connections))
-        self._hands = make(self._meters)
+        self._meters = meters
+        self._hands = hands
         self._reconnector = reconnector
         self._tape = tape
         self._released = released
@@ -88,7 +87,6 @@ class Recovering:
         self._last_words = ""
         self._past: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
-        self._pinned: int | None = None
         self._checkpointer = Checkpointer(self.journal, budget_s, devices)
         self._spent_s = 0.0
         """Processor time of this side for what has not been measured."""
@@ -100,36 +98,36 @@ class Recovering:
     @property
     def address(self) -> str:
         """Where operations run now."""
-        return self._hands.link.address
+        return self._hands.backend.address
 
     @property
     def welcome(self) -> Welcome:
         """What the server said of itself that runs them now."""
-        return self._hands.link.welcome
+        return self._hands.backend.welcome
 
     @property
-    def links(self) -> list[Link]:
-        """The links that there are now."""
-        return self._hands.link.links
+    def executors(self) -> Sequence[RemoteExecutor]:
+        """The executors that there are now."""
+        return self._hands.backend.executors
 
     @property
-    def inner(self) -> Link | Fleet:
-        """What hands over to the servers that there are now."""
-        return self._hands.link
+    def device_count(self) -> int:
+        """How many logical devices there are, whichever servers die."""
+        return len(self._devices)
 
     def flush(self) -> None:
         """Send everything pending."""
         self._take(None)
-        self._handed_over(lambda hands: hands.link.flush())
+        self._handed_over(lambda hands: hands.backend.flush())
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
-        """Bring values home; see `djinn.link.Link.fetch`.
+        """Bring values home; see `djinn.kinds.backend.Backend.fetch`.
 
         Raises:
             StateLostError: A value was lost with a server.
         """
         self._take(None if whole else slots)
-        return self._asked(slots, lambda hands: hands.link.fetch(slots, whole=True))
+        return self._asked(slots, lambda hands: hands.backend.fetch(slots, whole=True))
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and bring home the metadata of values.
@@ -138,12 +136,12 @@ class Recovering:
             StateLostError: A value was lost with a server.
         """
         self._take(None)
-        return self._asked(slots, lambda hands: hands.link.describe(slots))
+        return self._asked(slots, lambda hands: hands.backend.describe(slots))
 
     def synchronize(self) -> None:
         """Send everything pending and wait until it has run."""
         self._take(None)
-        self._asked((), lambda hands: hands.link.synchronize())
+        self._asked((), lambda hands: hands.backend.synchronize())
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor, and keep it."""
@@ -152,17 +150,17 @@ class Recovering:
         self.journal.add_upload(number, dense, device, is_whole=is_whole)
         if number == GENERATOR_HANDLE and is_whole:
             self._losses.restore(GENERATOR_HANDLE)
-        self._handed_over(lambda hands: hands.link.upload(number, dense, device))
+        self._handed_over(lambda hands: hands.backend.upload(number, dense, device))
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers after everything pending."""
         self._take(None)
         self.journal.add_seed(seed)
         self._losses.restore(GENERATOR_HANDLE)
-        self._handed_over(lambda hands: hands.link.seed(seed))
+        self._handed_over(lambda hands: hands.backend.seed(seed))
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
-        """Run a piece of tape again, behind everything pending; see `djinn.link.Link.run`."""
+        """Run a piece of tape again, behind everything pending; see `djinn.kinds.backend.Backend.run`."""
         self._take(None)
         own, gone = repeated(nodes, released, self._numbers, self.journal)
         self.journal.add_nodes(own, gone, defers=False)
@@ -170,22 +168,12 @@ class Recovering:
             own = [node for node in own if self._losses.allows(node)]
             self._handed_over(lambda hands: _add(hands, own, self._losses.present(gone)))
         else:
-            self._handed_over(lambda hands: hands.link.run(nodes, released, layout))
+            self._handed_over(lambda hands: hands.backend.run(nodes, released, layout))
 
-    def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor from now on; ``None``: wherever the placement wants it."""
-        self._pinned = executor
-        self._hands.link.pin(executor)
-
-    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
-              links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast an executor of those is that there are now."""
-        self._hands.link.learn(executor, profile, home_link, links)
-
-    def keep_results(self, results: ResultCache | None) -> None:
-        """Let go of results that are kept, and keep others from now on; after a recovery, as the settings say."""
+    def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
+        """Drop the caches of results, and use others; after a recovery, those of the settings."""
         if self._is_alive:
-            self._hands.link.keep_results(results)
+            self._hands.backend.use_cache(open_cache)
 
     def cancel(self) -> None:
         """Have nothing run any more of what was handed over, nor be carried out again.
@@ -194,16 +182,16 @@ class Recovering:
         """
         if self._is_alive and self._ended is None:
             self.journal.cancel()
-            self._hands.link.cancel()
+            self._hands.backend.cancel()
 
     def close(self) -> None:
         """Close the connections."""
         self._ended = SessionClosedError("The session has ended.", hint="Call djinn.init() to start another.")
-        self._hands.link.close()
+        self._hands.backend.close()
 
     def stats(self) -> dict[str, int]:
         """Count what went over all links that there ever were, and what was recovered."""
-        now = self._hands.link.stats()
+        now = self._hands.backend.stats()
         if not self._is_alive:
             # What it counted is among the past already, and it holds nothing.
             now = dict.fromkeys(now, 0)
@@ -219,7 +207,7 @@ class Recovering:
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
-        """Write the tape, or the slice that ``wanted`` needs, into the journal, and give it on; see `Link._take`."""
+        """Write the tape, or the slice that ``wanted`` needs, into the journal, and pass it on; see `Tape.take`."""
         self._maintain()
         if not (self._tape.nodes or self._released or self._dead):
             return
@@ -272,7 +260,7 @@ class Recovering:
                 self._recover()
             if self._losses:
                 self._losses.check(slots)
-            asked = [link.round_trips for link in self.links]
+            asked = [executor.round_trips for executor in self.executors]
             try:
                 with self._metered():
                     answer = ask(self._hands)
@@ -300,7 +288,7 @@ class Recovering:
     def _answered(self, asked: Sequence[int]) -> None:
         """Learn that something was answered; what all servers have answered for is settled."""
         self._tries = 0
-        if any(link.round_trips == before for link, before in zip(self.links, asked, strict=True)):
+        if any(executor.round_trips == before for executor, before in zip(self.executors, asked, strict=True)):
             return
         self.journal.settled = len(self.journal.entries)
         run_ns = sum(meter.run_ns for meter in self._meters)
@@ -313,10 +301,10 @@ class Recovering:
         self._is_alive = False
         if self.nodes_taken > self._taken_before:
             self._tries, self._taken_before = 0, self.nodes_taken
-        for name, count in self._hands.link.stats().items():
+        for name, count in self._hands.backend.stats().items():
             if name not in _LEVELS:
                 self._past[name] += count
-        self._hands.link.close()
+        self._hands.backend.close()
         log.warning("%s died: %s", self.address, error.summary)
 
     def _look_whether_final(self, error: DjinnError) -> None:
@@ -358,11 +346,9 @@ class Recovering:
         self.journal.compact()
         try:
             meters = list(map(MeteredConnection, connections))
-            hands = self._make(meters)
-            if self._pinned is not None:
-                hands.link.pin(min(self._pinned, len(connections) - 1))
+            hands = self._open(meters)
             replay = Replay(self.journal, hands)
-            log.warning("going on at %s: %d operations are carried out again", hands.link.address,
+            log.warning("going on at %s: %d operations are carried out again", hands.backend.address,
                         self.journal.node_count)
             replay.run()
         except DjinnError as error:
@@ -384,6 +370,10 @@ class Recovering:
         log.warning("recovered at %s: connected after %.2f s, %d operations and %s bytes again in %.2f s%s",
                     self.address, connected_s, replay.nodes, f"{replay.size_bytes:,}", replayed_s,
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
+
+    def _open(self, meters: Sequence[MeteredConnection]) -> Hands:
+        """Open another backend."""
+        return self._make(meters)
 
     def _maintain(self) -> None:
         """Ask how long work takes, and make a checkpoint, if it is time to.
@@ -408,11 +398,11 @@ class Recovering:
         Returns:
             Whether it has; if not, a server has died, which the next message finds out.
         """
-        for _ in range(MAX_TRIES * len(self.links)):
-            asked = [link.round_trips for link in self.links]
+        for _ in range(MAX_TRIES * len(self.executors)):
+            asked = [executor.round_trips for executor in self.executors]
             try:
                 with self._metered():
-                    self._hands.link.synchronize()
+                    self._hands.backend.synchronize()
             except Exception as error:  # noqa: BLE001  # raised by `_asked`
                 if self._hands.is_broken:
                     return False
@@ -440,6 +430,47 @@ class Recovering:
         found = plan(journal, costs, BYTES_PER_S)
         if found.left_bytes <= journal.limit_bytes:
             self._checkpointer.fetch(self._hands, found)
+
+
+class PlacingRecovering(Recovering):
+    """Recovers a backend with several executors; a `djinn.planning.placing.SupportsPlacement`."""
+
+    _pinned: int | None = None
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor, also after a recovery; ``None``: wherever the placement wants it."""
+        self._pinned = executor
+        self._placing(self._hands).pin(executor)
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Use new measurements of an executor, of those that there are now."""
+        self._placing(self._hands).learn(executor, profile, home_link, links)
+
+    @property
+    def placement(self) -> Placement:
+        """What decides now where operations run."""
+        return self._placing(self._hands).placement
+
+    def use(self, placement: Placement) -> None:
+        """Let another placement decide, until the servers change."""
+        self._placing(self._hands).use(placement)
+
+    def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
+        """Describe the executors to a scheduler."""
+        return self._placing(self._hands).devices(values)
+
+    @staticmethod
+    def _placing(hands: Hands) -> SupportsPlacement:
+        backend = hands.backend
+        assert isinstance(backend, SupportsPlacement)
+        return backend
+
+    def _open(self, meters: Sequence[MeteredConnection]) -> Hands:
+        hands = super()._open(meters)
+        if self._pinned is not None:
+            self._placing(hands).pin(min(self._pinned, len(hands.backend.executors) - 1))
+        return hands
 
 
 def _add(hands: Hands, nodes: Sequence[Node], gone: Sequence[int]) -> None:

@@ -1,22 +1,22 @@
-"""The link: what goes over a session's connection, in which order, and what comes back."""
+"""The backend of a session with one executor: what goes over its connection, in which order, and what comes back."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, ScheduleError, SessionClosedError, TransportError
+from djinn.flush_policy import Pace
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
+from djinn.kinds.backend import Arrange
+from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.transport import CancellingConnection
-from djinn.model.schedule import DeviceProfile, LinkProfile
-from djinn.pacing import Pace
-from djinn.programs import Layout, ProgramTable, lay_out
-from djinn.results import NO_RESULTS, ResultCache
+from djinn.programs import Layout, ProgramTable
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import (
     Batch,
@@ -40,27 +40,27 @@ MAX_FAILURES = 1000
 """Failures and origins that are remembered, the latest ones."""
 
 
-class Link:
-    """Turns tape into batches and keeps the books of handles and failures.
+class SingleBackend:
+    """Turns tape into batches, and keeps account of handles and failures; see `djinn.kinds.backend.Backend`.
 
     Args:
         connection: An open connection.
         tape: What is to be handed over.
-        released: Numbers of values that nobody names any more.
+        released: Numbers of values that the program no longer refers to.
         arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
         pace: When to hand over; told when it happens.
         is_debugging: Whether the users' lines are kept.
-        heard: Failures that the session has heard of, by the server's session and their identity there; shared by
-            links whose servers pass failures on to each other.
+        reported: Failures that the session has heard of, by the server's session and their identity there; shared by
+            backends whose servers pass failures on to each other.
+        cache: Asked before a segment is submitted.
 
     Concurrency:
         The caller holds the session's lock.
     """
 
     def __init__(
-        self, connection: Connection, tape: Tape, released: deque[int],
-        arrange: Callable[[Sequence[Node]], Sequence[int] | None], pace: Pace, is_debugging: bool,
-        heard: set[tuple[str, int]] | None = None, results: ResultCache | None = None,
+        self, connection: Connection, tape: Tape, released: deque[int], arrange: Arrange, pace: Pace,
+        is_debugging: bool, reported: set[tuple[str, int]] | None = None, cache: SubmissionCache | None = None,
     ) -> None:
         self.address = connection.address
         self.welcome = connection.welcome
@@ -69,8 +69,8 @@ class Link:
         self.connection = connection
         self._programs = ProgramTable(arrange)
         self._pace = pace
-        self._heard = set[tuple[str, int]]() if heard is None else heard
-        self._results = results
+        self._reported = set[tuple[str, int]]() if reported is None else reported
+        self._cache = SubmissionCache() if cache is None else cache
         self._is_answered = True
         self._dead: set[int] = set()
         self._commands: list[Command] = []
@@ -88,21 +88,28 @@ class Link:
         self.live_handles = 0
 
     @property
-    def links(self) -> list[Link]:
-        """Every link of the session: this one."""
-        return [self]
+    def executors(self) -> Sequence[SingleBackend]:
+        """The one executor: a backend of one is its account, too."""
+        return (self,)
+
+    @property
+    def device_count(self) -> int:
+        """Return 1."""
+        return 1
 
     @property
     def is_broken(self) -> bool:
         """Whether nothing can be sent or received any more."""
         return self._broken is not None
 
-    def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor; there is no other."""
+    def wrap_connection(self, wrap: Callable[[Connection], Connection]) -> Callable[[], None]:
+        """Let everything pass through another connection; returns a function that undoes that."""
+        plain, self.connection = self.connection, wrap(self.connection)
 
-    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
-              links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast the executor is, which with one makes no difference."""
+        def undo() -> None:
+            self.connection = plain
+
+        return undo
 
     def flush(self) -> None:
         """Send everything pending."""
@@ -126,18 +133,16 @@ class Link:
             whole: Whether to send the whole tape, or only what the values need.
         """
         self._take(None if whole else slots)
-        if self._results is None:
-            return self._brought(slots)
-        known = self._results.at_home(slots)
-        missing = [slot for slot, tensor in zip(slots, known, strict=True) if tensor is None]
-        # Even if nothing is missing: what failed since the last answer is told at the next wait.
-        made = self._brought(missing) if missing or self._commands or not self._is_answered else []
-        for slot, value in zip(missing, made, strict=True):
-            self._results.came_home(slot, value)
-        rest = iter(made)
-        return [next(rest) if tensor is None else tensor for tensor in known]
+        cached = self._cache.fetched(slots)
+        missing = [slot for slot, value in zip(slots, cached, strict=True) if value is None]
+        # Even if nothing is missing: failures since the last answer are raised at the next wait.
+        values = self._fetch_values(missing) if missing or self._commands or not self._is_answered else []
+        for slot, value in zip(missing, values, strict=True):
+            self._cache.keep_fetched(slot, value)
+        rest = iter(values)
+        return [next(rest) if value is None else value for value in cached]
 
-    def _brought(self, slots: Sequence[Slot]) -> list[Any]:
+    def _fetch_values(self, slots: Sequence[Slot]) -> list[Any]:
         items, tensors = self._request(Batch([], fetch=tuple(slot.number for slot in slots), synchronize=not slots))
         data = iter(tensors)
         return [self._local(item, data) for item in items]
@@ -161,8 +166,7 @@ class Link:
         self._commands.append(Upload(number, header_of(dense)))
         self._tensors.append(dense.clone() if is_held else dense)
         self.live_handles += number != 0
-        if self._results is not None:
-            self._results.uploaded(number, dense)
+        self._cache.uploaded(number, dense)
         if not is_held:
             self.submit()
 
@@ -180,25 +184,21 @@ class Link:
             layout: What `djinn.programs.lay_out` makes of them.
         """
         self._take(None)
-        if self._results is not None:
-            self._results.ran(nodes)
+        self._cache.ran(nodes)
         self._add(nodes, released, layout)
 
-    def keep_results(self, results: ResultCache | None) -> None:
-        """Let go of results that are kept, and keep others from now on."""
+    def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
+        """Drop the cache of results, and use another."""
         self._take(None)
-        if self._results is not None:
-            self._results.forget_all()
-            freed = self._results.release(())
-            self._commands += [Free(tuple(freed))] if freed else []
-            self.live_handles -= len(freed)
-        self._results = results
+        freed = self._cache.release_all()
+        self._commands += [Free(tuple(freed))] if freed else []
+        self.live_handles -= len(freed)
+        self._cache = open_cache()
 
     def cancel(self) -> None:
         """Have nothing run any more of what was handed over."""
-        if self._results is not None:
-            # As if it had failed: it is to be computed anew.
-            self._results.answered(failed=True)
+        # As if it had failed: it has to be computed again.
+        self._cache.answered(failed=True)
         if isinstance(self.connection, CancellingConnection) and self._broken is None:
             self.connection.cancel()
 
@@ -221,7 +221,7 @@ class Link:
             "programs_sent": self._programs.defined,
             "programs_known": len(self._programs),
             "live_handles": self.live_handles,
-            **(NO_RESULTS if self._results is None else self._results.stats()),
+            **self._cache.stats(),
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
@@ -232,16 +232,12 @@ class Link:
         self.nodes_taken += len(nodes)
         alive = without_dead(nodes, gone)
         self._dead -= gone
-        held = sorted(gone - {slot.number for node in nodes for slot in node.outputs})
-        layout = None
-        if self._results is not None:
-            layout = lay_out(alive, gone)
-            copies = self._results.find(alive, layout) if alive else None
-            held = self._results.release(held)
-            if copies is not None:
-                alive = []
-                self._commands.append(Copy(copies))
-                self.live_handles += len(copies)
+        copies, layout = self._cache.find(alive, gone) if alive else (None, None)
+        held = self._cache.release(sorted(gone - {slot.number for node in nodes for slot in node.outputs}))
+        if copies is not None:
+            alive = []
+            self._commands.append(Copy(tuple(copies)))
+            self.live_handles += len(copies)
         if alive:
             try:
                 self._add(alive, gone, layout, held)
@@ -282,8 +278,7 @@ class Link:
         self._is_answered = False
         result, data = self._guarded(lambda: self.connection.request(batch, tensors))
         self._is_answered = True
-        if self._results is not None:
-            self._results.answered(failed=bool(result.failures))
+        self._cache.answered(failed=bool(result.failures))
         self._learn(result)
         self._raise_failure(result)
         return result.items, data
@@ -307,8 +302,8 @@ class Link:
         for failure in result.failures:
             self._failures[failure.identity] = failure
             origin = (failure.source or self.welcome.session, failure.source_identity or failure.identity)
-            if origin not in self._heard:
-                self._heard.add(origin)
+            if origin not in self._reported:
+                self._reported.add(origin)
                 # Who was interrupted knows; and who asks for a value that has not come about is told.
                 if failure.kind != OperationCancelledError.__name__:
                     self._unreported.append(failure)

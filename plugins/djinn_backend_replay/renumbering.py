@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn.recovery.journal import Journal
+from djinn_backend_replay.journal import Journal
 
 
 def repeated(

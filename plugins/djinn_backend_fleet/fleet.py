@@ -10,26 +10,27 @@ from typing import Any
 import torch
 
 from djinn.errors import ConfigurationError
-from djinn.fleet.placement import Placed, Placement
-from djinn.fleet.views import changes_metadata, is_view, view_chain
-from djinn.fleet.whereabouts import Held, Whereabouts
+from djinn.flush_policy import Pace
 from djinn.interrupts import deferral
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
+from djinn.ir.views import is_view
 from djinn.kinds import Connection
-from djinn.link import Link
-from djinn.model.schedule import DeviceProfile, LinkProfile
-from djinn.pacing import Pace
+from djinn.kinds.cache import SubmissionCache
+from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
+from djinn.planning.placing import Placed, Placement
 from djinn.programs import Layout
-from djinn.results import ResultCache
+from djinn.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
+from djinn_backend_fleet.directory import Held, Whereabouts
+from djinn_backend_fleet.views import changes_metadata, view_chain
 
 
 class Fleet:
     """Hands tape over to several executors, and keeps the books of what is where.
 
-    It has the methods of `djinn.link.Link`. Every executor runs its part of the tape in program order; where an
+    A `djinn.kinds.backend.Backend`. Every executor runs its part of the tape in program order; where an
     operation reads what another executor has, the value is sent from server to server, and the receiving one waits for
     it there. So the parts run at the same time as far as the data allows.
 
@@ -49,12 +50,12 @@ class Fleet:
         self, connections: Sequence[Connection], tape: Tape, released: deque[int], placement: Placement, pace: Pace,
         *, is_debugging: bool,
     ) -> None:
-        heard: set[tuple[str, int]] = set()
-        self.links = [Link(connection, Tape(), deque(), _in_order, pace, is_debugging, heard)
-                      for connection in connections]
-        self.address = ", ".join(link.address for link in self.links)
-        self.welcome = self.links[0].welcome
-        self.where = Whereabouts(len(self.links))
+        reported: set[tuple[str, int]] = set()
+        self.executors = [SingleBackend(connection, Tape(), deque(), _in_order, pace, is_debugging, reported)
+                          for connection in connections]
+        self.address = ", ".join(executor.address for executor in self.executors)
+        self.welcome = self.executors[0].welcome
+        self.where = Whereabouts(len(self.executors))
         self.materializations = 0
         self.nodes_taken = 0
         self.transfers = 0
@@ -75,12 +76,12 @@ class Fleet:
     @property
     def nodes_sent(self) -> int:
         """How many operations were handed over, those included that several executors carry out."""
-        return sum(link.nodes_sent for link in self.links)
+        return sum(link.nodes_sent for link in self.executors)
 
     @property
     def live_handles(self) -> int:
         """How many values the executors hold, copies included."""
-        return sum(link.live_handles for link in self.links)
+        return sum(link.live_handles for link in self.executors)
 
     def pin(self, executor: int | None) -> None:
         """Let everything run on one executor from now on; ``None``: where the placement wants it."""
@@ -92,16 +93,25 @@ class Fleet:
         self.placement.learn(executor, profile, home_link, links)
 
     def use(self, placement: Placement) -> None:
-        """Let another placement decide from now on."""
+        """Let another placement decide."""
         self.placement = placement
 
-    def keep_results(self, results: ResultCache | None) -> None:
-        """Refuse: what several executors have computed is not kept to be used again.
+    @property
+    def device_count(self) -> int:
+        """How many logical devices there are: one, unless the user says which executor runs what."""
+        return self.placement.device_count(len(self.executors))
+
+    def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
+        """Describe the executors to a scheduler; see `djinn.planning.placing.SupportsPlacement`."""
+        return self.placement.devices(self.where, values)
+
+    def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
+        """Refuse: results of several executors are not kept.
 
         Raises:
-            ConfigurationError: Something was to be kept.
+            ConfigurationError: The cache would keep results.
         """
-        if results is not None:
+        if type(open_cache()) is not SubmissionCache:
             raise ConfigurationError("Results are kept by sessions with one executor only.",
                                      hint="Leave result_cache_bytes out, or connect to one server.")
 
@@ -113,11 +123,11 @@ class Fleet:
             ConfigurationError: Their devices are of different kinds, or their PyTorch releases differ.
         """
         for attribute in ("device", "torch"):
-            kinds = {getattr(link.welcome, attribute).partition(":")[0] for link in self.links}
+            kinds = {getattr(link.welcome, attribute).partition(":")[0] for link in self.executors}
             if len(kinds) > 1:
                 raise ConfigurationError(f"The servers of one session have to be alike, their {attribute}s are "
                                          f"{' and '.join(sorted(kinds))}.", hint="Serve them alike.")
-        for source, target in itertools.permutations(range(len(self.links)), 2):
+        for source, target in itertools.permutations(range(len(self.executors)), 2):
             self._introduce(source, target)
         self.synchronize()
 
@@ -128,7 +138,7 @@ class Fleet:
         self._pace.sent()
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
-        """Bring values home; see `djinn.link.Link.fetch`."""
+        """Bring values home; see `djinn.kinds.backend.Backend.fetch`."""
         self._take(None if whole else slots)
         return self._asked(slots, lambda link, mine: link.fetch(mine, whole=True))
 
@@ -144,50 +154,50 @@ class Fleet:
         """Send everything pending and wait until it has run everywhere."""
         self._take(None)
         self._submit()
-        for link in self.links:
+        for link in self.executors:
             link.synchronize()
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor to the executor that is to hold it."""
         size_bytes = dense.numel() * dense.element_size()
         if number == GENERATOR_HANDLE:
-            self.links[self._generator(device)].upload(number, dense)
+            self.executors[self._generator(device)].upload(number, dense)
             return
         executor = self.placement.house(size_bytes, device, self.where)
         spec = TensorSpec(dense.size(), dense.stride(), 0, dense.dtype, dense.device)
         self.where.add(Slot(number, number), executor, spec)
-        self.links[executor].upload(number, dense)
+        self.executors[executor].upload(number, dense)
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers after everything pending."""
         self._take(None)
-        for executor, link in enumerate(self.links):
+        for executor, link in enumerate(self.executors):
             if not self.placement.shares_generator or executor == self._drawn_at:
                 link.seed(seed)
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
-        """Run a piece of tape again, behind everything pending; see `djinn.link.Link.run`."""
+        """Run a piece of tape again, behind everything pending; see `djinn.kinds.backend.Backend.run`."""
         self._take(None)
         self._distribute(self.placement.place(nodes, released, self.where), set(released))
 
     def cancel(self) -> None:
         """Have nothing run any more of what was handed over."""
-        for link in self.links:
+        for link in self.executors:
             link.cancel()
 
     def close(self) -> None:
         """Close the connections."""
-        for link in self.links:
+        for link in self.executors:
             link.close()
 
     def stats(self) -> dict[str, int]:
         """Count what went over the links."""
-        every = [link.stats() for link in self.links]
+        every = [link.stats() for link in self.executors]
         counted = {name: sum(counts[name] for counts in every) for name in every[0]}
         return {**counted, "materializations": self.materializations, "transfers": self.transfers,
                 "bytes_transferred": self.transferred_bytes}
 
-    def _asked(self, slots: Sequence[Slot], ask: Callable[[Link, list[Slot]], list[Any]]) -> list[Any]:
+    def _asked(self, slots: Sequence[Slot], ask: Callable[[SingleBackend, list[Slot]], list[Any]]) -> list[Any]:
         """Ask every executor for what it has. All have all commands by then: one may wait for another's values."""
         self._submit()
         groups: dict[int, list[int]] = {}
@@ -195,7 +205,7 @@ class Fleet:
             groups.setdefault(self._home_of(slot), []).append(position)
         made: list[Any] = [None] * len(slots)
         for executor, positions in groups.items():
-            answers = ask(self.links[executor], [slots[position] for position in positions])
+            answers = ask(self.executors[executor], [slots[position] for position in positions])
             for position, answer in zip(positions, answers, strict=True):
                 made[position] = answer
         return made
@@ -212,11 +222,11 @@ class Fleet:
         return 0 if device is None else device.index or 0
 
     def _submit(self) -> None:
-        for link in self.links:
+        for link in self.executors:
             self._submit_to(link)
         self._raise_interrupt()
 
-    def _submit_to(self, link: Link) -> None:
+    def _submit_to(self, link: SingleBackend) -> None:
         """Submit what an executor has to do; keep an interrupt until the others have what refers to it."""
         try:
             link.submit()
@@ -232,7 +242,7 @@ class Fleet:
             raise interrupt
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
-        """Distribute the tape, or the slice that ``wanted`` needs; as `djinn.link.Link` does for one executor."""
+        """Distribute the tape, or the slice that ``wanted`` needs; see `djinn.ir.tape.Tape.take`."""
         if not (self._tape.nodes or self._released or self._dead):
             return
         nodes, gone = self._tape.take(wanted, self._released, self._dead)
@@ -259,7 +269,7 @@ class Fleet:
             self._put(node, self._allowed(node, executor))
         self._position = len(placed)
         self._let_go()
-        for link in self.links:
+        for link in self.executors:
             link.settle()
         self._raise_interrupt()
 
@@ -268,7 +278,7 @@ class Fleet:
         while self._leaving and self._leaving[0][0] < self._position:
             number = self._leaving.popleft()[1]
             for executor in self.where.drop(number):
-                self.links[executor].released.append(number)
+                self.executors[executor].released.append(number)
 
     def _allowed(self, node: Node, executor: int) -> int:
         """Return where a node may run, given where it should: what it writes or views is at home somewhere."""
@@ -292,7 +302,7 @@ class Fleet:
             if before != home:
                 if home not in held.copies:
                     self._move(slot.number, before, home)
-                self.links[before].released.append(slot.number)
+                self.executors[before].released.append(slot.number)
             self.where.rehouse(slot)
         return self.where.homes[held.storage]
 
@@ -306,7 +316,7 @@ class Fleet:
             self._rehome(slot, executor)
         for slot in node.inputs:
             self._bring(slot, executor)
-        self.links[executor].tape.nodes.append(node)
+        self.executors[executor].tape.nodes.append(node)
         for slot in written:
             self._forget_copies(slot)
             if changes_metadata(signature.template.operator):
@@ -339,7 +349,7 @@ class Fleet:
 
     def _repeat(self, node: Node, executor: int) -> None:
         """Make the views of a node on another executor as well."""
-        link = self.links[executor]
+        link = self.executors[executor]
         link.tape.nodes.append(node)
         for slot in node.outputs:
             if slot.number in self.where:
@@ -354,15 +364,15 @@ class Fleet:
             return
         family = tuple(number for number, _ in self.where.members_of(slot.storage))
         self._send(Send(slot.number, executor, next(self._parcels), family), home, executor)
-        self.links[home].released.extend(family)
-        self.links[executor].live_handles += self.where.rehome(slot.storage, executor)
+        self.executors[home].released.extend(family)
+        self.executors[executor].live_handles += self.where.rehome(slot.storage, executor)
 
     def _forget_copies(self, slot: Slot) -> None:
         """Drop what other executors have of a storage that has been written."""
         for number, held in list(self.where.members_of(slot.storage)):
             for executor in sorted(held.copies):
                 self.where.drop_copy(number, executor)
-                self.links[executor].released.append(number)
+                self.executors[executor].released.append(number)
 
     def _move(self, number: int, source: int, target: int) -> None:
         """Send a copy of a value from one server to another."""
@@ -370,26 +380,26 @@ class Fleet:
         if number != GENERATOR_HANDLE:
             self.transferred_bytes += self._size_of(number)
             self.where.copied(number, target)
-            self.links[target].live_handles += 1
+            self.executors[target].live_handles += 1
 
     def _send(self, send: Send, source: int, target: int) -> None:
         """Let a parcel go from one server to another, behind everything that these have to do so far."""
         # This cuts programs. What they have used for the last time by then is freed with them.
         self._let_go()
-        self.links[source].settle()
-        self.links[target].settle()
-        self.links[source].command(send)
+        self.executors[source].settle()
+        self.executors[target].settle()
+        self.executors[source].command(send)
         # Whatever waits for a parcel waits for what is on its way already: so nobody waits for ever, also where handing
         # over itself has to wait. And the sooner it begins, the more happens at once.
-        self._submit_to(self.links[source])
-        sender = self.links[source].welcome.session
-        self.links[target].command(Receive(send.handle, send.parcel, sender, send.family))
+        self._submit_to(self.executors[source])
+        sender = self.executors[source].welcome.session
+        self.executors[target].command(Receive(send.handle, send.parcel, sender, send.family))
         self.transfers += 1
 
     def _introduce(self, source: int, target: int) -> None:
-        welcome = self.links[target].welcome
-        command: Command = Peer(target, self.links[target].address, welcome.mailbox)
-        self.links[source].command(command)
+        welcome = self.executors[target].welcome
+        command: Command = Peer(target, self.executors[target].address, welcome.mailbox)
+        self.executors[source].command(command)
 
 
 def _in_order(nodes: Sequence[Node]) -> None:

@@ -6,13 +6,11 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Protocol, TypeAlias
 
 import attrs
 import torch
 
 from djinn.errors import OutOfMemoryError
-from djinn.fleet.whereabouts import Whereabouts
 from djinn.graphs import graph_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
@@ -20,6 +18,7 @@ from djinn.kinds import Scheduler
 from djinn.model.graph import Graph
 from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
 from djinn.planning.check import check_schedule
+from djinn.planning.placing import Placed, ValueDirectory
 from djinn.programs import lay_out
 from djinn.wire.messages import Welcome
 
@@ -32,42 +31,24 @@ ROOM_FOR_ACTIVATIONS = 0.1
 _LEVELS = 8
 """Into so many levels of free memory a device is divided: on another level, it is scheduled anew."""
 
-Placed: TypeAlias = list[tuple[Node, int]]
-
-
-class Placement(Protocol):
-    """Decides where things are.
-
-    Attributes:
-        shares_generator: Whether all executors draw from one stream of random numbers, as one device would.
-    """
-
-    shares_generator: bool
-
-    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
-        """Choose the executor that is to hold an upload."""
-
-    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
-        """Choose executor and order of a piece of tape."""
-
-    def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor from now on; ``None``: wherever it is placed."""
-
-    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
-              links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast an executor is, and the links from it."""
-
-
 class ExplicitPlacement:
     """The user's: each executor is a device of its own, ``remote_accelerator:0``, ``:1``, ..."""
 
     shares_generator = False
 
-    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+    def device_count(self, executors: int) -> int:
+        """Return how many executors there are: each is a device."""
+        return executors
+
+    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
+        """Describe nothing: the user decides."""
+        return []
+
+    def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
         """Choose the executor that is the device."""
         return 0 if device is None else device.index or 0
 
-    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+    def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> Placed:
         """Let each node run on the device of what it makes or writes."""
         return [(node, _device_index(node)) for node in nodes]
 
@@ -115,6 +96,10 @@ class AutomaticPlacement:
 
     shares_generator = True
 
+    def device_count(self, executors: int) -> int:
+        """Return 1."""
+        return 1
+
     def __init__(
         self, scheduler: Scheduler, members: Sequence[Member], annotate: Callable[[Graph], Graph]
     ) -> None:
@@ -141,7 +126,7 @@ class AutomaticPlacement:
                                                links={**self._members[executor].links, **named})
         self._schedules.clear()
 
-    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+    def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
         """Choose the executor that is being filled; once something does not fit there, the next.
 
         Small tensors that would still fit an earlier one stay with those that they were uploaded with.
@@ -161,12 +146,12 @@ class AutomaticPlacement:
         raise OutOfMemoryError(f"A tensor of {size_bytes:,} bytes fits none of the servers; in use are {held}.",
                                hint="Free tensors, add a server, or start servers with more memory (--memory-mib).")
 
-    def _has_room(self, index: int, size_bytes: int, share: float, where: Whereabouts) -> bool:
+    def _has_room(self, index: int, size_bytes: int, share: float, where: ValueDirectory) -> bool:
         member = self._members[index]
         held_bytes = where.held_bytes[index] + member.welcome.held_bytes
         return member.memory_bytes is None or bool(held_bytes + size_bytes <= share * member.memory_bytes)
 
-    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+    def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> Placed:
         """Ask the scheduler, or remember what it said of such a piece."""
         if not nodes:
             return []
@@ -184,7 +169,7 @@ class AutomaticPlacement:
         return [(nodes[index], executor) for index, executor in zip(*known, strict=True)]
 
     @staticmethod
-    def _spread(number: int, where: Whereabouts) -> tuple[int, ...]:
+    def _spread(number: int, where: ValueDirectory) -> tuple[int, ...]:
         held = where.find(number)
         return () if held is None else (where.homes[held.storage], *sorted(held.copies))
 
@@ -194,12 +179,12 @@ class AutomaticPlacement:
         specs = (spec for node in nodes for spec in node.signature.results if spec is not None)
         return sum(spec.size_bytes for spec in specs).bit_length()
 
-    def _levels(self, where: Whereabouts) -> tuple[int, ...]:
+    def _levels(self, where: ValueDirectory) -> tuple[int, ...]:
         return tuple(0 if member.memory_bytes is None else _LEVELS * held // member.memory_bytes
                      for member, held in zip(self._members, where.held_bytes, strict=True))
 
     def _decide(
-        self, nodes: Sequence[Node], inputs: Sequence[int], where: Whereabouts
+        self, nodes: Sequence[Node], inputs: Sequence[int], where: ValueDirectory
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         graph = self._annotate(graph_of(nodes))
         described = self.devices(where, inputs)
@@ -212,7 +197,7 @@ class AutomaticPlacement:
         return (tuple(positions[name] for name in schedule.order),
                 tuple(indices[schedule.devices[name]] for name in schedule.order))
 
-    def devices(self, where: Whereabouts, values: Sequence[int] = ()) -> list[DeviceInfo]:
+    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
         """Describe the executors to a scheduler, in their order.
 
         Args:

@@ -9,11 +9,11 @@ from typing import Any, Final, TypeAlias
 import attrs
 import torch
 
-from djinn.fleet.views import is_view, is_view_anywhere
 from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
-from djinn.recovery.keeping import Kept
+from djinn.ir.views import is_view, is_view_anywhere
+from djinn_backend_replay.retained import Kept
 
 GENERATOR: Final = 0
 """Stands for the random generators where storages are compared; values are numbered from 1."""

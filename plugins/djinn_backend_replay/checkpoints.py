@@ -10,10 +10,10 @@ import attrs
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn.recovery.entries import Entry, Generators, Snapshot, Upload, changes_metadata, is_plain_view
-from djinn.recovery.journal import Journal, kept_bytes, needed_entries
-from djinn.recovery.keeping import Kept
 from djinn.wire.tensors import is_dense
+from djinn_backend_replay.entries import Entry, Generators, Snapshot, Upload, changes_metadata, is_plain_view
+from djinn_backend_replay.journal import Journal, kept_bytes, needed_entries
+from djinn_backend_replay.retained import Kept
 
 MAX_WEIGHED = 3
 """So many of the largest storages are looked at one by one, whether they are cheaper to fetch or to compute again."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from djinn.errors import StateLostError
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn.recovery.entries import GENERATOR
-from djinn.recovery.journal import Journal
 from djinn.wire.messages import GENERATOR_HANDLE
+from djinn_backend_replay.entries import GENERATOR
+from djinn_backend_replay.journal import Journal
 
 
 class Losses:

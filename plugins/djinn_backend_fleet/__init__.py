@@ -1,0 +1,21 @@
+"""The backend of sessions with several executors.
+
+A `djinn_backend_fleet.fleet.Fleet` has one `djinn.single_backend.SingleBackend` for each executor. It keeps a
+directory of where values are, lets a placement decide where operations run, and sends values that are needed elsewhere
+from server to server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import BackendFactory
+
+
+@hookimpl
+def djinn_register_backends(register: Callable[[BackendFactory], None]) -> None:
+    """Register the plugin's one backend."""
+    from djinn_backend_fleet.factory import FleetFactory
+
+    register(FleetFactory())

@@ -1,0 +1,47 @@
+"""Opening a fleet: connections, a placement, and servers that are connected to each other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from djinn.analysis import annotate_graph
+from djinn.ir.tape import Tape
+from djinn.kinds import Backend, BackendContext, Connection
+from djinn.model.graph import Graph
+from djinn.planning.meaning import with_meaning
+from djinn.planning.placing import Placement
+from djinn.planning.profiles import identity_of, load
+from djinn_backend_fleet.fleet import Fleet
+from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
+
+
+class FleetFactory:
+    """Makes backends for sessions with several executors; see `djinn.kinds.backend.BackendFactory`."""
+
+    name = "fleet"
+
+    def open(self, connections: Sequence[Connection], tape: Tape, released: deque[int],
+             context: BackendContext) -> Backend:
+        """Make a fleet.
+
+        Raises:
+            PeerError: A server cannot reach another.
+            ConfigurationError: The servers are not alike, or a setting needs a session with one executor.
+        """
+        placement = _automatic(connections, context) if context.config.placement == "automatic" else ExplicitPlacement()
+        fleet = Fleet(connections, tape, released, placement, context.pace, is_debugging=context.config.debug)
+        fleet.use_cache(context.open_cache)
+        fleet.introduce()
+        return fleet
+
+
+def _automatic(connections: Sequence[Connection], context: BackendContext) -> Placement:
+    found = [load(identity_of(connection)) for connection in connections]
+    members = [Member(f"{context.device.type}:{index}", connection.welcome, known.profile, home_link=known.home_link)
+               for index, (connection, known) in enumerate(zip(connections, found, strict=True))]
+    return AutomaticPlacement(context.plugins.choose("scheduler", "latency"), members, _annotated)
+
+
+def _annotated(graph: Graph) -> Graph:
+    return with_meaning(annotate_graph(graph))

@@ -1,0 +1,24 @@
+"""Recovery: a session goes on when its server dies.
+
+A `djinn_backend_replay.recovering.Recovering` wraps the session's backend. It keeps a journal of how every value that
+the program can still use came to be. When a server dies, it makes the same values again on another one and repeats the
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import BackendContext, OpenBackend
+
+
+@hookimpl(trylast=True)
+def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
+    """Wrap the backend if the settings ask for recovery; innermost, since it opens backends again."""
+    if context.config.recovery == "none":
+        return None
+    from djinn_backend_replay.factory import open_recovering
+
+    return lambda opens: partial(open_recovering, opens, context)

@@ -1,0 +1,54 @@
+"""Wrapping a backend so that it recovers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from djinn.ir.tape import Tape
+from djinn.kinds import Backend, BackendContext, Connection, OpenBackend
+from djinn.planning.placing import SupportsPlacement
+from djinn_backend_replay.metering import MeteredConnection
+from djinn_backend_replay.reconnecting import Reconnector
+from djinn_backend_replay.recovering import PlacingRecovering, Recovering
+from djinn_backend_replay.replaying import Hands
+
+__all__ = ("open_recovering",)
+
+
+def open_recovering(
+    opens: OpenBackend, context: BackendContext, connections: Sequence[Connection], tape: Tape, released: deque[int]
+) -> Recovering:
+    """Open a backend that begins again on another server when a server dies.
+
+    Args:
+        opens: Opens the backend that does the work.
+        context: Settings, and how to connect again.
+        connections: The first connections, one for each executor.
+        tape: The session's tape.
+        released: Numbers of values that the program no longer refers to.
+    """
+    config = context.config
+    reconnector = Reconnector(
+        config.addresses, context.connect, config.recovery_timeout_s,
+        fills_up=config.placement == "explicit", falls_back=config.local_fallback)
+
+    def make(opened: Sequence[Connection]) -> Hands:
+        own_tape, own_released = Tape(), deque[int]()
+        return Hands(opens(opened, own_tape, own_released), own_tape, own_released)
+
+    meters = list(map(MeteredConnection, connections))
+    hands = make(meters)
+    devices = _devices_of(hands.backend, context.device)
+    kind = PlacingRecovering if isinstance(hands.backend, SupportsPlacement) else Recovering
+    return kind(make, meters, hands, reconnector, tape, released, context.numbers, devices, config.recovery_bytes,
+                config.recovery_budget_s)
+
+
+def _devices_of(backend: Backend, first: torch.device) -> list[torch.device | None]:
+    """List the devices that have random numbers of their own; ``None`` stands for the only one."""
+    if backend.device_count == 1:
+        return [None]
+    return [torch.device(first.type, index) for index in range(backend.device_count)]

@@ -1,0 +1,46 @@
+"""The order of a new program's operations, as the scheduler wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import ref
+
+from djinn.graphs import graph_of
+from djinn.ir.tape import Node
+from djinn.kinds import Scheduler
+from djinn.model.schedule import DeviceInfo
+from djinn.planning.check import check_schedule
+from djinn.planning.profiles import calibration_of
+from djinn.session import Session
+
+
+class Arranger:
+    """Asks the scheduler once for each new program.
+
+    Args:
+        session: Whose programs.
+
+    Raises:
+        PluginError: There is no such scheduler.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = ref(session)
+        self._scheduler: Scheduler = session.plugins.choose("scheduler", "single")
+
+    def __call__(self, nodes: Sequence[Node]) -> list[int] | None:
+        """Return the positions of nodes in the order in which they run; ``None`` for program order.
+
+        Raises:
+            ScheduleError: The schedule breaks a rule.
+        """
+        session = self._session()
+        assert session is not None
+        graph = graph_of(nodes)
+        known = calibration_of(session)
+        devices = [DeviceInfo(str(session.device), profile=known.profile, home_link=known.home_link)]
+        schedule = self._scheduler.schedule(graph, devices)
+        check_schedule(schedule, graph, devices)
+        positions = {node.id: index for index, node in enumerate(graph.nodes())}
+        order = [positions[node] for node in schedule.order]
+        return None if order == list(range(len(nodes))) else order
