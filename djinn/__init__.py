@@ -6,30 +6,18 @@ Importing registers the device ``remote_accelerator`` with PyTorch; it opens no 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from djinn._collection import paused_collection
+from djinn.gc_pause import paused_collection
 
 if TYPE_CHECKING:
-    from djinn.calibration import calibrate, profiles
-    from djinn.execution import ExecutionStrategy, execute
-    from djinn.model.schedule import CostEstimate, ExecutionSchedule
-    from djinn.planning.liveness import MemoryEstimator
-    from djinn.plans import Scheduler, SchedulingStrategy, schedule
-
-with paused_collection():
-    from djinn import errors, runtime
-    from djinn.analysis import annotate_graph, build_graph, find_patterns
-    from djinn.capture import Captured, capture, explain, get_graph, is_capturing
-    from djinn.errors import DjinnError, SessionClosedError, TransportError
-    from djinn.ir.phase import ExecutionPhase
-    from djinn.logs import set_debug_level
-    from djinn.model.annotated import AnnotatedGraph
-    from djinn.model.metadata import (
+    from djinn_lib_graph.analysis import annotate_graph, build_graph, find_patterns
+    from djinn_lib_graph.annotated import AnnotatedGraph
+    from djinn_lib_graph.capture import Captured, capture, explain, get_graph, is_capturing
+    from djinn_lib_graph.metadata import (
         DataResidency,
         MemoryPattern,
         MetadataPlaceholder,
@@ -37,7 +25,18 @@ with paused_collection():
         SemanticMetadata,
         WorkloadProfile,
     )
-    from djinn.planning.profiles import Calibration
+    from djinn_lib_schedule.calibrate import calibrate, profiles
+    from djinn_lib_schedule.execution import ExecutionStrategy, execute
+    from djinn_lib_schedule.liveness import MemoryEstimator
+    from djinn_lib_schedule.profiles import Calibration
+    from djinn_lib_schedule.schedule import CostEstimate, ExecutionSchedule
+    from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
+
+with paused_collection():
+    from djinn import errors, later, runtime
+    from djinn.errors import DjinnError, SessionClosedError, TransportError
+    from djinn.ir.phase import ExecutionPhase
+    from djinn.logs import set_debug_level
     from djinn.runtime import (
         RuntimeState,
         ensure_initialized,
@@ -64,20 +63,10 @@ __all__ = (
     "is_initialized", "materialize", "profiles", "register_init_hook", "reset_stats", "schedule", "set_debug_level",
     "shutdown", "stats", "synchronize",
 )
-_LATER = {
-    **dict.fromkeys(("calibrate", "profiles"), "djinn.calibration"),
-    **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn.model.schedule"),
-    **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn.execution"),
-    **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn.plans"),
-    "MemoryEstimator": "djinn.planning.liveness",
-}
-"""Names that are imported when somebody first asks for them: few programs plan, and every program imports djinn."""
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in later.MODULES:
         raise AttributeError(f"module 'djinn' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LATER[name]), name)
+    found = globals()[name] = later.load(name)
     return found
 
 

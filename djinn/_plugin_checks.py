@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from djinn import hookspecs
@@ -16,6 +18,23 @@ if TYPE_CHECKING:
     import typer
 
 _PREFIX = "djinn_"
+_PROTOCOLS: Mapping[str, str] = MappingProxyType({
+    "interceptor": "djinn.kinds:Interceptor",
+    "shapes": "djinn.kinds:ShapeInference",
+    "classifier": "djinn.kinds:Classifier",
+    "source": "djinn_lib_graph.kinds:GraphSource",
+    "analyzer": "djinn_lib_graph.kinds:Analyzer",
+    "pattern": "djinn_lib_graph.kinds:Pattern",
+    "exporter": "djinn_lib_graph.kinds:Exporter",
+    "scheduler": "djinn_lib_schedule.kinds:Scheduler",
+    "backend": "djinn.kinds:BackendFactory",
+    "cache": "djinn.kinds:CacheFactory",
+    "transport": "djinn.kinds:Transport",
+    "executor": "djinn.kinds:ExecutorFactory",
+    "guard": "djinn.kinds:Guard",
+    "observer": "djinn.kinds:Observer",
+})
+"""The Protocol of each kind; those of libraries are imported when a plugin registers such an object."""
 _KNOWN_HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith(_PREFIX))
 
 
@@ -85,7 +104,7 @@ def check_object(kind: str, value: Any, owner: str, name: str) -> None:
     if missing:
         raise PluginValidationError(
             f"{owner} registers a {type(value).__qualname__} as {kind}, which lacks {', '.join(missing)}.",
-            hint=f"See djinn.kinds.{protocol.__name__} for what belongs to it. {remedy(name)}",
+            hint=f"See {protocol.__module__}.{protocol.__name__} for what belongs to it. {remedy(name)}",
         )
     if not isinstance(value.name, str) or not value.name or any(character in value.name for character in ",= \t\n"):
         raise PluginValidationError(
@@ -95,25 +114,9 @@ def check_object(kind: str, value: Any, owner: str, name: str) -> None:
 
 
 def _protocol(kind: str) -> type:
-    from djinn import kinds
-
-    protocols: dict[str, type] = {
-        "interceptor": kinds.Interceptor,
-        "shapes": kinds.ShapeInference,
-        "classifier": kinds.Classifier,
-        "source": kinds.GraphSource,
-        "analyzer": kinds.Analyzer,
-        "pattern": kinds.Pattern,
-        "exporter": kinds.Exporter,
-        "scheduler": kinds.Scheduler,
-        "backend": kinds.BackendFactory,
-        "cache": kinds.CacheFactory,
-        "transport": kinds.Transport,
-        "executor": kinds.ExecutorFactory,
-        "guard": kinds.Guard,
-        "observer": kinds.Observer,
-    }
-    return protocols[kind]
+    module, _, name = _PROTOCOLS[kind].partition(":")
+    found: type = getattr(import_module(module), name)
+    return found
 
 
 @cache

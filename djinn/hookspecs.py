@@ -17,7 +17,7 @@ Registering announces an object and must stay cheap: no device is opened, no thr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pluggy
 
@@ -25,42 +25,32 @@ if TYPE_CHECKING:
     import typer
 
     from djinn.kinds import (
-        Analyzer,
         Arrange,
         BackendContext,
         BackendFactory,
         CacheFactory,
         Classifier,
         ExecutorFactory,
-        Exporter,
-        GraphSource,
         Guard,
         Interceptor,
         Observer,
         OpenBackend,
-        Pattern,
-        Scheduler,
         ShapeInference,
         Transport,
     )
-    from djinn.planning.workloads import Workload
     from djinn.session import Session
 
+    RegisterOfLibrary: TypeAlias = Callable[[Any], None]
+    """For contracts that libraries define; the kernel imports none."""
     RegisterInterceptor: TypeAlias = Callable[[Interceptor], None]
     RegisterShapes: TypeAlias = Callable[[ShapeInference], None]
     RegisterClassifier: TypeAlias = Callable[[Classifier], None]
-    RegisterSource: TypeAlias = Callable[[GraphSource], None]
-    RegisterAnalyzer: TypeAlias = Callable[[Analyzer], None]
-    RegisterPattern: TypeAlias = Callable[[Pattern], None]
-    RegisterExporter: TypeAlias = Callable[[Exporter], None]
-    RegisterScheduler: TypeAlias = Callable[[Scheduler], None]
     RegisterBackend: TypeAlias = Callable[[BackendFactory], None]
     RegisterCache: TypeAlias = Callable[[CacheFactory], None]
     RegisterTransport: TypeAlias = Callable[[Transport], None]
     RegisterExecutor: TypeAlias = Callable[[ExecutorFactory], None]
     RegisterGuard: TypeAlias = Callable[[Guard], None]
     RegisterObserver: TypeAlias = Callable[[Observer], None]
-    RegisterWorkload: TypeAlias = Callable[[Workload], None]
     Report: TypeAlias = Callable[[str, str, str], None]
 
 __all__ = ("GROUP", "hookimpl", "hookspec")
@@ -143,14 +133,15 @@ def djinn_register_classifiers(register: RegisterClassifier) -> None:
 
 
 @hookspec
-def djinn_register_sources(register: RegisterSource) -> None:
+def djinn_register_sources(register: RegisterOfLibrary) -> None:
     """Register sources, which make graphs of models.
 
     Called:
         Phase *register*, once per session. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.GraphSource`. It must not trace or run anything before it is asked to.
+        register: Accepts a `djinn_lib_graph.kinds.GraphSource`. It must not trace or run anything before it is asked
+            to.
 
     Raises:
         PluginValidationError: The object has not all that a source has, or its name is registered already by the same
@@ -165,14 +156,14 @@ def djinn_register_sources(register: RegisterSource) -> None:
 
 
 @hookspec
-def djinn_register_analyzers(register: RegisterAnalyzer) -> None:
+def djinn_register_analyzers(register: RegisterOfLibrary) -> None:
     """Register analyzers, which give a graph meaning.
 
     Called:
         Phase *register*, once per session. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.Analyzer`.
+        register: Accepts a `djinn_lib_graph.kinds.Analyzer`.
 
     Raises:
         PluginValidationError: The object has not all that an analyzer has, or its name is registered already by the
@@ -187,14 +178,14 @@ def djinn_register_analyzers(register: RegisterAnalyzer) -> None:
 
 
 @hookspec
-def djinn_register_patterns(register: RegisterPattern) -> None:
+def djinn_register_patterns(register: RegisterOfLibrary) -> None:
     """Register patterns, which find structures in a graph.
 
     Called:
         Phase *register*, once per session. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.Pattern`; may be called once per pattern.
+        register: Accepts a `djinn_lib_graph.kinds.Pattern`; may be called once per pattern.
 
     Raises:
         PluginValidationError: The object has not all that a pattern has, or its name is registered already by the
@@ -209,15 +200,15 @@ def djinn_register_patterns(register: RegisterPattern) -> None:
 
 
 @hookspec
-def djinn_register_exporters(register: RegisterExporter) -> None:
+def djinn_register_exporters(register: RegisterOfLibrary) -> None:
     """Register exporters, which write a graph with its meaning to a file.
 
     Called:
         Phase *register*, once per session. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.Exporter`; may be called once per form. It is chosen by the suffix of the
-            file.
+        register: Accepts a `djinn_lib_graph.kinds.Exporter`; may be called once per form. It is chosen by the suffix of
+            the file.
 
     Raises:
         PluginValidationError: The object has not all that an exporter has, or its name is registered already by the
@@ -232,14 +223,14 @@ def djinn_register_exporters(register: RegisterExporter) -> None:
 
 
 @hookspec
-def djinn_register_schedulers(register: RegisterScheduler) -> None:
+def djinn_register_schedulers(register: RegisterOfLibrary) -> None:
     """Register schedulers, which decide which device runs what.
 
     Called:
         Phase *register*, once per session. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.Scheduler`.
+        register: Accepts a `djinn_lib_schedule.kinds.Scheduler`.
 
     Raises:
         PluginValidationError: The object has not all that a scheduler has, or its name is registered already by the
@@ -391,7 +382,7 @@ def djinn_register_observers(register: RegisterObserver) -> None:
 
 
 @hookspec
-def djinn_register_workloads(register: RegisterWorkload) -> None:
+def djinn_register_workloads(register: RegisterOfLibrary) -> None:
     """Register workloads, by which `djinn.calibrate` finds out how fast an executor is.
 
     Called:
@@ -399,7 +390,7 @@ def djinn_register_workloads(register: RegisterWorkload) -> None:
         run in the order of their names.
 
     Args:
-        register: Accepts a `djinn.planning.workloads.Workload`; may be called once per operation and size. Its
+        register: Accepts a `djinn_lib_schedule.workloads.Workload`; may be called once per operation and size. Its
             ``prepare`` is called later; nothing is recorded before.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import register_pytree_node
 
+from djinn import later
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.value import Value
@@ -182,15 +183,13 @@ class LazyTensor(torch.Tensor):
         return f"Parameter containing:\n{body}" if is_parameter else body
 
     def _repr_html_(self) -> str:
-        from djinn.model.display import tensor_html
-
-        return tensor_html(self._value.spec, self._whereabouts())
+        made: str = later.load("tensor_html")(self._value.spec, self._whereabouts())
+        return made
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         # A notebook would ask for the text too, and that for the data.
-        from djinn.model.display import tensor_text
-
-        return {"text/plain": tensor_text(self._value.spec, self._whereabouts()), "text/html": self._repr_html_()}
+        text = later.load("tensor_text")(self._value.spec, self._whereabouts())
+        return {"text/plain": text, "text/html": self._repr_html_()}
 
     def _whereabouts(self) -> str:
         """Say where the value is. Sends nothing, starts nothing."""

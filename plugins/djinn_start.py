@@ -22,13 +22,13 @@ USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program and leave it; see `djinn.cli.main`."""
+    """Run the program and leave it; see `djinn_cli.app.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["serve"] and (taken := taken_address(given[1:])):
         sys.stderr.write(f"djinn: [DJ301] Cannot listen on {taken}: {os.strerror(errno.EADDRINUSE)}. Stop the server "
                          "that listens there, or choose another address.\n")
         sys.exit(USAGE_ERROR)
-    from djinn.cli import main as run
+    from djinn_cli.app import main as run
 
     run(given)
 

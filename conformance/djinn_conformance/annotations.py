@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from hypothesis import strategies as st
-
-from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.graph import RecordedGraph
-from djinn.model.metadata import (
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import (
     DataLineage,
     DataResidency,
     Evidence,
@@ -22,6 +19,9 @@ from djinn.model.metadata import (
     Tier,
     WorkloadProfile,
 )
+from hypothesis import strategies as st
+
+from djinn.ir.phase import ExecutionPhase
 from djinn_conformance.graphs import graphs
 
 __all__ = ("annotated_graphs", "bare", "graphs_with_matches", "matches_in")

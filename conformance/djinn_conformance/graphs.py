@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_graph.graph import GraphNode, Operand, RecordedGraph, ValueInfo
 from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import SpecTable, TensorSpec
-from djinn.model.graph import GraphNode, Operand, RecordedGraph, ValueInfo
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.operations import IN_PLACE, RANDOM, VIEWS, grouped
 from djinn_conformance.oracle import run_eager, seeded

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 import torch
+from djinn_lib_schedule.placing import Placed, SupportsPlacement, ValueDirectory
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.ir.tape import Node
-from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
-from djinn.planning.placing import Placed, SupportsPlacement, ValueDirectory
 from djinn.session import Session
 
 __all__ = ("Scattered", "scatter")

@@ -131,7 +131,7 @@ def _end_with_input() -> None:
 
 
 def _serve(arguments: list[str]) -> None:
-    from djinn.cli import main
+    from djinn_cli.app import main
 
     threading.Thread(target=_end_with_input, daemon=True).start()
     main(["serve", *arguments])

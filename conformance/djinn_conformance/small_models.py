@@ -7,14 +7,14 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_graph.capture import capture
+from djinn_lib_graph.graph import Graph
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from djinn import runtime
-from djinn.capture import capture
-from djinn.model.graph import Graph
 from djinn_conformance.oracle import seeded
 
 __all__ = ("Call", "asking_calls", "calls", "content", "straight_calls")

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.kinds import Analyzer, Annotations, PatternMatch
+from djinn_lib_graph.metadata import DataResidency, Evidence, SemanticMetadata, Tier
 from hypothesis import given
 
-from djinn.kinds import Analyzer, Annotations, PatternMatch
-from djinn.model.graph import RecordedGraph
-from djinn.model.metadata import DataResidency, Evidence, SemanticMetadata, Tier
 from djinn_conformance.annotations import graphs_with_matches
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, show, snapshot

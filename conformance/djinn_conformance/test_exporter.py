@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.kinds import Exporter
 from hypothesis import given
 
-from djinn.kinds import Exporter
-from djinn.model.annotated import AnnotatedGraph
 from djinn_conformance.annotations import annotated_graphs, bare
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, show, snapshot

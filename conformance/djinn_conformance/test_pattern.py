@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.kinds import Pattern, PatternMatch
 from hypothesis import given
 
-from djinn.kinds import Pattern, PatternMatch
-from djinn.model.graph import RecordedGraph
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, graphs, renamed, show, snapshot
 from djinn_conformance.laws import law

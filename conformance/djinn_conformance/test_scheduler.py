@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.memory import peak_bytes
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
 from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn.errors import ScheduleError
-from djinn.kinds import Scheduler
-from djinn.model.graph import RecordedGraph
-from djinn.model.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
-from djinn.planning.check import check_schedule
-from djinn.planning.memory import peak_bytes
-from djinn.planning.problem import Problem
 from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, graphs, show, snapshot
 from djinn_conformance.laws import law

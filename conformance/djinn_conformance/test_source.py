@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_graph.capture import capture
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.kinds import GraphSource
 from hypothesis import given
 from torch.utils import _pytree as pytree
 
 from djinn import runtime
-from djinn.capture import capture
-from djinn.kinds import GraphSource
-from djinn.model.graph import Graph
 from djinn_conformance.assertions import expect, expect_equal, expect_raises, expect_same_tensor
 from djinn_conformance.laws import law
 from djinn_conformance.small_models import Call, asking_calls, calls, content, straight_calls

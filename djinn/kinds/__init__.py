@@ -6,19 +6,14 @@ The laws that go with each are in ``specs/kinds``; this command checks them:
 
 from __future__ import annotations
 
-from djinn.kinds.analyzer import Analyzer, Annotations
 from djinn.kinds.backend import Arrange, Backend, BackendContext, BackendFactory, OpenBackend, RemoteExecutor
 from djinn.kinds.cache import CacheFactory, SubmissionCache
 from djinn.kinds.classifier import Classifier, OperationClass
 from djinn.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
-from djinn.kinds.exporter import Exporter
 from djinn.kinds.guard import Bounds, CallCheck, CheckedProgram, Guard, Prepared, PreparedGuard, Watch
 from djinn.kinds.interceptor import Interceptor
 from djinn.kinds.observer import Observer
-from djinn.kinds.pattern import Pattern, PatternMatch
-from djinn.kinds.scheduler import Scheduler
 from djinn.kinds.shapes import Inference, OutputSpec, ShapeInference, TensorPlaceholder
-from djinn.kinds.source import GraphSource
 from djinn.kinds.transport import (
     Carrier,
     CarryingTransport,
@@ -31,8 +26,6 @@ from djinn.kinds.transport import (
 )
 
 __all__ = (
-    "Analyzer",
-    "Annotations",
     "Arrange",
     "Backend",
     "BackendContext",
@@ -50,8 +43,6 @@ __all__ = (
     "Connection",
     "Executor",
     "ExecutorFactory",
-    "Exporter",
-    "GraphSource",
     "Guard",
     "Inference",
     "Interceptor",
@@ -61,13 +52,10 @@ __all__ = (
     "OpenBackend",
     "OperationClass",
     "OutputSpec",
-    "Pattern",
-    "PatternMatch",
     "Prepared",
     "PreparedGuard",
     "RandomState",
     "RemoteExecutor",
-    "Scheduler",
     "ShapeInference",
     "SubmissionCache",
     "TensorPlaceholder",

@@ -6,9 +6,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from djinn.kinds import Annotations, PatternMatch
-from djinn.model.graph import Graph
-from djinn.model.metadata import Tier
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.kinds import Annotations, PatternMatch
+from djinn_lib_graph.metadata import Tier
+
 from djinn_analyzer_core.meaning import Meaning, mean
 from djinn_analyzer_core.operation import Operations
 from djinn_analyzer_core.profile import profile_of

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_graph.graph import GraphNode, Operand
 
 from djinn.ir.spec import TensorSpec
-from djinn.model.graph import GraphNode, Operand
 from djinn_analyzer_core.facts import OperatorFacts
 
 Shape: TypeAlias = tuple[int, ...]

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from djinn_lib_graph.graph import GraphNode
 
 from djinn.ir.spec import TensorSpec
-from djinn.model.graph import GraphNode
 from djinn_analyzer_core.calls import Call, Shape, bind, on_meta
 from djinn_analyzer_core.facts import OperatorFacts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import DataResidency
 
-from djinn.kinds import PatternMatch
-from djinn.model.metadata import DataResidency
 from djinn_analyzer_core.modality import modalities
 from djinn_analyzer_core.phases import Phases, phases_of
 from djinn_analyzer_core.residency import Residency, cache_values, residencies

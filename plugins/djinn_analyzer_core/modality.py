@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from djinn_lib_graph.metadata import Modality
+
 from djinn.ir.spec import TensorSpec
-from djinn.model.metadata import Modality
 from djinn_analyzer_core.stages import Stage
 from djinn_analyzer_core.survey import Survey
 

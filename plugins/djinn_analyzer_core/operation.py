@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from djinn_lib_graph.graph import GraphNode
+from djinn_lib_graph.metadata import MemoryPattern
 
 from djinn.ir.spec import TensorSpec
-from djinn.model.graph import GraphNode
-from djinn.model.metadata import MemoryPattern
 from djinn_analyzer_core.facts import OperatorFacts
 from djinn_analyzer_core.flops import count_flops
 from djinn_analyzer_core.survey import Survey

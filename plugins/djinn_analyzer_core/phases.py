@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
 
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
 from djinn_analyzer_core.modality import DECODED, KINDS, VISION
 from djinn_analyzer_core.stages import Division, Stage
 from djinn_analyzer_core.survey import Survey

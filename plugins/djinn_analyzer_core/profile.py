@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import Modality, WorkloadProfile
+
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
-from djinn.model.metadata import Modality, WorkloadProfile
 from djinn_analyzer_core.meaning import Meaning
 from djinn_analyzer_core.modality import AUDIO, KINDS, TEXT, VISION, modality_of
 from djinn_analyzer_core.operation import size_bytes

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import DataResidency
+
 from djinn.ir.spec import TensorSpec
-from djinn.kinds import PatternMatch
-from djinn.model.metadata import DataResidency
 from djinn_analyzer_core.calls import names_of_operands
 from djinn_analyzer_core.stages import Stage
 from djinn_analyzer_core.survey import Survey

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import DataResidency, Evidence, Tier
 
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
-from djinn.model.metadata import DataResidency, Evidence, Tier
 from djinn_analyzer_core.meaning import Meaning, mean
 from djinn_analyzer_core.modality import AUDIO, INDEX, VISION
 from djinn_analyzer_core.residency import Residency

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Sequence
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
 
-from djinn.kinds import PatternMatch
 from djinn_analyzer_core.survey import Survey
 
 _BEGINS = frozenset(

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import DataLineage, DataResidency, Evidence, Tier
+
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
-from djinn.model.metadata import DataLineage, DataResidency, Evidence, Tier
 from djinn_analyzer_core.meaning import Meaning
 from djinn_analyzer_core.modality import KINDS, modality_of
 from djinn_analyzer_core.stages import Stage

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import attrs
+from djinn_lib_graph.graph import Graph, GraphNode
 
 from djinn.ir.spec import TensorSpec
-from djinn.model.graph import Graph, GraphNode
 from djinn_analyzer_core.facts import OperatorFacts, operator_facts
 from djinn_analyzer_core.flops import has_formula
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from djinn.analysis import annotate_graph
+from djinn_lib_graph.analysis import annotate_graph
+from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.placing import Placement
+from djinn_lib_schedule.profiles import identity_of, load
+from djinn_lib_schedule.semantics import with_meaning
+
 from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection
-from djinn.model.graph import Graph
-from djinn.planning.meaning import with_meaning
-from djinn.planning.placing import Placement
-from djinn.planning.profiles import identity_of, load
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from djinn_lib_schedule.placing import Placed, Placement
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.errors import ConfigurationError
 from djinn.flush_policy import Pace
@@ -18,8 +20,6 @@ from djinn.ir.value import Slot
 from djinn.ir.views import is_view
 from djinn.kinds import Connection
 from djinn.kinds.cache import SubmissionCache
-from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
-from djinn.planning.placing import Placed, Placement
 from djinn.programs import Layout
 from djinn.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
@@ -102,7 +102,7 @@ class Fleet:
         return self.placement.device_count(len(self.executors))
 
     def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
-        """Describe the executors to a scheduler; see `djinn.planning.placing.SupportsPlacement`."""
+        """Describe the executors to a scheduler; see `djinn_lib_schedule.placing.SupportsPlacement`."""
         return self.placement.devices(self.where, values)
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:

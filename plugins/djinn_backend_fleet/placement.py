@@ -9,16 +9,16 @@ from itertools import chain
 
 import attrs
 import torch
+from djinn_lib_graph.from_tape import graph_of
+from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.placing import Placed, ValueDirectory
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.errors import OutOfMemoryError
-from djinn.graphs import graph_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
-from djinn.kinds import Scheduler
-from djinn.model.graph import Graph
-from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
-from djinn.planning.check import check_schedule
-from djinn.planning.placing import Placed, ValueDirectory
 from djinn.programs import lay_out
 from djinn.wire.messages import Welcome
 

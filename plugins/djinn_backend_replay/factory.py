@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
+from djinn_lib_schedule.placing import SupportsPlacement
 
 from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection, OpenBackend
-from djinn.planning.placing import SupportsPlacement
 from djinn_backend_replay.metering import MeteredConnection
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.recovering import PlacingRecovering, Recovering

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from djinn_lib_schedule.placing import Placement, SupportsPlacement
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn import errors
 from djinn.errors import DjinnError, SessionClosedError, TokenEndedError, TransportError
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection, RemoteExecutor, SubmissionCache
-from djinn.model.schedule import DeviceInfo, DeviceProfile, LinkProfile
-from djinn.planning.placing import Placement, SupportsPlacement
 from djinn.programs import Layout
 from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_backend_replay.checkpointing import BYTES_PER_S, Checkpointer
@@ -433,7 +433,7 @@ class Recovering:
 
 
 class PlacingRecovering(Recovering):
-    """Recovers a backend with several executors; a `djinn.planning.placing.SupportsPlacement`."""
+    """Recovers a backend with several executors; a `djinn_lib_schedule.placing.SupportsPlacement`."""
 
     _pinned: int | None = None
 

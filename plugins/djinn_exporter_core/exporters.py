@@ -9,8 +9,7 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 import attrs
-
-from djinn.model.annotated import AnnotatedGraph
+from djinn_lib_graph.annotated import AnnotatedGraph
 
 _HEAD = '<?xml version="1.0" encoding="utf-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
 _NOTHING = frozenset({"", "{}", "[]", "null"})

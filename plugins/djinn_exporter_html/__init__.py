@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from djinn.kinds import Exporter
+    from djinn_lib_graph.kinds import Exporter
 
 __all__ = ("djinn_register_exporters",)
 

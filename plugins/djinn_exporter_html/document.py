@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import Graph, GraphNode
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import DataResidency, SemanticMetadata, WorkloadProfile
+
 from djinn.ir.spec import TensorSpec
-from djinn.kinds import PatternMatch
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.graph import Graph, GraphNode
-from djinn.model.metadata import DataResidency, SemanticMetadata, WorkloadProfile
 
 MAX_TEXT = 400
 """Characters of a hint or a fact that is shown; what is longer is cut."""

@@ -6,8 +6,9 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from djinn.model.annotated import AnnotatedGraph
-from djinn.pages import json_in_html, page
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.html_page import json_in_html, page
+
 from djinn_exporter_html.document import document_of
 
 __all__ = ("HtmlExporter", "json_in_html", "page_of")

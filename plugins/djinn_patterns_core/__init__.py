@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from djinn_lib_graph.kinds import Pattern
+
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Pattern
 
 
 @hookimpl

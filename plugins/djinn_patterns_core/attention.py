@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
 
-from djinn.kinds import PatternMatch
 from djinn_patterns_core.causality import is_causal_mask
 from djinn_patterns_core.index import Index
 from djinn_patterns_core.norm import find_norms

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.kinds import PatternMatch
+from djinn_lib_graph.kinds import PatternMatch
+
 from djinn_patterns_core.attention import find_attention_paths
 from djinn_patterns_core.index import Index
 from djinn_patterns_core.paths import CacheStep

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from djinn.kinds import PatternMatch
+from djinn_lib_graph.kinds import PatternMatch
+
 from djinn_patterns_core.index import Index
 from djinn_patterns_core.operators import LOOKUPS, SAME
 

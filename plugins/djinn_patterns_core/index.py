@@ -11,9 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from djinn_lib_graph.graph import Graph, GraphNode, Operand
+from djinn_lib_graph.kinds import PatternMatch
+
 from djinn.ir.spec import TensorSpec
-from djinn.kinds import PatternMatch
-from djinn.model.graph import Graph, GraphNode, Operand
 from djinn_patterns_core.operators import CASTS, FACTORIES, LINEAR_OPERANDS, PARTS, SAME, VIEWS, short_name
 
 __all__ = ("Index", "index_of")

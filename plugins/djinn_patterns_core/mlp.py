@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
 
-from djinn.kinds import PatternMatch
 from djinn_patterns_core.index import Index
 from djinn_patterns_core.moe import find_routings
 from djinn_patterns_core.operators import ACTIVATIONS, ARITHMETIC, DROPOUTS, FACTORIES, PARTS, SAME

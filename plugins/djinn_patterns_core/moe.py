@@ -5,8 +5,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
 
-from djinn.kinds import PatternMatch
 from djinn_patterns_core.index import Index
 from djinn_patterns_core.operators import GROUPED_PRODUCTS, LOOKUPS, PARTS, SAME, SOFTMAXES
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import attrs
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.kinds import PatternMatch
 
-from djinn.kinds import PatternMatch
-from djinn.model.graph import Graph
 from djinn_patterns_core.attention import find_attentions
 from djinn_patterns_core.caches import find_caches
 from djinn_patterns_core.convolution import find_convolutions

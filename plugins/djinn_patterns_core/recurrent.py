@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from djinn.kinds import PatternMatch
+from djinn_lib_graph.kinds import PatternMatch
+
 from djinn_patterns_core.index import Index
 from djinn_patterns_core.operators import ACTIVATIONS, ARITHMETIC, PARTS, RECURRENT_CELLS, RECURRENT_LAYERS, SAME
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import attrs
+from djinn_lib_graph.kinds import PatternMatch
 
-from djinn.kinds import PatternMatch
 from djinn_patterns_core.attention import find_attentions
 from djinn_patterns_core.caches import find_caches
 from djinn_patterns_core.convolution import find_convolutions

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import ref
 
-from djinn.graphs import graph_of
+from djinn_lib_graph.from_tape import graph_of
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.profiles import calibration_of
+from djinn_lib_schedule.schedule import DeviceInfo
+
 from djinn.ir.tape import Node
-from djinn.kinds import Scheduler
-from djinn.model.schedule import DeviceInfo
-from djinn.planning.check import check_schedule
-from djinn.planning.profiles import calibration_of
 from djinn.session import Session
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from djinn.planning.homes import Homes
-from djinn.planning.order import arranged, ranks
-from djinn.planning.problem import NOWHERE, Problem
-from djinn.planning.room import Room
-from djinn.planning.timing import MOVING_WEIGHT, Rehearsal
+from djinn_lib_schedule.colocation import Homes
+from djinn_lib_schedule.memory_budget import Room
+from djinn_lib_schedule.order import arranged, ranks
+from djinn_lib_schedule.problem import NOWHERE, Problem
+from djinn_lib_schedule.timing import MOVING_WEIGHT, Rehearsal
 
 _MANY_DEVICES = 8
 _INSERTING_NODES = 4_000

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from djinn.model.graph import Graph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule
-from djinn.planning.careful import within_memory
-from djinn.planning.completion import complete, settled
-from djinn.planning.homes import Homes
-from djinn.planning.problem import Problem
-from djinn.planning.room import Room, is_over
+from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.colocation import Homes
+from djinn_lib_schedule.completion import complete, settled
+from djinn_lib_schedule.memory_budget import Room, is_over
+from djinn_lib_schedule.memory_fallback import within_memory
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
+
 from djinn_scheduler_latency.listing import ListPass, average_ranks, outlook
 from djinn_scheduler_latency.searching import Plan, Search, improved, planned
 

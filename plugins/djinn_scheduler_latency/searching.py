@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import attrs
-
-from djinn.planning.completion import settled
-from djinn.planning.homes import Homes
-from djinn.planning.order import arranged, ranks_of
-from djinn.planning.problem import NOWHERE, Problem
-from djinn.planning.timing import Rehearsal, makespan
+from djinn_lib_schedule.colocation import Homes
+from djinn_lib_schedule.completion import settled
+from djinn_lib_schedule.order import arranged, ranks_of
+from djinn_lib_schedule.problem import NOWHERE, Problem
+from djinn_lib_schedule.timing import Rehearsal, makespan
 
 
 @attrs.frozen

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.completion import complete
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
+
 from djinn.errors import ScheduleError
-from djinn.model.graph import Graph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule
-from djinn.planning.completion import complete
-from djinn.planning.problem import Problem
 
 
 class SingleScheduler:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
-
-from djinn.planning.homes import Homes
-from djinn.planning.problem import NOWHERE, Problem
-from djinn.planning.room import Room
+from djinn_lib_schedule.colocation import Homes
+from djinn_lib_schedule.memory_budget import Room
+from djinn_lib_schedule.problem import NOWHERE, Problem
 
 
 @attrs.frozen

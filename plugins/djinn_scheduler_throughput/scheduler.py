@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from djinn.model.graph import Graph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule
-from djinn.planning.careful import within_memory
-from djinn.planning.completion import complete
-from djinn.planning.homes import Homes
-from djinn.planning.problem import Problem
+from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.colocation import Homes
+from djinn_lib_schedule.completion import complete
+from djinn_lib_schedule.memory_fallback import within_memory
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
+
 from djinn_scheduler_throughput.packing import Packer, Packing, better
 
 _IMPROVING = 6_000

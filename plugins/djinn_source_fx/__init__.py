@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from djinn_lib_graph.kinds import GraphSource
+
 from djinn.hookspecs import hookimpl
-from djinn.kinds import GraphSource
 
 
 @hookimpl

@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_graph.capture import capture
+from djinn_lib_graph.graph import RecordedGraph
 from torch.export import ExportedProgram
 from torch.nn.utils.stateless import _reparametrize_module
 
 from djinn import runtime
-from djinn.capture import capture
 from djinn.errors import ConfigurationError, SessionClosedError
-from djinn.model.graph import RecordedGraph
 from djinn.tensor import LazyTensor
 from djinn_source_fx.reading import given_to_module, given_to_program
 from djinn_source_fx.rehearsal import Rehearsal

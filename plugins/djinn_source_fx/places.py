@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-
-from djinn.model.graph import Origin
+from djinn_lib_graph.graph import Origin
 
 STACK = "nn_module_stack"
 _CONTAINERS = frozenset({"_modules", "_parameters", "_buffers"})

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from djinn_lib_graph.graph import ValueInfo
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 
 from djinn.errors import ConfigurationError
-from djinn.model.graph import ValueInfo
 from djinn_source_fx.places import plain_path
 from djinn_source_fx.replaying import Given
 

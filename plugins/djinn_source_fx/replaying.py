@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_graph.from_tape import graph_of
+from djinn_lib_graph.graph import Origin, RecordedGraph, ValueInfo
 from torch.nn.utils.stateless import _reparametrize_module
 
 from djinn.errors import UnsupportedTensorError
-from djinn.graphs import graph_of
 from djinn.ir.schema import facts_of
 from djinn.ir.tape import Node
-from djinn.model.graph import Origin, RecordedGraph, ValueInfo
 from djinn.tensor import LazyTensor
 from djinn_source_fx.places import STACK, followed, origin_of
 from djinn_source_fx.rehearsal import HINT, Beside, Rehearsal

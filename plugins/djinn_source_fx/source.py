@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-
-from djinn.model.graph import RecordedGraph
+from djinn_lib_graph.graph import RecordedGraph
 
 
 class FxSource:

@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_graph.graph import ValueInfo
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import (
     PythonKeyTracer,
@@ -29,7 +30,6 @@ from torch.utils import _pytree as pytree
 
 from djinn import runtime
 from djinn.ir.spec import tensors_in
-from djinn.model.graph import ValueInfo
 from djinn.tensor import LazyTensor
 from djinn_source_fx.places import STACK, followed
 from djinn_source_fx.rehearsal import Beside, Rehearsal

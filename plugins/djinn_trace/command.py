@@ -40,8 +40,9 @@ def trace(
     if not prefix.parent.is_dir():
         raise ConfigurationError(f"There is no folder {prefix.parent}.", hint="Make it, or write somewhere else.")
 
+    from djinn_lib_trace.spans import spans_of
+
     import djinn
-    from djinn.spans import spans_of
     from djinn_trace import timeline
     from djinn_trace.watching import ScriptWatch
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from djinn_lib_trace.spans import Span, Stage
 
 from djinn.ir.phase import ExecutionPhase
-from djinn.spans import Span, Stage
 
 PROCESS = 1
 TRACKS = ("calls of the model", "capture", "wire", "execution")

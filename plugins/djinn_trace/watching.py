@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.provenance import Watch
+from djinn_lib_trace.spans import Span, Stage
 from torch.nn.modules import module as modules
 
 from djinn import runtime
-from djinn.model.graph import RecordedGraph
-from djinn.origins import Watch
-from djinn.spans import Span, Stage
 
 
 class ScriptWatch:

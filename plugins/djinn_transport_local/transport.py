@@ -19,8 +19,8 @@ from djinn_lib_service.mailbox import MailRoom
 from djinn_lib_service.post import DRAIN_S, MailCarrier, MailPost
 from djinn_lib_service.reuse import after
 from djinn_lib_service.service import SessionService
+from djinn_lib_trace import spans
 
-from djinn import spans
 from djinn.errors import (
     ConfigurationError,
     DjinnError,

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import typer
-
-    from djinn.planning.workloads import Workload
+    from djinn_lib_schedule.workloads import Workload
 
 __all__ = ("djinn_register_commands", "djinn_register_workloads")
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-from djinn.planning.workloads import Workload
+from djinn_lib_schedule.workloads import Workload
 
 RUN_BYTES = 15e6
 """About how much a run moves,"""

@@ -28,9 +28,9 @@ def calibrate(
     nothing else computes there.
     """
     import torch
+    from djinn_lib_schedule import profiles
 
     import djinn
-    from djinn.planning import profiles
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from djinn_lib_schedule.workloads import Workload
 from torch.nn import functional
 
-from djinn.planning.workloads import Workload
 from djinn_workloads_core.chains import MAX_CALLS, calls_for, chain, ones, varied
 
 aten = torch.ops.aten

@@ -9,10 +9,10 @@ from time import perf_counter
 
 import gpt2
 import torch
+from djinn_lib_graph.graph import RecordedGraph
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import djinn
-from djinn.model.graph import RecordedGraph
 
 DEVICE = "remote_accelerator:0"
 TURNS = 7

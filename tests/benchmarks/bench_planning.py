@@ -11,11 +11,11 @@ import planning_graphs
 import predicting
 import pytest
 import torch
+from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import djinn
-from djinn.model.schedule import DeviceInfo, LinkProfile
 
 PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "GPT-2 forward": lambda: predicting.gpt2_work()[0],

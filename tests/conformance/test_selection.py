@@ -11,7 +11,7 @@ from djinn.plugins import Plugins
 
 _TWO_KINDS = """
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Annotations
+from djinn_lib_graph.kinds import Annotations
 
 
 class Thing:

@@ -18,11 +18,11 @@ from typing import Any
 import attrs
 import pytest
 import typer.main
+from djinn_cli.app import build
 from warm import WarmPython, run_pytest
 
 import djinn
 from djinn import kinds
-from djinn.cli import build
 from djinn.config import ENVIRONMENT, Config
 from djinn.plugins import KINDS
 
@@ -115,7 +115,7 @@ def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) ->
 
 @pytest.fixture
 def server_address(tmp_path: Path) -> Iterator[str]:
-    code = "from djinn.cli import main; main()"
+    code = "from djinn_cli.app import main; main()"
     process = WarmPython(code, ["serve", "--threads", "1"], environment=clean_environment(),
                          log=tmp_path / "server.log")
     try:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import trustme
+from djinn_cli.app import main
 from djinn_lib_service.reuse import reusing
 from djinn_monitor.reading import Reading, read
 from djinn_server.limits import Limits
@@ -28,7 +29,6 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from serving import children_of
 from warm import run_djinn
 
-from djinn.cli import main
 from djinn.errors import ProtocolError, RefusedError
 from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.kinds.transport import ConnectOptions

@@ -28,7 +28,7 @@ from djinn.wire.messages import Batch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
 SYNCHRONIZE = Batch(synchronize=True)
-COMMAND = "from djinn.cli import main\nmain()\n"
+COMMAND = "from djinn_cli.app import main\nmain()\n"
 DEATHS = 5
 
 

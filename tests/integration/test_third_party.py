@@ -10,12 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
+from djinn_lib_graph.graph import GraphNode, RecordedGraph
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.schedule import DeviceInfo
 from torch.nn import functional
 
 import djinn
-from djinn.model.graph import GraphNode, RecordedGraph
-from djinn.model.schedule import DeviceInfo
-from djinn.planning.check import check_schedule
 from djinn.plugins import Plugins, PluginSelection
 
 REMOTE = "remote_accelerator:0"

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_trace import spans
+from djinn_lib_trace.spans import Span, Stage, spans_of
 
 import djinn
-from djinn import spans
-from djinn.spans import Span, Stage, spans_of
 
-RUN = (sys.executable, "-c", "from djinn.cli import main; main()", "trace")
+RUN = (sys.executable, "-c", "from djinn_cli.app import main; main()", "trace")
 SCRIPT = """
     import sys
     import torch

@@ -9,12 +9,12 @@ from typing import Any
 import djinn_patterns_core
 import torch
 from djinn_analyzer_core.analyzer import CoreAnalyzer
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.kinds import Annotations, Pattern, PatternMatch
+from djinn_lib_graph.metadata import Tier
 from torch import nn
 
 import djinn
-from djinn.kinds import Annotations, Pattern, PatternMatch
-from djinn.model.graph import Graph
-from djinn.model.metadata import Tier
 
 DEVICE = "remote_accelerator:0"
 BY_STRUCTURE = (Tier.OPERATION, Tier.STRUCTURE)

@@ -17,11 +17,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
-
-from djinn.measuring import Measurement
-from djinn.model.graph import Graph, GraphNode
-from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
-from djinn.planning.costs import CostModel
+from djinn_lib_graph.graph import Graph, GraphNode
+from djinn_lib_schedule.costs import CostModel
+from djinn_lib_schedule.profiling import Measurement
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
 
 Task = tuple[str, str]
 """A node and the device on which it runs: its own, or one of its replicas'."""
@@ -469,7 +468,7 @@ def as_measured(schedule: ExecutionSchedule, measurement: Measurement) -> Simula
 
     Args:
         schedule: What was run.
-        measurement: What `djinn.measuring.measure` found; pieces of several nodes are shared out evenly.
+        measurement: What `djinn_lib_schedule.profiling.measure` found; pieces of several nodes are shared out evenly.
     """
     took_s = {node: (piece.span.end_s - piece.span.begin_s) / len(piece.nodes)
               for piece in measurement.pieces for node in piece.nodes}

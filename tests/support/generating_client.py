@@ -15,11 +15,11 @@ import torch
 from djinn_backend_fleet.directory import Whereabouts
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.placement import Placed
+from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
 from gpt2 import generated, gpt2
 
 import djinn
 from djinn.ir.tape import Node
-from djinn.model.schedule import DeviceProfile, LinkProfile
 
 MODEL = {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 5000, "n_positions": 1024}
 

@@ -9,13 +9,10 @@ from itertools import groupby
 from typing import Any
 
 import torch
-
-import djinn
-from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.graph import Graph, GraphNode, Origin, RecordedGraph
-from djinn.model.metadata import (
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import Graph, GraphNode, Origin, RecordedGraph
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import (
     DataResidency,
     Evidence,
     MemoryPattern,
@@ -24,6 +21,9 @@ from djinn.model.metadata import (
     Tier,
     WorkloadProfile,
 )
+
+import djinn
+from djinn.ir.phase import ExecutionPhase
 
 OF_MODULES = {"attn": "attention", "mlp": "mlp", "ln_1": "norm", "ln_2": "norm", "ln_f": "norm", "wte": "embedding",
               "wpe": "embedding", "lm_head": "head"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping, Sequence
 
+from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 from planning_graphs import seconds
-
-from djinn.model.graph import Graph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule
 
 
 class Numbers:

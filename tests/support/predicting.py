@@ -11,14 +11,14 @@ import attrs
 import gpt2
 import resnet18
 import torch
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_schedule.costs import CostModel
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
+from djinn_lib_schedule.semantics import with_meaning
 from small_gpt import Training
 
 import djinn
 from djinn import runtime
-from djinn.model.graph import RecordedGraph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule
-from djinn.planning.costs import CostModel
-from djinn.planning.meaning import with_meaning
 
 DEVICE = "remote_accelerator:0"
 

@@ -17,7 +17,7 @@ PROGRAM = """
 import ctypes, signal, sys
 if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-from djinn.cli import main
+from djinn_cli.app import main
 main()
 """
 

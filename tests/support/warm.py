@@ -21,7 +21,7 @@ from typing import Self
 
 __all__ = ("WarmPython", "run_djinn", "run_pytest")
 
-_DJINN = "from djinn.cli import main; main()"
+_DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")

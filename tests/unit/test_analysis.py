@@ -13,15 +13,15 @@ import pytest
 from djinn_conformance.annotations import bare
 from djinn_conformance.graphs import blocks
 from djinn_exporter_core.exporters import GraphmlExporter, JsonExporter
+from djinn_lib_graph import analysis
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.kinds import Annotations, PatternMatch
+from djinn_lib_graph.metadata import DataResidency, Evidence, MetadataPlaceholder, Tier, WorkloadProfile
 
 import djinn
-from djinn import analysis
 from djinn.errors import AmbiguousPluginError, PluginError, PluginValidationError
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import Annotations, PatternMatch
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.graph import Graph
-from djinn.model.metadata import DataResidency, Evidence, MetadataPlaceholder, Tier, WorkloadProfile
 from djinn.plugins import Registered
 
 GRAPH = blocks()[0]

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from djinn_cli.doctor import _token
 from warm import run_djinn
 
-from djinn._doctor import _token
 from djinn.config import Config
 
 Install = Callable[..., Path]
 
-RUN = (sys.executable, "-c", "from djinn.cli import main; main()")
+RUN = (sys.executable, "-c", "from djinn_cli.app import main; main()")
 
 
 def in_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:

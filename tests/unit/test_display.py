@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import SemanticMetadata, WorkloadProfile
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.metadata import SemanticMetadata, WorkloadProfile
 
 
 @pytest.fixture(autouse=True)

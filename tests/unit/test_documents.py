@@ -10,11 +10,11 @@ import attrs
 import pytest
 from djinn_conformance.annotations import annotated_graphs, bare
 from djinn_conformance.graphs import EMPTY, blocks
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import Operand
 from hypothesis import given, settings
 
 from djinn.errors import DocumentError
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.graph import Operand
 
 
 def plain(annotated: AnnotatedGraph) -> Any:

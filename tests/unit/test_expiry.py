@@ -6,12 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from djinn_cli.app import main
 from djinn_server.expiry import duration_s, end_of, written
 from djinn_server.limits import Limits
 from djinn_server.tenants import KnownTenants, granted
 from djinn_server.tokens import TokenFile
 
-from djinn.cli import main
 from djinn.errors import ConfigurationError, TokenEndedError
 
 NOW_S = 1_800_000_000

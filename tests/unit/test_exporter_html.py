@@ -16,15 +16,15 @@ import pytest
 import torch
 from djinn_exporter_html.document import document_of
 from djinn_exporter_html.exporter import HtmlExporter, json_in_html, page_of
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import SemanticMetadata
 from pictures import annotated_by_modules, captured
 from torch import nn
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import PatternMatch
-from djinn.model.annotated import AnnotatedGraph
-from djinn.model.graph import RecordedGraph
-from djinn.model.metadata import SemanticMetadata
 
 HOSTILE = "</script><script>document.title='taken'</script><!-- \u2028 ' \" & ]]> <img src=x onerror=alert(1)>"
 ADDRESSES = ("src", "href", "action", "data", "srcset", "poster", "background", "style")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from djinn_lib_trace.spans import Span, Stage
 from djinn_trace.timeline import events_of, write
 
 from djinn.ir.phase import ExecutionPhase
-from djinn.spans import Span, Stage
 
 SPANS = [
     Span("record", Stage.CAPTURE, 1_000, 5_000, "MainThread", {"operations": 3}),

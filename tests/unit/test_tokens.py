@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from djinn_cli.app import main
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile, default_path
 from warm import run_djinn
 
-from djinn.cli import main
 from djinn.errors import ConfigurationError
 
 

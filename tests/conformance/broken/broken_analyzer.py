@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.kinds import Annotations, PatternMatch
+from djinn_lib_graph.metadata import DataResidency, Evidence, Tier
+
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Annotations, PatternMatch
-from djinn.model.graph import Graph
-from djinn.model.metadata import DataResidency, Evidence, Tier
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "names-values": ("analyzer.known_nodes", set()),

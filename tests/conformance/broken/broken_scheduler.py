@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+from djinn_lib_graph.graph import Edge, Graph
+from djinn_lib_schedule.completion import complete
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule, Transfer
 
 from djinn.hookspecs import hookimpl
-from djinn.model.graph import Edge, Graph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule, Transfer
-from djinn.planning.completion import complete
-from djinn.planning.problem import Problem
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "forgets-last": ("scheduler.complete", {"scheduler.deep_graph"}),

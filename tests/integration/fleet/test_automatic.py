@@ -8,14 +8,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_single.scheduler import SingleScheduler
 from fleet_support import fleet_of
 
 import djinn
 from djinn.errors import ConfigurationError, ScheduleError
-from djinn.model.graph import Graph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule
 from djinn.session import Session
 
 DEVICE = "remote_accelerator:0"

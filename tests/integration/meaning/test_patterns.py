@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 from djinn_conformance.graphs import renamed
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.kinds import PatternMatch
 from djinn_patterns_core.patterns import PATTERNS
 from families import (
     DEVICE,
@@ -35,8 +37,6 @@ from families import (
 )
 
 import djinn
-from djinn.kinds import PatternMatch
-from djinn.model.graph import RecordedGraph
 
 PAGE = Path(__file__).parents[3] / "docs" / "patterns.md"
 KINDS = ("attention", "mlp", "norm", "conv_block", "moe", "recurrent", "head")

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from annotating import BY_STRUCTURE, DEVICE, annotated, recorded, there
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.kinds import Annotations
+from djinn_lib_graph.metadata import DataResidency, Modality, Tier
 from families import FAMILIES, Family, transformers
 from torch import nn
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
-from djinn.kinds import Annotations
-from djinn.model.graph import Graph
-from djinn.model.metadata import DataResidency, Modality, Tier
 
 PREFILL, DECODE = ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE
 FORWARD, ENCODING = ExecutionPhase.FORWARD, ExecutionPhase.VISION_ENCODING

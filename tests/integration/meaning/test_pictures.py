@@ -13,11 +13,11 @@ import torch
 from chromium import Page, browser
 from djinn_exporter_html.document import document_of
 from djinn_exporter_html.exporter import HtmlExporter
+from djinn_lib_graph.annotated import AnnotatedGraph
 from pictures import annotated_by_modules, captured, gpt2, repeated, without_origins
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
-from djinn.model.annotated import AnnotatedGraph
 
 OPEN_S = 10.0
 """A page of 10,000 nodes is on the screen within this; it takes a tenth of it where nobody else works."""

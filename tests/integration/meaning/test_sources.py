@@ -12,6 +12,7 @@ import attrs
 import pytest
 import torch
 from djinn_analyzer_core.analyzer import CoreAnalyzer
+from djinn_lib_graph.graph import Graph, RecordedGraph
 from djinn_patterns_core.patterns import PATTERNS
 from djinn_source_fx.builder import GraphBuilder
 from djinn_source_fx.replaying import FxGraph
@@ -19,7 +20,6 @@ from torch import nn
 
 import djinn
 from djinn.errors import ConfigurationError, PluginError, UnsupportedTensorError
-from djinn.model.graph import Graph, RecordedGraph
 
 sys.path.insert(0, str(Path(__file__).parent))
 from families import FAMILIES, Family, gpt2  # lies beside this file

@@ -12,14 +12,15 @@ from typing import Any
 import predicting
 import pytest
 import torch
+from djinn_lib_graph.metadata import MemoryPattern
+from djinn_lib_schedule import calibrate as calibration
+from djinn_lib_schedule import profiles
+from djinn_lib_schedule.workloads import Workload
 from typer.testing import CliRunner
 
 import djinn
-from djinn import calibration, runtime
+from djinn import runtime
 from djinn.errors import PluginError, PluginValidationError
-from djinn.model.metadata import MemoryPattern
-from djinn.planning import profiles
-from djinn.planning.workloads import Workload
 
 DEVICE = "remote_accelerator:0"
 TRIES = 3
@@ -190,7 +191,7 @@ def test_nothing_is_shown_where_nobody_looks(
 
 
 def test_the_command_measures_keeps_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from djinn.cli import build
+    from djinn_cli.app import build
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "_registered", lambda session: [adding()])

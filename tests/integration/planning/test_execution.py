@@ -9,17 +9,17 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_schedule.execution import Run, results_of
+from djinn_lib_schedule.inputs import outside_values
+from djinn_lib_schedule.profiling import measure
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule
 from small_gpt import SmallGPT
 from torch import nn
 from torch.nn import functional
 
 import djinn
 from djinn.errors import InputsError, ScheduleError, UnknownOperatorError
-from djinn.execution import Run, results_of
-from djinn.inputs import outside_values
-from djinn.measuring import measure
-from djinn.model.graph import RecordedGraph
-from djinn.model.schedule import CachingPolicy, ExecutionSchedule
 
 DEVICE = "remote_accelerator:0"
 STRATEGIES = [None, *djinn.ExecutionStrategy]
@@ -336,7 +336,7 @@ def test_schedules_that_break_a_rule_or_lead_elsewhere_are_refused() -> None:
         djinn.execute(schedule, strategy="quickly")
     with pytest.raises(InputsError, match="gives no value 'v0'"):
         djinn.execute(schedule, outputs=["v0"])
-    elsewhere = djinn.schedule(schedule.graph, "single", devices=[djinn.model.schedule.DeviceInfo("far away")])
+    elsewhere = djinn.schedule(schedule.graph, "single", devices=[DeviceInfo("far away")])
     with pytest.raises(ScheduleError, match="far away"):
         djinn.execute(elsewhere)
     graph = schedule.graph

@@ -12,15 +12,15 @@ import attrs
 import pytest
 import torch
 from chromium import Page, browser
+from djinn_lib_graph.graph import GraphNode, Origin, RecordedGraph
+from djinn_lib_graph.metadata import SemanticMetadata
+from djinn_lib_schedule.profiling import MeasuredPiece, measure
+from djinn_lib_schedule.report import TEXT_WIDTH, Explanation, explain_schedule, seconds
+from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span, Transfer
 from torch import nn
 
 import djinn
-from djinn.explaining import TEXT_WIDTH, Explanation, explain_schedule, seconds
 from djinn.ir.phase import ExecutionPhase
-from djinn.measuring import MeasuredPiece, measure
-from djinn.model.graph import GraphNode, Origin, RecordedGraph
-from djinn.model.metadata import SemanticMetadata
-from djinn.model.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span, Transfer
 
 DEVICE = "remote_accelerator:0"
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> $title ${data}"

@@ -12,14 +12,14 @@ import attrs
 import pytest
 import torch
 from cluster_simulator import Cluster, as_measured, simulate
+from djinn_lib_graph.graph import Operand, RecordedGraph
+from djinn_lib_schedule.profiling import measure
+from djinn_lib_schedule.schedule import ExecutionSchedule
 from fleet_support import fleet_of
 from torch import nn
 
 import djinn
 from djinn.errors import ScheduleError
-from djinn.measuring import measure
-from djinn.model.graph import Operand, RecordedGraph
-from djinn.model.schedule import ExecutionSchedule
 from djinn.session import Session
 
 DEVICE = "remote_accelerator:0"

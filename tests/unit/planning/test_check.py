@@ -7,15 +7,15 @@ import random
 import attrs
 import planning_graphs as made
 import pytest
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_schedule.check import RULES, check_schedule
+from djinn_lib_schedule.completion import complete
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule, Transfer
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
 from djinn.errors import ScheduleError
-from djinn.model.graph import RecordedGraph
-from djinn.model.schedule import DeviceInfo, ExecutionSchedule, Transfer
-from djinn.planning.check import RULES, check_schedule
-from djinn.planning.completion import complete
-from djinn.planning.problem import Problem
 
 DEVICES = (DeviceInfo("a", holds=frozenset({"x"})), DeviceInfo("b"), DeviceInfo("c"))
 CHAIN = RecordedGraph((

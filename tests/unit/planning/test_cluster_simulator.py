@@ -11,15 +11,15 @@ import attrs
 import pytest
 import torch
 from cluster_simulator import Cluster, SimulatedRun, simulate
+from djinn_lib_graph.graph import GraphNode, RecordedGraph
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.costs import CostModel, waiting_s
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_single.scheduler import SingleScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
 from djinn.ir.spec import SpecTable, TensorSpec
-from djinn.model.graph import GraphNode, RecordedGraph
-from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
-from djinn.planning.check import check_schedule
-from djinn.planning.costs import CostModel, waiting_s
 
 SPECS = SpecTable()
 LINK = LinkProfile(latency_s=1.0, bytes_per_s=100.0)

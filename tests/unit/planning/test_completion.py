@@ -5,13 +5,13 @@ from __future__ import annotations
 import attrs
 import planning_graphs as made
 import pytest
+from djinn_lib_graph.graph import RecordedGraph, ValueInfo
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.completion import complete
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile
 
 from djinn.errors import ScheduleError
-from djinn.model.graph import RecordedGraph, ValueInfo
-from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile
-from djinn.planning.check import check_schedule
-from djinn.planning.completion import complete
-from djinn.planning.problem import Problem
 
 SLOW = LinkProfile(2e-4, 1e9)
 

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-
-from djinn.ir.spec import SpecTable
-from djinn.model.graph import GraphNode, RecordedGraph
-from djinn.model.metadata import MemoryPattern, SemanticMetadata
-from djinn.model.schedule import (
+from djinn_lib_graph.graph import GraphNode, RecordedGraph
+from djinn_lib_graph.metadata import MemoryPattern, SemanticMetadata
+from djinn_lib_schedule.costs import CostModel, CostWeights, waiting_s
+from djinn_lib_schedule.fitting import Call, Measured, fit
+from djinn_lib_schedule.schedule import (
     DeviceInfo,
     DeviceProfile,
     ExecutionSchedule,
@@ -23,8 +21,10 @@ from djinn.model.schedule import (
     Sample,
     Transfer,
 )
-from djinn.planning.costs import CostModel, CostWeights, waiting_s
-from djinn.planning.fitting import Call, Measured, fit
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn.ir.spec import SpecTable
 
 PLAIN = DeviceProfile(rate=Rate(100.0, 10.0), launch_s=1.0, view_s=0.5, run_s=3.0)
 NEAR = LinkProfile(2.0, 5.0, is_measured=True)

@@ -9,12 +9,11 @@ import time
 
 import planning_graphs as made
 import pytest
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from planning_peers import Numbers, heft, optimum, simulated
-
-from djinn.model.graph import RecordedGraph
-from djinn.model.schedule import DeviceInfo, LinkProfile
-from djinn.planning.check import check_schedule
 
 LATENCY = LatencyScheduler()
 

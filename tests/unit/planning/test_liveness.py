@@ -12,18 +12,18 @@ import pytest
 import torch
 from djinn_executor_torch.calls import Call, bind
 from djinn_executor_torch.executor import TorchExecutorFactory, TorchProgram
+from djinn_lib_graph.from_tape import graph_of
+from djinn_lib_graph.graph import GraphNode, RecordedGraph
+from djinn_lib_graph.metadata import SemanticMetadata
+from djinn_lib_schedule.liveness import MemoryEstimator
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
 from small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import djinn
-from djinn.graphs import graph_of
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
-from djinn.model.graph import GraphNode, RecordedGraph
-from djinn.model.metadata import SemanticMetadata
-from djinn.model.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
-from djinn.planning.liveness import MemoryEstimator
 from djinn.programs import lay_out, program_of
 
 DEVICE = "remote_accelerator:0"

@@ -9,11 +9,10 @@ from typing import Any
 
 import attrs
 import pytest
-
-from djinn.model.metadata import MemoryPattern
-from djinn.model.schedule import DeviceProfile, LinkProfile, OperationProfile, Rate, Sample
-from djinn.planning import profiles
-from djinn.planning.profiles import Calibration, Identity
+from djinn_lib_graph.metadata import MemoryPattern
+from djinn_lib_schedule import profiles
+from djinn_lib_schedule.profiles import Calibration, Identity
+from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile, OperationProfile, Rate, Sample
 
 IDENTITY = Identity("a.machine", "cpu", "2.13.0")
 FOUND = Calibration(

@@ -6,12 +6,11 @@ import random
 
 import planning_graphs as made
 import pytest
+from djinn_lib_graph.graph import RecordedGraph, ValueInfo
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
-
-from djinn.model.graph import RecordedGraph, ValueInfo
-from djinn.model.schedule import DeviceInfo, LinkProfile
-from djinn.planning.check import check_schedule
 
 SCHEDULERS = [LatencyScheduler(), ThroughputScheduler()]
 FAST = LinkProfile(1e-6, 1e11)

@@ -1,0 +1,36 @@
+"""Names that libraries provide and that are imported when a program first asks for them.
+
+Few programs capture, plan or look at graphs, and every program imports djinn.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ("MODULES", "load")
+
+MODULES = {
+    **dict.fromkeys(("annotate_graph", "build_graph", "find_patterns"), "djinn_lib_graph.analysis"),
+    **dict.fromkeys(("Captured", "capture", "explain", "get_graph", "is_capturing"), "djinn_lib_graph.capture"),
+    **dict.fromkeys(("DataResidency", "MemoryPattern", "MetadataPlaceholder", "Modality", "SemanticMetadata",
+                     "WorkloadProfile"), "djinn_lib_graph.metadata"),
+    **dict.fromkeys(("tensor_html", "tensor_text"), "djinn_lib_graph.display"),
+    "AnnotatedGraph": "djinn_lib_graph.annotated",
+    **dict.fromkeys(("calibrate", "profiles"), "djinn_lib_schedule.calibrate"),
+    **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn_lib_schedule.schedule"),
+    **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn_lib_schedule.execution"),
+    **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn_lib_schedule.scheduling"),
+    "Calibration": "djinn_lib_schedule.profiles",
+    "MemoryEstimator": "djinn_lib_schedule.liveness",
+}
+"""The module of each name."""
+
+
+def load(name: str) -> Any:
+    """Import the module of a name, and return what it provides.
+
+    Raises:
+        KeyError: No library provides that name.
+    """
+    return getattr(import_module(MODULES[name]), name)

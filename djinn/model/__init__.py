@@ -1,1 +1,0 @@
-"""The data model: what the kernel, the plugins and the wire talk about."""

@@ -1,0 +1,1 @@
+"""The program ``djinn``: its own commands ``plugins`` and ``doctor``, and those that plugins add."""

@@ -1,0 +1,186 @@
+"""The program ``djinn``. It has two commands of its own; all others are plugins'."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from djinn.config import Config
+from djinn.errors import ConfigurationError, DjinnError, PluginError
+from djinn.plugins import Plugins, PluginSelection, Row
+from djinn_cli.doctor import Check, djinn_version, examine
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ("build", "main")
+
+_SELF_REPORTING = ("plugins", "doctor")
+"""Commands that tell of broken plugins themselves."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the program and leave it.
+
+    Args:
+        arguments: The command line without the program's name.
+
+    Raises:
+        SystemExit: Always. Its status is 1 if an error of djinn's own was printed, 2 if the command line is wrong.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app, problems = build(os.environ)
+        command = next((argument for argument in given if not argument.startswith("-")), "")
+        if command not in _SELF_REPORTING:
+            for problem in problems:
+                print(f"djinn: left out: {problem}", file=sys.stderr)
+        app(given, prog_name="djinn")
+    except DjinnError as error:
+        if os.environ.get("DJINN_DEBUG", "").lower() not in ("", "0", "false", "no", "off"):
+            raise
+        print(f"djinn: {error}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(f"  {note}", file=sys.stderr)
+        sys.exit(1)
+
+
+def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
+    """Make the program, with all plugins' commands.
+
+    Args:
+        environ: Environment variables; ``DJINN_PLUGINS`` selects plugins.
+
+    Returns:
+        The program, and what is wrong with plugins, which were then left out.
+    """
+    problems: list[DjinnError] = []
+    broken: list[PluginError] = []
+    selection = PluginSelection()
+    try:
+        selection = PluginSelection.parse(environ.get("DJINN_PLUGINS"))
+    except ConfigurationError as error:
+        problems.append(error)
+    plugins = Plugins.load(selection, problems=broken)
+    app = typer.Typer(name="djinn", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_program)
+    _add_plugins(app, plugins, problems)
+    _add_doctor(app, plugins, problems, environ)
+    plugins.add_commands(app, problems=broken)
+    problems += broken
+    return app, problems
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"djinn {djinn_version()}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Unmodified PyTorch on an accelerator that is somewhere else."""
+
+
+def _add_plugins(app: typer.Typer, plugins: Plugins, problems: Sequence[DjinnError]) -> None:
+    @app.command("plugins")
+    def list_plugins(as_json: JsonOption = False) -> None:
+        """List what is active, where it comes from, and what it replaced."""
+        rows = plugins.rows()
+        if as_json:
+            _print_json({"plugins": rows, "problems": [_told(problem) for problem in problems]})
+        elif sys.stdout.isatty():
+            _print_table(_plugin_table(rows))
+        else:
+            _print_lines([_plugin_cells(row) for row in rows])
+        if not as_json:
+            for problem in problems:
+                print(f"djinn: {problem}", file=sys.stderr)
+        if problems:
+            raise typer.Exit(1)
+
+
+def _add_doctor(
+    app: typer.Typer, plugins: Plugins, problems: Sequence[DjinnError], environ: Mapping[str, str]
+) -> None:
+    @app.command("doctor")
+    def doctor(
+        server: Annotated[str, typer.Option(help="Address to try, instead of DJINN_SERVER.")] = "",
+        token: Annotated[str, typer.Option(help="Token to try, instead of DJINN_TOKEN.")] = "",
+        as_json: JsonOption = False,
+    ) -> None:
+        """Check everything that a session needs, and say what to do about what is wrong."""
+        found = list(problems)
+        rest = {name: value for name, value in environ.items() if name != "DJINN_PLUGINS"}
+        given = {"server": server or None, "token": token or None, "plugins": plugins.selection}
+        try:
+            config = Config.resolve(given, rest)
+        except ConfigurationError as error:
+            found.append(error)
+            config = Config(selection=plugins.selection)
+        checks = examine(plugins, config, found)
+        healthy = all(check.ok for check in checks)
+        if as_json:
+            _print_json({"ok": healthy, "checks": checks})
+        elif sys.stdout.isatty():
+            _print_table(_check_table(checks))
+        else:
+            _print_lines([("ok" if check.ok else "problem", check.name, check.found, check.remedy) for check in checks])
+        if not healthy:
+            raise typer.Exit(1)
+
+
+def _told(problem: DjinnError) -> dict[str, str]:
+    return {"code": problem.code, "summary": problem.summary, "hint": problem.hint}
+
+
+def _print_json(content: Mapping[str, Any]) -> None:
+    print(json.dumps(content, default=attrs.asdict, indent=2))
+
+
+def _print_lines(lines: Sequence[Sequence[str]]) -> None:
+    for cells in lines:
+        print("\t".join(" ".join(cell.split()) for cell in cells))
+
+
+def _print_table(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table)
+
+
+def _plugin_cells(row: Row) -> tuple[str, ...]:
+    state = "active" if row.active else row.note or "inactive"
+    return (row.kind, row.name, state, row.plugin, row.distribution, row.replaced)
+
+
+def _plugin_table(rows: Sequence[Row]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("kind", "name", "state", "plugin", "distribution", "replaced", title="Plugins")
+    for row in rows:
+        table.add_row(*map(escape, _plugin_cells(row)), style=None if row.active else "dim")
+    return table
+
+
+def _check_table(checks: Sequence[Check]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "what", "found", "what to do", title="djinn doctor")
+    for check in checks:
+        mark = "[green]ok[/]" if check.ok else "[red]problem[/]"
+        table.add_row(mark, *map(escape, (check.name, check.found, check.remedy)))
+    return table

@@ -1,0 +1,171 @@
+"""Graphs and what they mean: sources make them of models, patterns and analyzers explain them, exporters write them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from djinn import runtime
+from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError, PluginValidationError
+from djinn.plugins import DEFAULTS, Plugins, PluginSelection
+from djinn_lib_graph import annotated as model
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import Graph, GraphNode
+from djinn_lib_graph.kinds import Exporter, GraphSource, PatternMatch
+from djinn_lib_graph.kinds.analyzer import Annotations
+from djinn_lib_graph.metadata import DataResidency, SemanticMetadata, Tier, WorkloadProfile
+
+_FIELDS = frozenset(field.name for field in attrs.fields(SemanticMetadata))
+_loaded: Plugins | None = None
+
+
+def _plugins() -> Plugins:
+    """Return the running session's plugins; without a session, those of the environment. Starts none."""
+    global _loaded
+    if runtime.is_initialized():
+        return runtime.current().plugins
+    if _loaded is None:
+        _loaded = Plugins.load(PluginSelection.parse(os.environ.get("DJINN_PLUGINS", "")))
+    return _loaded
+
+
+def build_graph(model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Graph:
+    """Make the graph of ``model(*args, **kwargs)``, as `djinn.capture` would record it, by way of the chosen source.
+
+    djinn's own traces the model, which needs no data and runs nothing. Where that is impossible, because control flow
+    depends on data for one, it runs the call on the remote device, on copies.
+
+    Args:
+        model: The model; its weights may be anywhere. Neither it nor its inputs are changed.
+        *args: Its inputs.
+        **kwargs: Its inputs by name.
+
+    Returns:
+        The graph. Its ``backend_type`` says where it comes from, and its ``fallback_reason`` why it does not come from
+        a tracer.
+
+    Raises:
+        ConfigurationError: It is no module.
+        PluginError, AmbiguousPluginError: No source answers, or several.
+        Exception: What the model raises.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"A {type(model).__name__} is no module, and no graph is made of it.",
+                                 hint="djinn.capture() records whatever is done within its block.")
+    source: GraphSource = _plugins().choose("source", DEFAULTS["source"])
+    return source.build(model, args, kwargs)
+
+
+def find_patterns(graph: Graph) -> list[PatternMatch]:
+    """Ask every installed pattern plugin what it finds in ``graph``."""
+    return [match for pattern in _plugins().all("pattern") for match in pattern.find(graph)]
+
+
+def annotate_graph(graph: Graph) -> AnnotatedGraph:
+    """Ask every installed pattern and analyzer plugin what a graph means.
+
+    Where two analyzers speak of one field, the later one, by the order of their names, is believed.
+
+    Args:
+        graph: What was recorded, or comes from elsewhere.
+
+    Raises:
+        PluginValidationError: An analyzer speaks of what is not in the graph, or of fields that do not exist.
+    """
+    began = time.perf_counter()
+    matches = find_patterns(graph)
+    seconds = {Tier.STRUCTURE: time.perf_counter() - began}
+    fields = {node.id: _known_of(node) for node in graph.nodes()}
+    values: dict[str, DataResidency] = {}
+    profile = None
+    for registered in _plugins().find_all("analyzer"):
+        found = registered.value.annotate(graph, matches)
+        try:
+            _merge(fields, found)
+        except (KeyError, TypeError) as error:
+            raise PluginValidationError(
+                f"The analyzer {registered.name!r} of {registered.plugin} annotates what does not exist: {error}.",
+                hint=f"Correct it, or switch it off with DJINN_PLUGINS=-{registered.plugin}.") from error
+        values.update(found.values)
+        profile = found.profile or profile
+        for tier, took in found.seconds.items():
+            seconds[tier] = seconds.get(tier, 0.0) + took
+    return AnnotatedGraph(graph, {node: SemanticMetadata(**known) for node, known in fields.items()}, values,
+                          tuple(matches), profile or _counted(fields, matches), seconds)
+
+
+def _known_of(node: GraphNode) -> dict[str, Any]:
+    """Return what the node says itself."""
+    spec, origin = node.specs[0] if node.specs else None, node.origin
+    return {
+        "operation_type": node.operation,
+        "tensor_shape": None if spec is None else tuple(spec.size),
+        "dtype": None if spec is None else str(spec.dtype).removeprefix("torch."),
+        "module_path": origin.module_path if origin.module_type else None,
+        "model_module": origin.module_type or None,
+        "call_index": origin.call_index if origin.call_index >= 0 else None,
+    }
+
+
+def _merge(fields: Mapping[str, dict[str, Any]], found: Annotations) -> None:
+    for node, said in found.nodes.items():
+        if unknown := said.keys() - _FIELDS:
+            raise TypeError(f"field {min(unknown)} of {node}")
+        known = fields[node]
+        merged = {name: {**known[name], **said[name]} for name in ("evidence", "workload_hints")
+                  if name in said and name in known}
+        known.update(said, **merged)
+
+
+def _counted(fields: Mapping[str, Any], matches: Sequence[PatternMatch]) -> WorkloadProfile:
+    """Say of the whole what can be said without an analyzer."""
+    counts: dict[str, int] = {}
+    for match in matches:
+        counts[match.pattern] = counts.get(match.pattern, 0) + 1
+    return WorkloadProfile(nodes=len(fields), patterns=counts)
+
+
+def export(annotated: AnnotatedGraph, path: str | os.PathLike[str], exporter: str = "") -> Path:
+    """Write a graph with its meaning to a file.
+
+    Args:
+        annotated: What to write.
+        path: Where to; its suffix says in which form.
+        exporter: Name of the exporter to use, whatever the suffix.
+
+    Returns:
+        The path.
+
+    Raises:
+        PluginError: No exporter writes such files; lists the suffixes that exist.
+        AmbiguousPluginError: Several exporters do.
+    """
+    target = Path(path)
+    _exporter(target, exporter).export(annotated, target)
+    return target
+
+
+def _exporter(path: Path, name: str) -> Exporter:
+    registered = _plugins().find_all("exporter")
+    answers = [entry for entry in registered
+               if (entry.name == name if name else path.name.endswith(entry.value.suffix))]
+    if not answers:
+        known = ", ".join(f"{entry.name!r} ({entry.value.suffix})" for entry in registered)
+        raise PluginError(f"No exporter {f'is called {name!r}' if name else f'writes {path.name}'}; "
+                          f"there are {known or 'none'}.",
+                          hint="Choose another suffix, or install a plugin that writes it.")
+    if len(answers) > 1:
+        raise AmbiguousPluginError(f"Several exporters write {path.name}: "
+                                   f"{' and '.join(f'{e.name!r} of {e.plugin}' for e in answers)}.",
+                                   hint=f"Name one of them: export(path, exporter={answers[0].name!r}).")
+    chosen: Exporter = answers[0].value
+    return chosen
+
+
+model.use_export(export)

@@ -1,0 +1,110 @@
+"""A graph with its meaning: the semantically rich graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from djinn_lib_graph.graph import Graph, to_networkx
+from djinn_lib_graph.match import PatternMatch
+from djinn_lib_graph.metadata import DataResidency, SemanticMetadata, Tier, WorkloadProfile
+
+if TYPE_CHECKING:
+    import networkx
+
+_export: Callable[[AnnotatedGraph, str | os.PathLike[str], str], Path] | None = None
+
+
+def use_export(export: Callable[[AnnotatedGraph, str | os.PathLike[str], str], Path]) -> None:
+    """Let ``export`` write annotated graphs. Forms are plugins, of which the model knows nothing."""
+    global _export
+    _export = export
+
+
+@attrs.frozen(eq=False)
+class AnnotatedGraph:
+    """A graph, what its nodes and values mean, and the structures in it."""
+
+    graph: Graph
+    nodes: Mapping[str, SemanticMetadata]
+    """By node identifier, every node."""
+    values: Mapping[str, DataResidency]
+    """By value identifier, values from outside included."""
+    patterns: tuple[PatternMatch, ...]
+    profile: WorkloadProfile
+    seconds: Mapping[Tier, float] = attrs.field(factory=dict)
+    """What each tier of the analysis took."""
+
+    def to_networkx(self) -> networkx.MultiDiGraph[str]:
+        """Convert to a networkx graph with everything that is known as attributes.
+
+        Attributes of a node are the fields of `djinn_lib_graph.graph.GraphNode` and of `SemanticMetadata`, and
+        ``patterns``, the positions of its matches in the graph's attribute ``patterns``; those of an edge are its
+        value, its kind and the value's residency.
+        """
+        made = to_networkx(self.graph)
+        made.graph.update(backend_type=self.graph.backend_type, fallback_reason=self.graph.fallback_reason,
+                          profile=self.profile, patterns=self.patterns, values=dict(self.values))
+        matches: dict[str, list[int]] = {}
+        for position, match in enumerate(self.patterns):
+            for node in match.nodes:
+                matches.setdefault(node, []).append(position)
+        for node, attributes in made.nodes.items():
+            # The node's own metadata is what was known of it before the analysis; the fields say more.
+            del attributes["metadata"]
+            attributes.update(attrs.asdict(self.nodes[node], recurse=False))
+            attributes["patterns"] = tuple(matches.get(node, ()))
+        for _, _, attributes in made.edges(data=True):
+            attributes["residency"] = self.values.get(attributes["value"], DataResidency.UNKNOWN)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain data: mappings, lists, text, numbers. `from_dict` reads it, and JSON carries it."""
+        from djinn_lib_graph.documents import to_plain
+
+        return to_plain(self)
+
+    @staticmethod
+    def from_dict(document: Mapping[str, Any]) -> AnnotatedGraph:
+        """Read what `to_dict` gave.
+
+        Raises:
+            DocumentError: It is something else.
+        """
+        from djinn_lib_graph.documents import from_plain
+
+        return from_plain(document)
+
+    def export(self, path: str | os.PathLike[str], exporter: str = "") -> Path:
+        """Write a file in the form that its suffix asks for: ``.html``, ``.json``, ``.graphml``, ...
+
+        Args:
+            path: Where to.
+            exporter: Name of the exporter to use, whatever the suffix.
+
+        Returns:
+            The path.
+
+        Raises:
+            PluginError: No exporter writes such files, or several do.
+        """
+        assert _export is not None, "import djinn tells how"
+        return _export(self, path, exporter)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write one page to look at in a browser, which needs no network."""
+        return self.export(path, "html")
+
+    def __repr__(self) -> str:
+        from djinn_lib_graph.display import graph_text
+
+        return graph_text(self)
+
+    def _repr_html_(self) -> str:
+        from djinn_lib_graph.display import graph_html
+
+        return graph_html(self)

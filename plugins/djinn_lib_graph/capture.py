@@ -1,0 +1,192 @@
+"""Capturing: within the block, factories go to the remote accelerator, and what is recorded can be looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import attrs
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from djinn import runtime
+from djinn_lib_graph.analysis import annotate_graph
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.from_tape import graph_of
+from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
+from djinn_lib_graph.provenance import Watch
+
+if TYPE_CHECKING:
+    from djinn_lib_schedule.profiling import MeasuredPiece, Measurement
+    from djinn_lib_schedule.report import Explanation
+    from djinn_lib_schedule.schedule import ExecutionSchedule
+
+_local = threading.local()
+_GRADIENTS = frozenset({torch.Tensor.backward, torch.autograd.grad})
+
+
+def _stack() -> list[Captured]:
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    stack: list[Captured] = _local.stack
+    return stack
+
+
+@attrs.define(eq=False)
+class Captured:
+    """What a `capture` block has recorded, and what that means. Nothing is worked out before somebody looks.
+
+    Attributes:
+        model: The model that was given, if any.
+
+    Concurrency:
+        Any thread may look.
+    """
+
+    model: Any
+    _watch: Watch
+    _lock: Any = attrs.field(factory=threading.Lock, init=False)
+    _known: tuple[int, RecordedGraph, MetadataPlaceholder] | None = attrs.field(default=None, init=False)
+
+    @property
+    def graph(self) -> RecordedGraph:
+        """What was recorded so far, in program order: by the block's thread, and for it by autograd's threads."""
+        return self._now()[0]
+
+    @property
+    def annotated(self) -> AnnotatedGraph:
+        """The graph with its meaning."""
+        found: AnnotatedGraph = self._now()[1].get()
+        return found
+
+    @property
+    def semantic_metadata(self) -> Mapping[str, SemanticMetadata]:
+        """What is known of each node of `graph`, by its identifier."""
+        return self.annotated.nodes
+
+    @property
+    def patterns(self) -> tuple[PatternMatch, ...]:
+        """What the installed pattern plugins find in `graph`."""
+        return self.annotated.patterns
+
+    @property
+    def profile(self) -> WorkloadProfile:
+        """The whole at a glance."""
+        return self.annotated.profile
+
+    def _now(self) -> tuple[RecordedGraph, MetadataPlaceholder]:
+        """Return the graph and its annotations, the same ones for as long as nothing is recorded."""
+        with self._lock:
+            known, count = self._known, len(self._watch)
+            if known is None or known[0] != count:
+                graph = self._watch.graph()
+                known = self._known = (count, graph, MetadataPlaceholder(lambda: annotate_graph(graph)))
+            return known[1], known[2]
+
+
+class _RemoteFactories(TorchFunctionMode):
+    """Gives factories without a device the remote one, and knows where a backward begins."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+        self._others = {*_device_constructors(), *_GRADIENTS}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self._others:
+            return func(*args, **kwargs)
+        if func in _GRADIENTS:
+            with self._watch.within_backward():
+                return func(*args, **kwargs)
+        if kwargs.get("device") is not None:
+            return func(*args, **kwargs)
+        if runtime.device_problem() is None:
+            return func(*args, **{**kwargs, "device": runtime.logical_device()})
+        made = func(*args, **kwargs)
+        return runtime.current().upload(made) if isinstance(made, torch.Tensor) else made
+
+
+@contextlib.contextmanager
+def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
+    """Send this thread's factories to the remote accelerator and keep what it records.
+
+    Ordinary tensors that meet lazy ones are uploaded, so a model whose weights are still local works too. Blocks may be
+    nested; the inner block's operations belong to the outer one as well.
+
+    Args:
+        model: A module, whose values are then known by their names; or anything else, kept as ``captured.model``.
+        modules: Whether to learn which part of the model records what. Until the block ends, every module of the model
+            has hooks for it, on which some of PyTorch's modules take their slower path.
+    """
+    session = runtime.current()
+    watch = Watch(session, model, modules)
+    captured = Captured(model, watch)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(watch.stop)
+        watch.start()
+        cleanup.callback(session.capture(watch.receiver()))
+        cleanup.callback(_stack().remove, captured)
+        _stack().append(captured)
+        with _RemoteFactories(watch):
+            yield captured
+
+
+def is_capturing() -> bool:
+    """Whether this thread is inside a `capture` block."""
+    return bool(_stack())
+
+
+def get_graph() -> RecordedGraph:
+    """Return the graph of the innermost `capture` block of this thread; outside any, of what is pending."""
+    stack = _stack()
+    return stack[-1].graph if stack else graph_of(runtime.current().tape.nodes[:])
+
+
+@overload
+def explain(subject: torch.Tensor) -> str: ...
+@overload
+def explain(
+    subject: ExecutionSchedule, measured: Measurement | Sequence[MeasuredPiece] | None = None
+) -> Explanation: ...
+def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> str | Explanation:
+    """Say what is pending behind a lazy tensor and why, or what a schedule does; executes nothing.
+
+    Args:
+        subject: A tensor, or what `djinn.schedule` gave.
+        measured: For a schedule: what `djinn_lib_schedule.profiling.measure` found.
+
+    Returns:
+        Text for a tensor. For a schedule, what prints as tables and bars, is shown by notebooks, and is written as a
+        page by ``to_html(path)``.
+    """
+    if not isinstance(subject, torch.Tensor):
+        from djinn_lib_schedule.report import explain_schedule
+
+        return explain_schedule(subject, measured)
+    tensor = subject
+    from djinn.ir.tape import needed_for
+    from djinn.tensor import LazyTensor
+
+    if not isinstance(tensor, LazyTensor):
+        return f"An ordinary tensor on {tensor.device}; nothing is pending."
+    session = runtime.current()
+    session.check_owner(tensor)
+    nodes = session.tape.nodes[:]
+    slot = tensor._value.slot
+    needed = [node for node, is_needed in zip(nodes, needed_for(nodes, [slot]), strict=True) if is_needed]
+    head = f"{tensor._value.spec} is value {slot.number} on {session.backend.address}"
+    if not needed:
+        return f"{head}; nothing is pending."
+    lines = [f"{head}; reading it runs {len(needed)} of {len(nodes)} pending operations:"]
+    for node in needed:
+        why = "gives it" if slot in node.outputs else "writes" if node.signature.writes else "feeds it"
+        outputs = ", ".join(f"v{s.number}" for s in node.outputs) or "-"
+        inputs = ", ".join(f"v{s.number}" for s in node.inputs)
+        lines.append(f"  {outputs} = {node.signature.template.operator}({inputs})  {why}  {node.origin}".rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+"""From a piece of tape to a graph that analyzers, patterns and schedulers read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArgument, TensorArgument
+from djinn.ir.tape import Node
+from djinn_lib_graph.graph import GraphNode, Operand, Origin, RecordedGraph, ValueInfo
+
+_NOWHERE = Origin()
+
+
+def graph_of(
+    nodes: Sequence[Node], origins: Sequence[Origin] = (), values: Mapping[str, ValueInfo] | None = None
+) -> RecordedGraph:
+    """View a piece of tape as a graph.
+
+    Args:
+        nodes: The piece, in program order.
+        origins: Where each node was recorded; none where nobody watched.
+        values: What is known of values from outside, by identifier.
+    """
+    made = []
+    for position, node in enumerate(nodes):
+        signature = node.signature
+        template = signature.template
+        operands, numbers = iter(range(len(node.inputs))), iter(node.numbers)
+        made.append(GraphNode(
+            id=f"n{position}",
+            operation=template.operator,
+            inputs=tuple(f"v{slot.number}" for slot in node.inputs),
+            outputs=tuple(f"v{slot.number}" for slot in node.outputs),
+            specs=signature.results,
+            writes=tuple(f"v{node.inputs[index].number}" for index in signature.writes),
+            is_random=signature.is_random,
+            input_specs=signature.operands,
+            arguments=tuple(_argument(argument, operands, numbers) for argument in template.arguments),
+            keywords={name: _argument(argument, operands, numbers) for name, argument in template.keywords},
+            origin=origins[position] if origins else _NOWHERE,
+        ))
+    return RecordedGraph(tuple(made), _storages_of(nodes), values=values or {})
+
+
+def _storages_of(nodes: Sequence[Node]) -> dict[str, str]:
+    """Say of views whose storage they share; where its owner does not occur, the first view that does stands for it."""
+    slots = {slot.number: slot.storage for node in nodes for slot in (*node.inputs, *node.outputs)}
+    owners: dict[int, int] = {}
+    for number, storage in slots.items():
+        owners.setdefault(storage, storage if storage in slots else number)
+    return {f"v{number}": f"v{owners[storage]}" for number, storage in slots.items() if owners[storage] != number}
+
+
+def _argument(form: Argument, operands: Iterator[int], numbers: Iterator[Any]) -> Any:
+    """Fill the form of an argument; constants of PyTorch are given by their names."""
+    if isinstance(form, TensorArgument):
+        return Operand(next(operands))
+    if isinstance(form, NumberArgument):
+        return next(numbers)
+    if isinstance(form, ListArgument):
+        return [_argument(item, operands, numbers) for item in form.items]
+    return form.value if isinstance(form, ConstantArgument) else form.name

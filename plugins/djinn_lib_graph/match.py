@@ -1,0 +1,41 @@
+"""Matches: structures that were found in a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from djinn_lib_graph.graph import Graph, to_networkx
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@attrs.frozen
+class PatternMatch:
+    """One found structure."""
+
+    pattern: str
+    """Name of the pattern."""
+    nodes: tuple[str, ...]
+    """Identifiers of the matched nodes, in topological order."""
+    confidence: float = 1.0
+    """Between 0 and 1."""
+    hints: Mapping[str, Any] = attrs.field(factory=dict)
+    """What an optimizer may make of it."""
+    roles: Mapping[str, str] = attrs.field(factory=dict)
+    """What single nodes are for within it, for example ``scores``, ``down_projection``."""
+    values: Mapping[str, str] = attrs.field(factory=dict)
+    """Values that matter to it, by identifier: ``key_cache``, ``value_cache``, ``weight``, ``query``, ..."""
+    metadata: Mapping[str, Any] = attrs.field(factory=dict)
+    """What else is known of it: ``heads``, ``is_causal``, ``layer``, ``is_cross``, ..."""
+
+    def operations(self, graph: Graph) -> tuple[str, ...]:
+        """List the operations of the matched nodes, in their order."""
+        return tuple(graph.get_node(node).operation for node in self.nodes)
+
+    def subgraph(self, graph: Graph) -> networkx.MultiDiGraph[str]:
+        """Return the matched nodes of ``graph`` and the edges between them."""
+        return to_networkx(graph, self.nodes)

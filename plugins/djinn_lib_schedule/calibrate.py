@@ -1,0 +1,283 @@
+"""Calibration: how fast the connected executor and the way to it are, measured."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from djinn_lib_graph.analysis import annotate_graph
+from djinn_lib_graph.capture import capture
+
+from djinn import runtime
+from djinn.errors import DjinnError, PluginError, PluginValidationError
+from djinn.tensor import LazyTensor
+from djinn_lib_schedule import profiles as kept
+from djinn_lib_schedule.fitting import Call, Measured, fit
+from djinn_lib_schedule.placing import SupportsPlacement, pinned
+from djinn_lib_schedule.profiles import Calibration
+from djinn_lib_schedule.schedule import LinkProfile
+from djinn_lib_schedule.workloads import Workload
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+__all__ = ("calibrate", "profiles")
+
+LINK_BYTES = 8 << 20
+"""What is sent and fetched to see how much a link carries."""
+LINK_TURNS = 5
+ROUND_TRIPS = 30
+WARM_RUNS = 2
+"""An executor reads a program at its first run, and makes it ready at its second."""
+RUNS = 3
+_Advance = Callable[[str], None]
+
+
+def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) -> Calibration:
+    """Measure a connected executor and the links to it, by running what the installed workloads say.
+
+    Everything that was recorded before runs first. Values and random numbers of the session stay as they are.
+
+    Args:
+        executor: Which of the session's, from 0.
+        seconds: How long it goes on to run workloads once more, those first whose runs differ most. Each is run a few
+            times however long that takes.
+        save: Whether to keep what was found, for sessions to come. Without it, only this session knows.
+
+    Returns:
+        What was found. Predictions of this session and of later ones with the same executor use it.
+
+    Raises:
+        PluginError: No workloads are installed.
+        PluginValidationError: What a plugin registered is no workload.
+        TransportError: The connection broke.
+        OSError: The file cannot be written.
+    """
+    session, began = runtime.current(), time.perf_counter()
+    workloads = _registered(session)
+    remote = session.backend.executors[executor]
+    with (_undisturbed(session), torch.no_grad(), _progress(len(workloads) + 1) as advance,
+          pinned(session, executor) as device):
+        down, up = _links(session, device)
+        advance("link")
+        trials = _Trials(session, device)
+        for workload in workloads:
+            trials.run(workload)
+            advance(workload.name)
+        while time.perf_counter() - began < seconds and (doubtful := trials.most_doubtful()) is not None:
+            trials.run(doubtful)
+        empty_s = trials.empty_s()
+    profile = fit(trials.measured(), empty_s=empty_s, run_s=max(empty_s - down.latency_s - up.latency_s, 0.0))
+    found = Calibration(kept.identity_of(remote), profile, down, up, time.perf_counter() - began,
+                        tuple(f"{name}: {why}" for name, why in trials.skipped.items()))
+    kept.use_calibration(session, found)
+    if isinstance(session.backend, SupportsPlacement):
+        session.backend.learn(executor, found.profile, found.home_link, _peer_links(session, executor))
+    if save:
+        kept.save(found)
+    return found
+
+
+def profiles() -> Mapping[str, Calibration]:
+    """Return how fast the session's executors are thought to be, by address.
+
+    What `calibrate` has measured, now or earlier, is used; the rest are defaults, and say so.
+    """
+    session = runtime.current()
+    return {remote.address: kept.calibration_of(session, index)
+            for index, remote in enumerate(session.backend.executors)}
+
+
+def _registered(session: Session) -> list[Workload]:
+    found: dict[str, Workload] = {}
+
+    def register(workload: Workload) -> None:
+        if not isinstance(workload, Workload):
+            raise PluginValidationError(f"A {type(workload).__name__} was registered as a workload.",
+                                        hint="Register a djinn_lib_schedule.workloads.Workload.")
+        if workload.name in found:
+            raise PluginValidationError(f"Two workloads are called {workload.name!r}.", hint="Rename one of them.")
+        found[workload.name] = workload
+
+    session.plugins.hook.djinn_register_workloads(register=register)
+    if not found:
+        raise PluginError("There are no workloads to measure with.", hint="Enable the plugin djinn-workloads-core.")
+    return [found[name] for name in sorted(found)]
+
+
+@contextlib.contextmanager
+def _undisturbed(session: Session) -> Iterator[None]:
+    """Let nothing be handed over but what is asked for."""
+    session.synchronize()
+    every = session.config.flush_every
+    session.flush_after(None)
+    try:
+        yield
+    finally:
+        session.flush_after(every)
+
+
+class _Trials:
+    """What was run, and what it took.
+
+    Attributes:
+        skipped: What the executor could not run, and why.
+    """
+
+    def __init__(self, session: Session, device: torch.device) -> None:
+        self.skipped: dict[str, str] = {}
+        self._session = session
+        self._device = device
+        self._written = torch.zeros(1, device=device)
+        self._trials: dict[str, _Trial] = {}
+
+    def run(self, workload: Workload) -> None:
+        """Run a workload a few times."""
+        known = self._trials.get(workload.name)
+        try:
+            run = workload.prepare(self._device)
+            calls = _calls(run) if known is None else known.calls
+            for _ in range(WARM_RUNS):
+                self._seconds(run)
+            taken = [self._seconds(run) for _ in range(RUNS)]
+        except DjinnError:
+            raise
+        except Exception as error:  # noqa: BLE001  # told in the result: devices lack operations, and memory
+            self.skipped[workload.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            return
+        self._trials[workload.name] = _Trial(workload, calls, (*(known.taken if known else ()), tuple(taken)))
+
+    def most_doubtful(self) -> Workload | None:
+        """Return the workload to run once more: of those that were run least often, where runs differ most."""
+        trials = self._trials.values()
+        return min(trials, key=lambda trial: (len(trial.taken), -trial.spread)).workload if trials else None
+
+    def measured(self) -> list[Measured]:
+        """Return what was found."""
+        return [Measured(name, trial.calls, trial.seconds) for name, trial in self._trials.items()]
+
+    def empty_s(self) -> float:
+        """Time a run that does nothing, the way there and back included."""
+        return statistics.median(self._seconds(lambda: None) for _ in range(ROUND_TRIPS))
+
+    def _seconds(self, run: Callable[[], Any]) -> float:
+        """Time one run, without its recording.
+
+        It writes something first: what writes is not run ahead by an executor that has nothing to do. And it ends with
+        fetching that, because a device that computes by itself is done only when something of it is here.
+        """
+        self._written.zero_()
+        results = run()
+        begin = time.perf_counter()
+        self._session.flush()
+        self._session.materialize([self._written])
+        taken = time.perf_counter() - begin
+        del results
+        self._session.flush()
+        return taken
+
+
+@attrs.frozen
+class _Trial:
+    """All runs of one workload so far, in groups of runs that followed one another."""
+
+    workload: Workload
+    calls: tuple[Call, ...]
+    taken: tuple[tuple[float, ...], ...]
+
+    @property
+    def seconds(self) -> float:
+        """The median of the quickest group; the others were disturbed."""
+        return min(map(statistics.median, self.taken))
+
+    @property
+    def spread(self) -> float:
+        """How far apart its runs are."""
+        runs = [seconds for group in self.taken for seconds in group]
+        return max(runs) / min(runs)
+
+
+def _calls(run: Callable[[], Any]) -> tuple[Call, ...]:
+    """Record a run, and read off what its operations compute and move."""
+    with capture(modules=False) as captured:
+        results = run()
+    annotated = annotate_graph(captured.graph)
+    del results
+    return tuple(Call(node.operation, float(meaning.flops), float(meaning.bytes_read + meaning.bytes_written),
+                      meaning.memory_pattern)
+                 for node in captured.graph.nodes() for meaning in (annotated.nodes[node.id],))
+
+
+def _peer_links(session: Session, executor: int) -> dict[int, LinkProfile]:
+    """Measure the ways from one executor of a session to its others."""
+    found = {}
+    for other in range(len(session.backend.executors)):
+        if other != executor:
+            small, large = (_sending_s(session, executor, other, size) for size in (1, LINK_BYTES // 4))
+            found[other] = LinkProfile(small, LINK_BYTES / max(large - small, 1e-9), is_measured=True)
+    return found
+
+
+def _sending_s(session: Session, source: int, target: int, elements: int) -> float:
+    """Time how long a value takes from one executor to another, beyond what looking at it there takes."""
+    taken = []
+    for _ in range(LINK_TURNS):
+        with pinned(session, source) as device:
+            value = torch.zeros(elements, device=device)
+        session.synchronize()
+        for timed in (True, False):
+            begin = time.perf_counter()
+            with pinned(session, target) as device:
+                value.to(device).sum()
+            session.synchronize()
+            taken.append(time.perf_counter() - begin if timed else begin - time.perf_counter())
+    # The second time, it is there already.
+    return max(2 * statistics.fmean(taken), 1e-6)
+
+
+def _links(session: Session, device: torch.device) -> tuple[LinkProfile, LinkProfile]:
+    """Measure the way from the executor and the way to it: half a round trip each, and what they carry."""
+    trips = []
+    for _ in range(ROUND_TRIPS):
+        begin = time.perf_counter()
+        session.synchronize()
+        trips.append(time.perf_counter() - begin)
+    trip_s = statistics.median(trips)
+    sent: list[float] = []
+    fetched: list[float] = []
+    for turn in range(LINK_TURNS):
+        # Other bytes each time: a server may keep what it was sent before.
+        data = torch.full((LINK_BYTES // 4,), float(turn))
+        begin = time.perf_counter()
+        there: LazyTensor = session.upload(data, device)
+        session.synchronize()
+        sent.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+        session.materialize([there])
+        fetched.append(time.perf_counter() - begin)
+    return _link(trip_s, fetched), _link(trip_s, sent)
+
+
+def _link(trip_s: float, taken: Sequence[float]) -> LinkProfile:
+    carrying_s = max(statistics.median(taken) - trip_s, 1e-9)
+    return LinkProfile(trip_s / 2, LINK_BYTES / carrying_s, is_measured=True)
+
+
+@contextlib.contextmanager
+def _progress(steps: int) -> Iterator[_Advance]:
+    """Show how far it is, where somebody looks."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("calibrating", total=steps)
+        yield lambda name: bar.update(task, advance=1, description=name)

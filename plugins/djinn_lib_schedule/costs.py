@@ -1,0 +1,179 @@
+"""What work, transfers and waiting cost, in seconds; `docs/planning.md` has the formulae."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+from djinn_lib_graph.graph import Graph, GraphNode
+from djinn_lib_graph.metadata import MemoryPattern
+
+from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, LinkProfile, Transfer
+from djinn_lib_schedule.semantics import meaning_of
+
+__all__ = ("CostModel", "CostWeights", "waiting_s")
+
+
+@attrs.frozen
+class CostWeights:
+    """What a second of each kind counts in `CostEstimate.score`. All alike, unless somebody says otherwise."""
+
+    alpha: float = 1.0
+    """Of computing."""
+    beta: float = 1.0
+    """Of moving values. More than ``alpha`` where the network is shared with others."""
+    gamma: float = 1.0
+    """Of waiting for the work of others. More than ``alpha`` where somebody waits for the answer."""
+
+
+def waiting_s(service_s: float, load: float) -> float:
+    """Predict how long work waits for that of others.
+
+    Args:
+        service_s: What it takes by itself.
+        load: Fraction of the time in which the device is busy with others, from 0 to below 1.
+
+    Raises:
+        ValueError: A device with that load never comes to an end.
+
+    Source:
+        The queue M/M/1: Kleinrock, "Queueing Systems", volume 1, 1975, section 3.2.
+    """
+    if not 0 <= load < 1:
+        raise ValueError(f"A load is from 0 to below 1, not {load}.")
+    return load / (1 - load) * service_s
+
+
+class CostModel:
+    """Predicts what a schedule costs.
+
+    Args:
+        devices: What is known of the devices.
+        weights: How the parts of the score are weighed.
+
+    Concurrency:
+        Any thread may ask, one at a time.
+    """
+
+    def __init__(self, devices: Sequence[DeviceInfo], weights: CostWeights | None = None) -> None:
+        self.weights = weights or CostWeights()
+        self._devices = {device.id: device for device in devices}
+        self._first = devices[0] if devices else DeviceInfo("")
+        self._known: dict[tuple[str, str, int, int, MemoryPattern], float] = {}
+
+    def node_seconds(self, node: GraphNode, device: str | None = None) -> float:
+        """Predict what a node takes by itself.
+
+        Args:
+            node: Its meaning, ``node.metadata["meaning"]``, says what it computes and moves. Without one, its operands
+                and results are what moves.
+            device: Where it runs; the first device if not given.
+        """
+        where = self._first if device is None else self._devices[device]
+        meaning = meaning_of(node)
+        if meaning is not None:
+            work = meaning.flops, meaning.bytes_read + meaning.bytes_written, meaning.memory_pattern
+        else:
+            moved = sum(spec.size_bytes for spec in (*node.specs, *node.input_specs) if spec is not None)
+            work = 0, moved, MemoryPattern.SEQUENTIAL
+        key = (where.id, node.operation, *work)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = where.profile.seconds(*work, node.operation)
+        return known
+
+    def transfer_seconds(self, transfer: Transfer) -> float:
+        """Predict what a transfer takes by itself."""
+        source = self._devices.get(transfer.source, self._first)
+        return source.links.get(transfer.target, _USUAL_LINK).seconds(transfer.size_bytes)
+
+    def estimate(self, schedule: ExecutionSchedule, graph: Graph) -> CostEstimate:
+        """Predict what a schedule costs.
+
+        Every device does one thing at a time, in the schedule's order; so does every link. A transfer begins when its
+        value is there. What waits for others is longer by `waiting_s`.
+        """
+        nodes = {node.id: node for node in graph.nodes()}
+        timing = _Timing(self._devices, schedule, graph)
+        compute_s = queueing_s = transfer_s = 0.0
+        for transfer in schedule.transfers:
+            seconds = self.transfer_seconds(transfer)
+            transfer_s += seconds
+            timing.moves.setdefault(transfer.after, []).append((transfer, seconds))
+        timing.moved("")
+        for identifier in schedule.order:
+            for device in (schedule.devices[identifier], *schedule.replicas.get(identifier, ())):
+                service_s = self.node_seconds(nodes[identifier], device)
+                wait_s = waiting_s(service_s, self._devices[device].load)
+                compute_s += service_s
+                queueing_s += wait_s
+                timing.ran(identifier, device, service_s + wait_s)
+            timing.moved(identifier)
+        used = {schedule.devices[node] for node in schedule.order}
+        links = [self._devices[transfer.source].links.get(transfer.target, _USUAL_LINK)
+                 for transfer in schedule.transfers if transfer.source in self._devices]
+        begin_s = max((self._devices[device].profile.run_s for device in used), default=0.0)
+        weights = self.weights
+        return CostEstimate(
+            latency_s=begin_s + timing.end_s, compute_s=compute_s, transfer_s=transfer_s, queueing_s=queueing_s,
+            transferred_bytes=sum(transfer.size_bytes for transfer in schedule.transfers),
+            score=weights.alpha * compute_s + weights.beta * transfer_s + weights.gamma * queueing_s,
+            is_measured=all(self._devices[device].profile.is_measured for device in used)
+            and all(link.is_measured for link in links))
+
+
+_USUAL_LINK = LinkProfile()
+
+
+class _Timing:
+    """When what happens, if everything happens as soon as it can."""
+
+    def __init__(self, devices: Mapping[str, DeviceInfo], schedule: ExecutionSchedule, graph: Graph) -> None:
+        self.end_s = 0.0
+        self.moves: dict[str, list[tuple[Transfer, float]]] = {}
+        self._free_s = dict.fromkeys(devices, 0.0)
+        self._link_s: dict[tuple[str, str], float] = {}
+        self._there_s: dict[tuple[str, str], float] = {}
+        """By value and device."""
+        self._done_s: dict[str, float] = {}
+        self._nodes = {node.id: node for node in graph.nodes()}
+        self._schedule = schedule
+        self._after: dict[str, list[str]] = {}
+        for edge in graph.edges():
+            if edge.kind == "hazard":
+                self._after.setdefault(edge.target, []).append(edge.source)
+
+    def ran(self, identifier: str, device: str, seconds: float) -> None:
+        """Run a node on a device."""
+        node = self._nodes[identifier]
+        ready_s = self._free_s[device]
+        for value in node.inputs:
+            ready_s = max(ready_s, self._there_s.get((value, device), 0.0))
+        for source in self._after.get(identifier, ()):
+            ready_s = max(ready_s, self._done_s[source])
+        end_s = self._free_s[device] = ready_s + seconds
+        for value in (*node.outputs, *node.writes):
+            self._there_s[value, device] = end_s
+        self._done_s[identifier] = max(end_s, self._done_s.get(identifier, 0.0))
+        self.end_s = max(self.end_s, end_s)
+
+    def moved(self, after: str) -> None:
+        """Move what moves after a node."""
+        waiting = self.moves.pop(after, [])
+        for transfer, seconds in _in_chains(waiting):
+            link = transfer.source, transfer.target
+            begin_s = max(self._link_s.get(link, 0.0), self._there_s.get((transfer.value, transfer.source), 0.0))
+            end_s = self._link_s[link] = begin_s + seconds
+            self._there_s[transfer.value, transfer.target] = end_s
+            self.end_s = max(self.end_s, end_s)
+
+
+def _in_chains(moves: Sequence[tuple[Transfer, float]]) -> list[tuple[Transfer, float]]:
+    """Order moves so that one that goes on from where another leads comes after it."""
+    ordered, rest = list[tuple[Transfer, float]](), list(moves)
+    while rest:
+        targets = {(move.value, move.target) for move, _ in rest}
+        first = [pair for pair in rest if (pair[0].value, pair[0].source) not in targets] or rest
+        ordered += first
+        rest = [pair for pair in rest if pair not in first]
+    return ordered

@@ -1,0 +1,420 @@
+"""Running a scheduled graph again: its operations are recorded anew, in the schedule's order, on new inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from djinn_lib_graph.graph import Graph, GraphNode, Operand
+
+from djinn import runtime
+from djinn.errors import InputsError, ScheduleError
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.tape import Node
+from djinn.tensor import LazyTensor, LazyTuple
+from djinn.wire.tensors import dtype_named
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.inputs import Inputs, arrived, bind, laid_out_as, outside_values
+from djinn_lib_schedule.placing import Placement, SupportsPlacement, ValueDirectory
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+
+class ExecutionStrategy(StrEnum):
+    """How a scheduled graph is handed over."""
+
+    STREAMING = "streaming"
+    """In pieces while it is recorded, so that recording and running overlap; as a session does by itself."""
+    SUBGRAPH = "subgraph"
+    """In one piece, as far as no shape in it depends on data. Does not wait."""
+    COMPILED = "compiled"
+    """As ``subgraph``, and waits until it has run. From then on the executor knows the program and runs it by its
+    number, with whatever its compiler has made of it."""
+    LOCAL = "local"
+    """Here, by PyTorch itself on the CPU: what it reads comes home, what it writes is sent back."""
+
+
+def execute(
+    schedule: ExecutionSchedule, inputs: Inputs = None, *, outputs: Sequence[str] | None = None,
+    strategy: ExecutionStrategy | str | None = None,
+) -> LazyTuple:
+    """Run a scheduled graph on the running session, with new inputs.
+
+    Its operations are recorded anew, each on its device. Writes happen again, and random numbers are drawn anew.
+    Numbers that came home while the graph was recorded, for example by ``item()``, stay what they were.
+
+    Args:
+        schedule: What `djinn.schedule` gave.
+        inputs: Values from outside. A sequence is for those that are no weights of the captured model, in the order in
+            which the graph first reads them. A mapping names them: by their names in the captured model, or by their
+            identifiers in the graph. Ordinary tensors are uploaded. What is not given is used as it is, if the session
+            still holds it.
+        outputs: Identifiers of the values to give back; without it, the results of those nodes whose results no node
+            reads, and what the schedule keeps.
+        strategy: How to hand it over; without it, as the session does.
+
+    Returns:
+        The values, in order of the schedule; lazy, but for the strategy ``local``.
+
+    Raises:
+        ScheduleError: The schedule breaks a rule, keeps no graph, or wants devices that the session has not.
+        InputsError: An input is missing, unknown, or of another size or dtype. Nothing was run.
+        Exception: What an operation raises.
+    """
+    chosen = _strategy_named(strategy)
+    run = Run(runtime.current(), schedule, inputs, outputs)
+    session = run.session
+    if chosen is ExecutionStrategy.LOCAL:
+        return run.at_home()
+    if chosen is None:
+        return run.remotely()
+    with flushing(session, "auto" if chosen is ExecutionStrategy.STREAMING else None):
+        made = run.remotely()
+        if chosen is not ExecutionStrategy.STREAMING:
+            session.flush()
+        if chosen is ExecutionStrategy.COMPILED:
+            session.synchronize()
+    return made
+
+
+@contextlib.contextmanager
+def flushing(session: Session, operations: str | None) -> Iterator[None]:
+    """Hand nodes over after so many, for the length of a block."""
+    usual, is_fixed = session.flush_every, session.pace._is_fixed
+    session.flush_after(operations)
+    try:
+        yield
+    finally:
+        session.flush_every = usual
+        session.pace.set(usual, is_fixed=is_fixed)
+
+
+def results_of(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
+    """List the values that outlive a graph: of nodes none of whose results is read, and what the schedule keeps.
+
+    A node that writes a value does not count as its reader: what is written last is a result.
+    """
+    read: set[str] = set()
+    for node in graph.nodes():
+        read.update(value for value in node.inputs if value not in node.writes)
+    found = []
+    for node in map(graph.get_node, schedule.order):
+        is_last = read.isdisjoint(node.outputs)
+        found += [value for value, spec in zip(node.outputs, node.specs, strict=False)
+                  if spec is not None and (is_last or schedule.caching.get(value) is CachingPolicy.PERSIST)]
+    return found
+
+
+class Run:
+    """One execution: everything is looked up and checked before anything runs.
+
+    Attributes:
+        session: Where.
+        graph: What.
+        positions: Position of each device among those of the session.
+        results: Identifiers of the values that it gives.
+        is_repeatable: Whether running it once more changes nothing: it neither writes what came from outside nor draws
+            random numbers.
+    """
+
+    def __init__(
+        self, session: Session, schedule: ExecutionSchedule, inputs: Inputs, outputs: Sequence[str] | None
+    ) -> None:
+        if schedule.graph is None:
+            raise ScheduleError("The schedule keeps no graph, so there is nothing to run.",
+                                hint="Use what djinn.schedule gives.")
+        self.session = session
+        self.graph = schedule.graph
+        self._schedule = schedule
+        self.positions = _positions_of(session, schedule)
+        check_schedule(schedule, self.graph, schedule.device_infos or devices_in(session))
+        outside = outside_values(self.graph)
+        self._calls = [_call_of(self.graph.get_node(node)) for node in schedule.order]
+        known = {value for call in self._calls for value in call.node.outputs}
+        self.results = list(outputs) if outputs is not None else results_of(self.graph, schedule)
+        if unknown := [value for value in self.results if value not in known]:
+            raise InputsError(f"The graph gives no value {unknown[0]!r}.",
+                              hint="Outputs are named by the identifiers in graph.nodes()[i].outputs.")
+        self._outside = outside
+        self._bound = bind(session, self.graph, outside, inputs)
+        self.is_repeatable = not any(value.is_written for value in outside) and not any(
+            call.node.is_random for call in self._calls)
+        self._last = self._last_uses()
+
+    def remotely(self, between: Callable[[int], None] | None = None) -> LazyTuple:
+        """Record all of it, each node on its device.
+
+        Args:
+            between: Called behind each node with its position in the schedule's order.
+        """
+        session = self.session
+        backend = session.backend
+        if not isinstance(backend, SupportsPlacement):
+            return self._recorded(between, lambda device: None)
+        with placed_by_schedule(session, backend) as use:
+            return self._recorded(between, use)
+
+    def _recorded(self, between: Callable[[int], None] | None, use: Callable[[int], None]) -> LazyTuple:
+        session = self.session
+        position = 0
+        placed = itertools.groupby(self._calls, key=lambda call: self.positions[self._schedule.devices[call.node.id]])
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            values = {}
+            for value in self._outside:
+                use(self.positions.get(self._schedule.placements.get(value.value, ""), 0))
+                values[value.value] = arrived(session, self._bound[value.value], value)
+            for device, calls in placed:
+                use(device)
+                with torch._C._AutoDispatchBelowAutograd():
+                    for call in calls:
+                        self._step(call, values, position, session.dispatch)
+                        if between is not None:
+                            between(position)
+                        position += 1
+        return LazyTuple(values[value] for value in self.results)
+
+    def ends(self, length: int) -> dict[int, int]:
+        """Cut the order into pieces of a length, each on one device; return their last positions and first ones."""
+        first, ends = 0, {}
+        devices = [self._schedule.devices[node] for node in self._schedule.order]
+        for position in range(1, len(devices) + 1):
+            if position == len(devices) or position - first == length or devices[position] != devices[first]:
+                ends[position - 1] = first
+                first = position
+        return ends
+
+    def at_home(self) -> LazyTuple:
+        """Run all of it here, on the CPU.
+
+        Raises:
+            ScheduleError: It writes into a storage of which it reads several views from outside.
+        """
+        self._check_views_at_home()
+        outside = [self._bound[value.value] for value in self._outside]
+        home = self.session.materialize(outside)
+        home = [tensor.cpu().clone() if value.is_written and tensor is given else tensor.cpu()
+                for value, tensor, given in zip(self._outside, home, outside, strict=True)]
+        with torch.no_grad():
+            values = {value.value: laid_out_as(tensor, value.spec)
+                      for value, tensor in zip(self._outside, home, strict=True)}
+            for position, call in enumerate(self._calls):
+                self._step(call, values, position, lambda operator, args, kwargs: operator(*args, **kwargs), "cpu")
+            for value, tensor in zip(self._outside, outside, strict=True):
+                if value.is_written and isinstance(tensor, LazyTensor):
+                    tensor.copy_(values[value.value])
+        return LazyTuple(values[value] for value in self.results)
+
+    def _step(
+        self, call: _Call, values: dict[str, Any], position: int, dispatch: Callable[..., Any], device: str = ""
+    ) -> None:
+        node = call.node
+        if call.only_asks:
+            return
+        args = tuple(_filled(item, node, values, device) for item in call.arguments)
+        kwargs = {name: _filled(item, node, values, device) for name, item in call.keywords.items()}
+        made = _new_results(call, dispatch(call.operator, args, kwargs))
+        if len(made) != len(node.outputs):
+            raise ScheduleError(f"{node.operation} ({node.id}) gave {len(made)} results, and {len(node.outputs)} when "
+                                "it was recorded.", hint="How many there are depends on data; record it anew.")
+        values.update(zip(node.outputs, made, strict=True))
+        for value in self._last.get(position, ()):
+            del values[value]
+
+    def _last_uses(self) -> dict[int, list[str]]:
+        """List what is needed no longer behind each position, so that the executor can let go of it."""
+        last: dict[str, int] = {}
+        for position, call in enumerate(self._calls):
+            if not call.only_asks:
+                last |= dict.fromkeys((*call.node.inputs, *call.node.outputs), position)
+        going: dict[int, list[str]] = {}
+        keep = {*self.results, *(value.value for value in self._outside)}
+        for value, position in last.items():
+            if value not in keep:
+                going.setdefault(position, []).append(value)
+        return going
+
+    def _check_views_at_home(self) -> None:
+        seen: set[str] = set()
+        for value in self._outside:
+            storage = self.graph.storages.get(value.value, value.value)
+            if value.is_written and storage in seen:
+                raise ScheduleError(f"{value.label} shares memory with another value that the graph reads, and is "
+                                    "written: copies at home would not.", hint="Use another execution strategy.")
+            seen.add(storage)
+
+
+@attrs.frozen
+class _Argument:
+    """A constant of PyTorch that a graph gives by its name."""
+
+    kind: str
+    name: str
+
+
+@attrs.frozen
+class _Call:
+    node: GraphNode
+    operator: Any
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    only_asks: bool
+    """Whether it does nothing but bring a number home, which nobody waits for now."""
+
+
+def _call_of(node: GraphNode) -> _Call:
+    operator = operator_named(node.operation)
+    facts = facts_of(operator)
+    kinds = _constants_of(operator)
+    names = facts.argument_names
+    arguments = tuple(_argument(item, kinds.get(name, "")) for name, item in zip(names, node.arguments, strict=False))
+    keywords = {name: _argument(item, kinds.get(name, "")) for name, item in node.keywords.items()}
+    only_asks = not node.writes and not node.is_random and set(facts.returns) == {ReturnKind.PLAIN}
+    return _Call(node, operator, arguments, keywords, only_asks)
+
+
+@cache
+def _constants_of(operator: Any) -> dict[str, str]:
+    """Tell which arguments are constants of PyTorch, of which graphs have the names only."""
+    kinds = {"ScalarType": "dtype", "Layout": "layout", "Device": "device", "MemoryFormat": "memory_format"}
+    return {argument.name: kinds[kind] for argument in operator._schema.arguments
+            for kind in [str(argument.real_type).removeprefix("Optional[").removesuffix("]")] if kind in kinds}
+
+
+def _argument(item: Any, kind: str) -> Any:
+    return _Argument(kind, item) if kind and isinstance(item, str) else item
+
+
+def _filled(item: Any, node: GraphNode, values: Mapping[str, Any], device: str) -> Any:
+    if isinstance(item, Operand):
+        return values[node.inputs[item.position]]
+    if isinstance(item, (list, tuple)):
+        return [_filled(member, node, values, device) for member in item]
+    if not isinstance(item, _Argument):
+        return item
+    if item.kind == "device":
+        return torch.device(device) if device else runtime.logical_device()
+    return dtype_named(item.name) if item.kind == "dtype" else getattr(torch, item.name)
+
+
+def _new_results(call: _Call, returned: Any) -> list[Any]:
+    """List what an operation gave that is new, flat: without the arguments that it wrote and gives back."""
+    kinds = facts_of(call.operator).returns
+    items = returned if len(kinds) > 1 else (returned,) if kinds else ()
+    made: list[Any] = []
+    for kind, item in zip(kinds, items, strict=True):
+        if kind is ReturnKind.LIST:
+            made += item
+        elif kind is not ReturnKind.WRITTEN:
+            made.append(item)
+    return made
+
+
+def devices_in(session: Session) -> list[Any]:
+    """List the devices of a session, by the names that schedules know them by."""
+    from djinn_lib_schedule.scheduling import devices_of
+
+    return devices_of(session)
+
+
+def _positions_of(session: Session, schedule: ExecutionSchedule) -> dict[str, int]:
+    if session.device_count > 1:
+        raise ScheduleError("In this session devices are the user's choice, not a schedule's.",
+                            hint="Start it with djinn.init(servers=..., placement='automatic').")
+    positions = {device.id: position for position, device in enumerate(devices_in(session))}
+    if unknown := sorted({*schedule.devices.values()} - positions.keys()):
+        raise ScheduleError(f"The schedule places nodes on {', '.join(unknown[:3])}, and the session has "
+                            f"{', '.join(positions)}.", hint="Schedule for the running session: devices=None.")
+    return positions
+
+
+class _BySchedule:
+    """Places what a run records where its schedule wants it, and all else as before."""
+
+    def __init__(self, usual: Placement) -> None:
+        self._usual = usual
+        self.shares_generator = usual.shares_generator
+        self._thread = threading.get_ident()
+        self._executors: dict[int, int] = {}
+        self._nodes: list[Node] = []
+        self._executor: int | None = None
+
+    def use(self, executor: int | None) -> None:
+        """Place what this thread records from now on."""
+        self._executor = executor
+
+    def receive(self, node: Node) -> None:
+        """Learn of a node as it is recorded."""
+        if self._executor is not None and threading.get_ident() == self._thread:
+            self._nodes.append(node)  # as long as it is there, no other has its identity
+            self._executors[id(node)] = self._executor
+
+    def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
+        """Choose the executor that is to hold an upload."""
+        is_ours = self._executor is not None and threading.get_ident() == self._thread
+        return self._executor if is_ours and self._executor is not None else (
+            self._usual.house(size_bytes, device, where))
+
+    def device_count(self, executors: int) -> int:
+        """Pass it on."""
+        return self._usual.device_count(executors)
+
+    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
+        """Pass it on."""
+        return self._usual.devices(where, values)
+
+    def pin(self, executor: int | None) -> None:
+        """Pass it on; what a schedule places stays there."""
+        self._usual.pin(executor)
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Pass it on."""
+        self._usual.learn(executor, profile, home_link, links)
+
+    def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> list[tuple[Node, int]]:
+        """Choose executor and order of a piece of tape: ours stays in order."""
+        if any(id(node) in self._executors for node in nodes):
+            first = next(iter(self._executors.values()))
+            return [(node, self._executors.get(id(node), first)) for node in nodes]
+        return self._usual.place(nodes, gone, where)
+
+
+@contextlib.contextmanager
+def placed_by_schedule(session: Session, backend: SupportsPlacement) -> Iterator[Callable[[int], None]]:
+    """Let a schedule place what is recorded in the block; gives a function that sets the executor of what follows.
+
+    Everything is handed over before and behind the block, so that the schedule places nothing else.
+    """
+    with session.lock:
+        session.flush()
+        usual = backend.placement
+        placement = _BySchedule(usual)
+        backend.use(placement)
+        stop = session.capture(placement.receive)
+    try:
+        yield placement.use
+    finally:
+        stop()
+        with session.lock:
+            placement.use(None)
+            session.flush()
+            backend.use(usual)
+
+
+def _strategy_named(strategy: ExecutionStrategy | str | None) -> ExecutionStrategy | None:
+    if strategy is None:
+        return None
+    try:
+        return ExecutionStrategy(strategy)
+    except ValueError:
+        raise ScheduleError(f"There is no execution strategy {strategy!r}; there are "
+                            f"{', '.join(ExecutionStrategy)}.") from None

@@ -1,0 +1,196 @@
+"""The values that a graph reads from outside, and the tensors that are given, or found, for them."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from djinn_lib_graph.graph import Graph
+
+from djinn.errors import InputsError
+from djinn.ir.spec import TensorSpec
+from djinn.tensor import LazyTensor
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+Inputs = Mapping[str, Any] | Sequence[Any] | None
+_WEIGHTS = ("parameter", "buffer", "optimizer_state", "gradient")
+"""Kinds of values that a call is not given anew."""
+
+
+@attrs.frozen
+class Outside:
+    """A value that a graph reads from outside."""
+
+    value: str
+    name: str
+    """Its name in the captured model, if it has one."""
+    kind: str
+    spec: TensorSpec | None
+    is_written: bool
+    """Whether the graph writes into its storage."""
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether a call is not given it anew. What only the analysis takes for a weight has no name."""
+        return bool(self.name) and self.kind in _WEIGHTS
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"{self.name!r} ({self.value})" if self.name else self.value
+
+
+def outside_values(graph: Graph) -> list[Outside]:
+    """List the values that a graph reads from outside, in the order in which it first reads them."""
+    made: set[str] = set()
+    specs: dict[str, TensorSpec | None] = {}
+    written: set[str] = set()
+    storages = graph.storages
+    for node in graph.nodes():
+        for value, spec in itertools.zip_longest(node.inputs, node.input_specs[:len(node.inputs)]):
+            if value not in made:
+                specs.setdefault(value, spec)
+        written.update(storages.get(value, value) for value in node.writes)
+        made.update(node.outputs)
+    found = []
+    for value, spec in specs.items():
+        info = graph.values.get(value)
+        found.append(Outside(value, info.name if info else "", info.kind if info else "",
+                             spec or (info.spec if info else None), storages.get(value, value) in written))
+    return found
+
+
+def alive_values(session: Session, wanted: Sequence[Outside]) -> dict[str, LazyTensor]:
+    """Find the tensors of a session that hold values which a graph of the same session read.
+
+    Sessions keep no list of their tensors: it would cost every operation. The garbage collector knows them. Nothing is
+    remembered, because tensors with weak references cannot be moved by `torch.nn.Module.to`.
+    """
+    numbers = {int(value.value[1:]): value.value for value in wanted
+               if value.spec is not None and value.spec in session.specs and value.value[1:].isdecimal()}
+    found: dict[str, LazyTensor] = {}
+    if numbers:
+        released = session.recorder.released
+        kinds = {LazyTensor, *LazyTensor.__subclasses__()}
+        for tensor in [candidate for candidate in gc.get_objects() if type(candidate) in kinds]:
+            value = getattr(tensor, "_value", None)
+            if value is not None and value.released is released and value.slot.number in numbers:
+                found[numbers[value.slot.number]] = tensor
+    return found
+
+
+def bind(session: Session, graph: Graph, outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
+    """Find a tensor for every value from outside.
+
+    Raises:
+        InputsError: There is none, or it does not fit.
+    """
+    bound: dict[str, Any] = _given(outside, inputs)
+    missing = [value for value in outside if value.value not in bound]
+    bound |= alive_values(session, missing)
+    if absent := [value.label for value in missing if value.value not in bound]:
+        raise InputsError(f"{len(absent)} of {len(outside)} values from outside are missing: "
+                          f"{', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}.",
+                          hint="The session does not hold them any more; give them in djinn.execute(inputs={...}).")
+    for value in outside:
+        _check_fits(value, bound[value.value])
+    for tensor in bound.values():
+        if isinstance(tensor, LazyTensor):
+            session.check_owner(tensor)
+    _check_sharing(graph, outside, bound)
+    return bound
+
+
+def _given(outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
+    if inputs is None:
+        return {}
+    if isinstance(inputs, torch.Tensor):
+        raise InputsError("The inputs are one tensor.", hint="Put it into a list: inputs=[tensor].")
+    if not isinstance(inputs, Mapping):
+        places = [value for value in outside if not value.is_weight]
+        if len(inputs) != len(places):
+            raise InputsError(f"{len(inputs)} inputs are given, and the graph reads {len(places)} values from outside "
+                              f"that are no weights: {', '.join(value.label for value in places) or 'none'}.",
+                              hint="Give as many, in this order, or name them in a mapping. What a block makes itself "
+                                   "is no input of its graph.")
+        return {value.value: tensor for value, tensor in zip(places, inputs, strict=True)}
+    named: dict[str, list[str]] = {}
+    for value in outside:
+        named.setdefault(value.name, []).append(value.value)
+    known = {value.value for value in outside}
+    found: dict[str, Any] = {}
+    for key, tensor in inputs.items():
+        answers = [key] if key in known else named.get(key, []) if key else []
+        if len(answers) != 1:
+            why = f"is the name of several values: {', '.join(answers)}" if answers else "is no value from outside"
+            raise InputsError(f"The input {key!r} {why}.", hint="The graph reads "
+                              f"{', '.join(value.label for value in outside if not value.is_weight)}.")
+        found[answers[0]] = tensor
+    return found
+
+
+def _check_fits(value: Outside, given: Any) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise InputsError(f"{value.label} is given a {type(given).__name__}, and is a tensor.")
+    spec = value.spec
+    if spec is not None and (given.shape != spec.size or given.dtype != spec.dtype):
+        raise InputsError(
+            f"{value.label} is given {given.dtype}{list(given.shape)}, and was {spec.dtype}{list(spec.size)} when the "
+            "graph was recorded.", hint="A graph holds for one size of each input; record it anew for another.")
+    if spec is None or _layout_of(given) == (spec.stride, spec.storage_offset):
+        return
+    overlaps = any(step == 0 != there and extent > 1
+                   for extent, step, there in zip(spec.size, spec.stride, given.stride(), strict=True))
+    if overlaps or (value.is_written and isinstance(given, LazyTensor)):
+        raise InputsError(f"{value.label} lies in memory in another way than when the graph was recorded, which "
+                          f"{'expanded it' if overlaps else 'writes there'}.",
+                          hint=f"Give a tensor with the strides {spec.stride}.")
+
+
+def _check_sharing(graph: Graph, outside: Sequence[Outside], bound: Mapping[str, Any]) -> None:
+    """What shares memory and is written must share memory now as well, or else what one writes the other misses."""
+    owners: dict[str, tuple[Outside, Any]] = {}
+    for value in outside:
+        if value.is_written:
+            storage = graph.storages.get(value.value, value.value)
+            first, memory = owners.setdefault(storage, (value, _memory_of(bound[value.value])))
+            if memory != _memory_of(bound[value.value]):
+                raise InputsError(f"{value.label} and {first.label} share memory in the graph, which writes there, and "
+                                  "what is given for them does not.", hint="Give views of one lazy tensor for both.")
+
+
+def _memory_of(tensor: Any) -> Any:
+    return tensor._value.slot.storage if isinstance(tensor, LazyTensor) else id(tensor)
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
+    if isinstance(tensor, LazyTensor):
+        spec = tensor._value.spec
+        return spec.stride, spec.storage_offset
+    return tensor.stride(), int(tensor.storage_offset())
+
+
+def arrived(session: Session, given: torch.Tensor, value: Outside) -> torch.Tensor:
+    """Bring a tensor to the executor."""
+    if not isinstance(given, LazyTensor):
+        given = session.upload(given.detach()) if value.is_written else session.mixer.upload(given)
+    return laid_out_as(given, value.spec)
+
+
+def laid_out_as(given: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
+    """Lay a tensor out in memory as the graph's value was: operations may reach into its storage."""
+    if spec is None or spec.numel == 0 or _layout_of(given) == (spec.stride, spec.storage_offset):
+        return given
+    reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
+    base = torch.empty(spec.storage_offset + reach + 1, dtype=spec.dtype, device=given.device)
+    # Where a dimension is expanded, all its positions are one place in memory.
+    narrow = tuple(slice(0, 1) if step == 0 else slice(None) for step in spec.stride)
+    made = base.as_strided(spec.size, spec.stride, spec.storage_offset)
+    made[narrow].copy_(given[narrow])
+    return made

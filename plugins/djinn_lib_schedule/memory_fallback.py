@@ -1,0 +1,46 @@
+"""Schedules that are made once more, if they take more memory than there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from djinn_lib_graph.graph import Graph
+
+from djinn_lib_schedule.colocation import Homes, find_homes
+from djinn_lib_schedule.completion import complete, settled
+from djinn_lib_schedule.memory_budget import is_over
+from djinn_lib_schedule.problem import Problem
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
+
+
+def within_memory(
+    graph: Graph, devices: Sequence[DeviceInfo], scheduler: str,
+    make: Callable[[Problem, Homes, bool], ExecutionSchedule],
+) -> ExecutionSchedule:
+    """Make a schedule, and another one that is more careful with memory if the first takes more than there is.
+
+    Args:
+        graph: What is to run.
+        devices: Where it may.
+        scheduler: Who makes it.
+        make: Makes it; the last argument is whether memory is counted as if nothing were let go.
+
+    Raises:
+        ScheduleError: There is no device, or a node concerns storages that several devices hold.
+    """
+    problem = Problem(graph, devices)
+    homes = find_homes(problem)
+    if len(problem.devices) == 1 or not problem.nodes:
+        return complete(problem, [0] * len(problem.nodes), scheduler=scheduler, homes=homes)
+    made = make(problem, homes, False)
+    if not is_over(problem, made.budgets):
+        return made
+    careful = make(problem, homes, True)
+    if not is_over(problem, careful.budgets):
+        return careful
+    for device in range(len(problem.devices)):
+        # One device may have room for everything, where packing by pieces has found none.
+        whole = complete(problem, settled(homes, [device] * len(problem.nodes)), scheduler=scheduler, homes=homes)
+        if not is_over(problem, whole.budgets):
+            return whole
+    return made

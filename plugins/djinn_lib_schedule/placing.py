@@ -1,0 +1,126 @@
+"""Backends that let a scheduler decide where operations run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from djinn.ir.tape import Node
+from djinn.kinds.backend import Backend
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+__all__ = ("Placed", "Placement", "SupportsPlacement", "ValueDirectory", "pinned")
+
+Placed: TypeAlias = list[tuple[Node, int]]
+"""Nodes in the order in which they run, each with the position of its executor."""
+
+
+class HeldValue(Protocol):
+    """What is known of one value."""
+
+    @property
+    def storage(self) -> int:
+        """Number of its storage."""
+
+    @property
+    def copies(self) -> set[int]:
+        """Executors that have a copy."""
+
+
+class ValueDirectory(Protocol):
+    """Where values are."""
+
+    homes: dict[int, int]
+    """The executor that owns each storage."""
+    held_bytes: list[int]
+    """Bytes that each executor holds."""
+
+    def find(self, number: int) -> HeldValue | None:
+        """Look a value up."""
+
+    def is_at(self, number: int, executor: int) -> bool:
+        """Whether an executor has a value, or a copy of it."""
+
+    def home_of(self, number: int) -> int | None:
+        """Return the executor that owns a value."""
+
+
+class Placement(Protocol):
+    """Decides where things are.
+
+    Attributes:
+        shares_generator: Whether all executors draw from one stream of random numbers, as one device would.
+    """
+
+    shares_generator: bool
+
+    def device_count(self, executors: int) -> int:
+        """Return how many logical devices so many executors are."""
+
+    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
+        """Describe the executors to a scheduler, in their order.
+
+        Args:
+            where: Where values are.
+            values: Values whose place matters.
+        """
+
+    def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
+        """Choose the executor that is to hold an upload."""
+
+    def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> Placed:
+        """Choose executor and order of a piece of tape."""
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor; ``None``: wherever it is placed."""
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Use new measurements of an executor, and of the links from it."""
+
+
+@runtime_checkable
+class SupportsPlacement(Backend, Protocol):
+    """A backend with several executors, of which something else may say which runs what."""
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor; ``None``: wherever the placement wants it."""
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Use new measurements of an executor, and of the links from it to others."""
+
+    @property
+    def placement(self) -> Placement:
+        """What decides now."""
+
+    def use(self, placement: Placement) -> None:
+        """Let another placement decide."""
+
+    def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
+        """Describe the executors to a scheduler; see `Placement.devices`."""
+
+
+@contextmanager
+def pinned(session: Session, executor: int) -> Iterator[torch.device]:
+    """Let everything run on one executor for the length of a block, and give the device that stands for it.
+
+    Where the user chooses among devices, that device has to be named in the block.
+    """
+    backend = session.backend
+    with session.lock:
+        session.flush()
+        if isinstance(backend, SupportsPlacement):
+            backend.pin(executor)
+        try:
+            yield torch.device(session.device.type, executor if session.device_count > 1 else session.device.index)
+            session.flush()
+        finally:
+            if isinstance(backend, SupportsPlacement):
+                backend.pin(None)

@@ -1,0 +1,202 @@
+"""Where profiles are kept between runs: one file for each executor, in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import platform
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+import attrs
+import msgspec
+import torch
+
+from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
+
+if TYPE_CHECKING:
+    from djinn.kinds import Connection, RemoteExecutor
+    from djinn.session import Session
+
+__all__ = ("Calibration", "Identity", "calibration_of", "folder", "identity_of", "load", "path_of", "save",
+           "use_calibration")
+
+FORM = 1
+"""Of the files; those of another form are not read."""
+MAX_FILE_BYTES = 4 << 20
+log = logging.getLogger("djinn_lib_schedule.calibrate")
+
+
+@attrs.frozen
+class Identity:
+    """What a profile is of: as much of an executor as its client knows."""
+
+    host: str
+    """Of its address, without the port, which changes; what this machine is, for an executor in this process."""
+    device: str
+    torch: str
+    threads: int = 0
+    """That the CPU computes with, in this process; 0 elsewhere, where it is not known."""
+
+    def __str__(self) -> str:
+        threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else ""
+        return f"{self.device} of {self.host}, PyTorch {self.torch}{threads}"
+
+
+@attrs.frozen
+class Calibration:
+    """How fast an executor is, and the way to it."""
+
+    of: Identity
+    profile: DeviceProfile = attrs.field(factory=DeviceProfile)
+    home_link: LinkProfile = attrs.field(factory=LinkProfile)
+    """From it to here."""
+    feed_link: LinkProfile = attrs.field(factory=LinkProfile)
+    """From here to it."""
+    seconds: float = 0.0
+    """What measuring took."""
+    skipped: tuple[str, ...] = ()
+    """Workloads that it could not run, with what they raised."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it was measured; otherwise it is made of defaults."""
+        return self.profile.is_measured
+
+    def __str__(self) -> str:
+        """Say it in a few lines."""
+        profile = self.profile
+        rates = {str(pattern): rate for pattern, rate in profile.rates.items()} or {"any": profile.rate}
+        how = "measured" if self.is_measured else "defaults, not measured; see djinn.calibrate()"
+        times = {"launch": profile.launch_s, "view": profile.view_s, "run": profile.run_s}
+        lines = [f"{self.of}: {how}",
+                 "  " + ", ".join(f"{name} {time_s * 1e6:.1f} us" for name, time_s in times.items())]
+        lines += [f"  {pattern}: {rate.flops_per_s / 1e9:.1f} GFLOP/s, {rate.bytes_per_s / 1e9:.1f} GB/s"
+                  for pattern, rate in sorted(rates.items())]
+        up, down = self.feed_link, self.home_link
+        lines.append(f"  round trip {(up.latency_s + down.latency_s) * 1e6:.0f} us, "
+                     f"up {up.bytes_per_s / 1e9:.2f} GB/s, down {down.bytes_per_s / 1e9:.2f} GB/s")
+        if profile.operations:
+            lines.append(f"  {len(profile.operations)} operations by themselves")
+        lines += [f"  left out: {skipped}" for skipped in self.skipped]
+        return "\n".join(lines)
+
+
+@attrs.frozen
+class _File:
+    form: int
+    calibration: Calibration
+
+
+_used: WeakKeyDictionary[Session, dict[Identity, Calibration]] = WeakKeyDictionary()
+"""What sessions have measured, or loaded."""
+
+
+def calibration_of(session: Session, executor: int = 0) -> Calibration:
+    """Return how fast an executor of a session is thought to be; see `djinn.calibrate`."""
+    known = _used.setdefault(session, {})
+    identity = identity_of(session.backend.executors[executor])
+    if identity not in known:
+        known[identity] = load(identity)
+    return known[identity]
+
+
+def use_calibration(session: Session, calibration: Calibration) -> None:
+    """Let a session use what was measured."""
+    _used.setdefault(session, {})[calibration.of] = calibration
+
+
+def identity_of(executor: RemoteExecutor | Connection) -> Identity:
+    """Tell which executor a connection leads to, as far as its client knows."""
+    welcome = executor.welcome
+    parts = urlsplit(executor.address)
+    if parts.scheme == "local":
+        here = "-".join(filter(None, (platform.node(), platform.machine())))
+        threads = torch.get_num_threads() if welcome.device.startswith("cpu") else 0
+        return Identity(here, welcome.device, str(welcome.torch), threads)
+    return Identity(parts.hostname or executor.address, welcome.device, str(welcome.torch))
+
+
+def folder() -> Path:
+    """Return where profiles are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else None)
+    return Path(base or Path.home() / ".cache") / "djinn" / "profiles"
+
+
+def path_of(identity: Identity) -> Path:
+    """Return the file of an executor."""
+    digest = hashlib.sha256(msgspec.json.encode(identity)).hexdigest()
+    return folder() / f"{digest[:24]}.json"
+
+
+def save(calibration: Calibration) -> Path:
+    """Keep a calibration, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = path_of(calibration.of)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(_File(FORM, calibration)), indent=1))
+        Path(temporary).replace(path)
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    return path
+
+
+def load(identity: Identity) -> Calibration:
+    """Return what was measured of an executor; defaults if nothing was. A file that makes no sense is left aside."""
+    path = path_of(identity)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return Calibration(identity)
+    except OSError as error:
+        log.warning("%s cannot be read (%s); defaults are used", path, error)
+        return Calibration(identity)
+    try:
+        found = msgspec.json.decode(content, type=_File)
+        _check(found, identity)
+    except (msgspec.MsgspecError, ValueError) as error:
+        log.warning("%s is no profile of %s (%s); defaults are used until djinn.calibrate() has written it anew",
+                    path, identity, error)
+        return Calibration(identity)
+    return found.calibration
+
+
+def _check(found: _File, identity: Identity) -> None:
+    """Check what types do not say.
+
+    Raises:
+        ValueError: It is of another form or of another executor, or a number makes no sense.
+    """
+    if found.form != FORM:
+        raise ValueError(f"it is of form {found.form}, not {FORM}")
+    calibration = found.calibration
+    if calibration.of != identity:
+        raise ValueError(f"it is of {calibration.of}")
+    profile = calibration.profile
+    divisors = [number for rate in (profile.rate, *profile.rates.values()) for number in attrs.astuple(rate)]
+    divisors += [calibration.home_link.bytes_per_s, calibration.feed_link.bytes_per_s]
+    times: list[Any] = [profile.launch_s, profile.view_s, profile.run_s, calibration.home_link.latency_s,
+                        calibration.feed_link.latency_s]
+    for operation in profile.operations.values():
+        times.append(operation.launch_s)
+        times += [number for sample in operation.samples for number in attrs.astuple(sample)]
+    if not all(math.isfinite(number) and number > 0 for number in divisors):
+        raise ValueError("a rate is not above zero")
+    if not all(math.isfinite(number) and number >= 0 for number in times):
+        raise ValueError("a time is below zero")

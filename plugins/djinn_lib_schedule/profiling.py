@@ -1,0 +1,194 @@
+"""Running a scheduled graph and taking down when what ran, by the executors' own clocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+import torch
+from djinn_lib_trace.spans import connections_through
+
+from djinn import runtime
+from djinn.tensor import LazyTuple
+from djinn.wire.messages import Batch, Rerun, Result, Send, Timing
+from djinn.wire.messages import Run as RunCommand
+from djinn_lib_schedule.execution import Run, flushing
+from djinn_lib_schedule.inputs import Inputs
+from djinn_lib_schedule.schedule import ExecutionSchedule, Span
+
+if TYPE_CHECKING:
+    from djinn.kinds import Connection
+
+__all__ = ("MeasuredPiece", "MeasuredTransfer", "Measurement", "measure")
+
+
+@attrs.frozen
+class MeasuredPiece:
+    """A run of nodes on one device, and when it ran, in seconds from when the first began."""
+
+    device: str
+    nodes: tuple[str, ...]
+    span: Span
+
+
+@attrs.frozen
+class MeasuredTransfer:
+    """A value that moved between servers: from when it was sent to when it was there."""
+
+    value: str
+    source: str
+    target: str
+    span: Span
+
+
+@attrs.frozen
+class Measurement:
+    """What `measure` found."""
+
+    results: LazyTuple
+    pieces: tuple[MeasuredPiece, ...]
+    transfers: tuple[MeasuredTransfer, ...] = ()
+
+
+def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int = 16) -> Measurement:
+    """Run a scheduled graph and say when its parts ran; `djinn.explain` draws that beside the plan.
+
+    It is handed over in pieces, one behind the other without waiting, and executors tell when they ran each. What an
+    executor has never run it has to compile first, so a graph that writes nothing and draws no random numbers runs
+    twice before.
+
+    Args:
+        schedule: What `djinn.schedule` gave.
+        inputs: As for `djinn.execute`.
+        pieces: About how many. A piece ends at the latest where the device changes.
+
+    Raises:
+        ScheduleError, InputsError: As for `djinn.execute`.
+        Exception: What an operation raises.
+    """
+    run = Run(runtime.current(), schedule, inputs, None)
+    session = run.session
+    names = [name for name, _ in sorted(run.positions.items(), key=lambda item: item[1])]
+    ends = run.ends(max(1, -(-len(schedule.order) // max(1, pieces))))
+    for _ in range(2 if run.is_repeatable else 0):
+        _pass(run, ends)
+    with connections_through(session, lambda remote, plain: _Watch(plain)) as watches:
+        cuts, results = _pass(run, ends)
+        # What is asked last is answered at once: that tells how the clocks differ.
+        session.synchronize()
+    found = _pieces(schedule, ends, cuts, watches, names)
+    moves = _moves(watches, names)
+    begin_s = min([piece.span.begin_s for piece in found] + [move.span.begin_s for move in moves], default=0.0)
+    return Measurement(results, tuple(_shifted(piece, begin_s) for piece in found),
+                       tuple(_shifted(move, begin_s) for move in moves))
+
+
+def _pass(run: Run, ends: dict[int, int]) -> tuple[dict[int, list[int]], LazyTuple]:
+    """Run once, in pieces.
+
+    Returns:
+        For each end of a piece, how many runs each executor had been given by then; and the results.
+    """
+    session = run.session
+    cuts: dict[int, list[int]] = {}
+
+    def between(position: int) -> None:
+        if position in ends:
+            session.flush()
+            cuts[position] = [getattr(remote.connection, "runs", 0) for remote in session.backend.executors]
+
+    session.synchronize()
+    with flushing(session, None):
+        results = run.remotely(between)
+    session.synchronize()
+    return cuts, results
+
+
+class _Watch:
+    """A connection that asks for timings. All else goes straight to the connection itself.
+
+    Attributes:
+        runs: How many runs were submitted.
+        sent: Parcels that this executor sends: their value and the executor that they go to.
+        timings: What was told.
+    """
+
+    def __init__(self, plain: Connection) -> None:
+        self.plain = plain
+        self.runs = 0
+        self.sent: dict[int, tuple[int, int]] = {}
+        self.timings: list[Timing] = []
+        self._offset_ns = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Hand a batch over."""
+        self.plain.submit(self._asking(batch), tensors)
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Hand a batch over and wait for its answer."""
+        asking = self._asking(batch)
+        begin_ns = time.monotonic_ns()
+        result, data = self.plain.request(asking, tensors)
+        # The answer was written about half the way there and back ago.
+        self._offset_ns = (begin_ns + time.monotonic_ns()) // 2 - result.now_ns
+        self.timings += result.timings
+        return result, data
+
+    def _asking(self, batch: Batch) -> Batch:
+        for command in batch.commands:
+            self.runs += isinstance(command, (RunCommand, Rerun))
+            if isinstance(command, Send):
+                self.sent[command.parcel] = command.handle, command.peer
+        return msgspec.structs.replace(batch, timed=True)
+
+    def span(self, timing: Timing) -> Span:
+        """Say when something was, by the clock of this machine."""
+        return Span((timing.begin_ns + self._offset_ns) / 1e9, (timing.end_ns + self._offset_ns) / 1e9)
+
+    def told(self, kind: str) -> list[Timing]:
+        """List the timings of a kind, in order."""
+        return [timing for timing in self.timings if timing.kind == kind]
+
+
+def _pieces(
+    schedule: ExecutionSchedule, ends: dict[int, int], cuts: dict[int, list[int]], watches: Sequence[_Watch],
+    names: Sequence[str],
+) -> list[MeasuredPiece]:
+    """Tell pieces when they ran: runs are told in the order in which they were submitted."""
+    runs = [[watch.span(timing) for timing in watch.told("run")] for watch in watches]
+    before = [0] * len(watches)
+    found = []
+    for last, first in sorted(ends.items()):
+        device = schedule.devices[schedule.order[first]]
+        executor = names.index(device)
+        spans = runs[executor][before[executor] : cuts[last][executor]]
+        before = cuts[last]
+        if spans:
+            nodes = schedule.order[first : last + 1]
+            found.append(MeasuredPiece(device, nodes, Span(spans[0].begin_s, spans[-1].end_s)))
+    return found
+
+
+def _moves(watches: Sequence[_Watch], names: Sequence[str]) -> list[MeasuredTransfer]:
+    begun = {timing.number: (executor, watch.span(timing).begin_s)
+             for executor, watch in enumerate(watches) for timing in watch.told("send")}
+    found = []
+    for target, watch in enumerate(watches):
+        for timing in watch.told("receive"):
+            if timing.number in begun:
+                source, begin_s = begun[timing.number]
+                handle, _ = watches[source].sent[timing.number]
+                end_s = max(begin_s, watch.span(timing).end_s)
+                found.append(MeasuredTransfer(f"v{handle}", names[source], names[target], Span(begin_s, end_s)))
+    return found
+
+
+def _shifted(measured: Any, begin_s: float) -> Any:
+    span = measured.span
+    return attrs.evolve(measured, span=Span(span.begin_s - begin_s, span.end_s - begin_s))

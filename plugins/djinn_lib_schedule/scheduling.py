@@ -1,0 +1,181 @@
+"""Plans: asking a scheduler where and when the nodes of a graph had better run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from djinn_lib_graph import analysis
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.capture import Captured
+from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
+
+from djinn import runtime
+from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
+from djinn_lib_schedule.check import check_schedule
+from djinn_lib_schedule.costs import CostModel
+from djinn_lib_schedule.inputs import alive_values, outside_values
+from djinn_lib_schedule.kinds import Scheduler as SchedulerPlugin
+from djinn_lib_schedule.liveness import MemoryEstimator
+from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.profiles import calibration_of
+from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span
+from djinn_lib_schedule.semantics import meaning_of, with_meaning
+
+if TYPE_CHECKING:
+    from djinn.session import Session
+
+Devices = Sequence[DeviceInfo] | int | None
+Metadata = AnnotatedGraph | MetadataPlaceholder | Mapping[str, SemanticMetadata] | None
+
+
+class SchedulingStrategy(StrEnum):
+    """What a schedule is good for; each is the name of a scheduler plugin, and every other plugin's name does too."""
+
+    LATENCY = "latency"
+    """One piece of work is done as soon as possible."""
+    THROUGHPUT = "throughput"
+    """Many pieces are done in a time: devices are busy alike, within their memory."""
+    SINGLE = "single"
+    """One device, program order."""
+
+
+def schedule(
+    graph: Graph | AnnotatedGraph | Captured, strategy: SchedulingStrategy | str = SchedulingStrategy.LATENCY,
+    devices: Devices = None,
+) -> ExecutionSchedule:
+    """Ask a scheduler where and when the nodes of a graph had better run. Runs nothing.
+
+    Args:
+        graph: What is to run. What is not annotated is annotated first: costs and priorities come from what it means.
+        strategy: ``latency``, ``throughput``, ``single``, or the name of any other installed scheduler.
+        devices: Where it may run: what is known of each device, or how many devices like the session's first, with
+            nothing on them. Without it, the devices of the running session with what they hold; if none is running,
+            one device.
+
+    Returns:
+        A schedule that keeps every rule of `djinn_lib_schedule.check.check_schedule`, with the graph, the devices and
+        an estimate of its cost.
+
+    Raises:
+        PluginError, AmbiguousPluginError: No scheduler has that name, or several; lists those that exist.
+        ConfigurationError: There is no device, or two of one name.
+        ScheduleError: The scheduler's answer breaks a rule, or the graph fits no device.
+    """
+    chosen = _scheduler_named(str(strategy))
+    meant = _with_meaning(graph)
+    infos = _device_infos(devices, meant)
+    made = chosen.schedule(meant, infos)
+    check_schedule(made, meant, infos)
+    return _completed(attrs.evolve(made, graph=meant, device_infos=tuple(infos)), meant, infos)
+
+
+@attrs.frozen(eq=False)
+class Scheduler:
+    """Schedules one graph; the same as `schedule`, under the name that earlier documents use.
+
+    Args:
+        graph: What is to run.
+        metadata: What its nodes mean, if that is known already.
+    """
+
+    graph: Graph | AnnotatedGraph | Captured
+    metadata: Metadata = None
+
+    def schedule(
+        self, strategy: SchedulingStrategy | str = SchedulingStrategy.LATENCY, devices: Devices = None
+    ) -> ExecutionSchedule:
+        """Ask a scheduler, as `djinn.schedule` does."""
+        graph, metadata = self.graph, self.metadata
+        known = metadata.get() if isinstance(metadata, MetadataPlaceholder) else metadata
+        if isinstance(known, AnnotatedGraph):
+            graph = known
+        elif known is not None:
+            plain = graph.graph if isinstance(graph, (AnnotatedGraph, Captured)) else graph
+            graph = AnnotatedGraph(plain, known, {}, (), WorkloadProfile(nodes=len(known)))
+        return schedule(graph, strategy, devices)
+
+
+def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]:
+    """Say what is known of a session's devices.
+
+    Args:
+        session: Which.
+        graph: Says of which values it matters where they are held.
+    """
+    held = {} if graph is None else alive_values(session, outside_values(graph))
+    backend = session.backend
+    if not isinstance(backend, SupportsPlacement):
+        sizes = {tensor._value.slot.storage: tensor._value.spec.reach_bytes for tensor in held.values()}
+        known, welcome = calibration_of(session), backend.welcome
+        return [DeviceInfo(str(session.device), memory_bytes=welcome.memory_bytes or None,
+                           held_bytes=max(sum(sizes.values()), welcome.held_bytes), holds=frozenset(held),
+                           profile=known.profile, home_link=known.home_link)]
+    if session.device_count > 1:
+        return [DeviceInfo(f"{session.device.type}:{index}") for index in range(session.device_count)]
+    with session.lock:
+        session.flush()
+        return backend.devices([int(value[1:]) for value in held])
+
+
+def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:
+    if devices is None:
+        if runtime.is_initialized():
+            return devices_of(runtime.current(), graph)
+        return [DeviceInfo(str(runtime.logical_device()))]
+    if isinstance(devices, int):
+        first = devices_of(runtime.current())[0] if runtime.is_initialized() else DeviceInfo("")
+        kind = runtime.logical_device().type
+        # Nothing is on them: what is asked is how it would be, not where to move what is somewhere already.
+        infos = [attrs.evolve(first, id=f"{kind}:{position}", held_bytes=0, holds=frozenset(), copies=frozenset(),
+                              links={}) for position in range(devices)]
+    else:
+        infos = list(devices)
+    names = [info.id for info in infos]
+    if not infos or len(set(names)) < len(names):
+        raise ConfigurationError(f"A schedule is asked for {len(infos)} devices: {', '.join(names) or 'none'}.",
+                                 hint="Give at least one device, and each a name of its own.")
+    return infos
+
+
+def _scheduler_named(name: str) -> SchedulerPlugin:
+    known = analysis._plugins().registered("scheduler")
+    answers = known.get(name, [])
+    if not answers:
+        raise PluginError(f"No scheduler is called {name!r}; there are {', '.join(sorted(known)) or 'none'}.",
+                          hint="Choose one of them, or install a plugin that brings it.")
+    if len(answers) > 1:
+        raise AmbiguousPluginError(f"Several schedulers are called {name!r}: "
+                                   f"{' and '.join(entry.plugin for entry in answers)}.",
+                                   hint="Switch one off with DJINN_PLUGINS=-NAME, or uninstall it.")
+    found: SchedulerPlugin = answers[0].value
+    return found
+
+
+def _with_meaning(graph: Graph | AnnotatedGraph | Captured) -> Graph:
+    if isinstance(graph, Captured):
+        return with_meaning(graph.annotated)
+    if isinstance(graph, AnnotatedGraph):
+        return with_meaning(graph)
+    if any(meaning_of(node) is None for node in graph.nodes()):
+        return with_meaning(analysis.annotate_graph(graph))
+    return graph
+
+
+def _completed(made: ExecutionSchedule, graph: Graph, infos: Sequence[DeviceInfo]) -> ExecutionSchedule:
+    """Add what the scheduler left open: what it costs, how much memory it needs, and when nodes run on one device."""
+    more: dict[str, Any] = {}
+    if not made.spans and len({*made.devices.values()}) == 1 and not made.transfers:
+        costs, begin_s, spans = CostModel(infos), 0.0, {}
+        for node in map(graph.get_node, made.order):
+            spans[node.id] = Span(begin_s, begin_s + costs.node_seconds(node, made.devices[node.id]))
+            begin_s = spans[node.id].end_s
+        more["spans"] = spans
+    if made.estimate == CostEstimate():
+        more["estimate"] = CostModel(infos).estimate(made, graph)
+    if not made.budgets:
+        more["budgets"] = MemoryEstimator(graph).estimate(made, infos).peaks
+    return attrs.evolve(made, **more)

@@ -1,0 +1,44 @@
+"""What a graph means, put where schedulers look for it."""
+
+from __future__ import annotations
+
+import attrs
+from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.graph import GraphNode, RecordedGraph, ValueInfo
+from djinn_lib_graph.metadata import DataResidency, SemanticMetadata
+
+_KINDS = {
+    DataResidency.PERSISTENT_WEIGHT: "parameter",
+    DataResidency.STATEFUL_KV_CACHE: "cache",
+    DataResidency.GRADIENT: "gradient",
+    DataResidency.OPTIMIZER_STATE: "optimizer_state",
+    DataResidency.INPUT: "input",
+}
+STAYING = frozenset(("parameter", "buffer", "optimizer_state", "cache"))
+"""Kinds of values from outside that had better stay where they are."""
+
+
+def with_meaning(annotated: AnnotatedGraph) -> RecordedGraph:
+    """Put what is known of nodes and values into the graph itself.
+
+    Returns:
+        The graph; each node has its `SemanticMetadata` as ``metadata["meaning"]``, and values from outside of which
+        nobody knew what they are have a `ValueInfo.kind` by their residency.
+    """
+    graph = annotated.graph
+    nodes = tuple(attrs.evolve(node, metadata={**node.metadata, "meaning": annotated.nodes[node.id]})
+                  for node in graph.nodes())
+    made = {value for node in nodes for value in node.outputs}
+    values = dict(graph.values)
+    for value in dict.fromkeys(value for node in nodes for value in node.inputs):
+        info = values.get(value, ValueInfo())
+        kind = _KINDS.get(annotated.values.get(value, DataResidency.UNKNOWN), "")
+        if value not in made and kind and not info.kind:
+            values[value] = attrs.evolve(info, kind=kind)
+    return RecordedGraph(nodes, graph.storages, graph.backend_type, values, graph.fallback_reason)
+
+
+def meaning_of(node: GraphNode) -> SemanticMetadata | None:
+    """Return what is known of a node, if its graph was annotated."""
+    meaning = node.metadata.get("meaning")
+    return meaning if isinstance(meaning, SemanticMetadata) else None
