@@ -361,7 +361,10 @@ class SocketConnection:
             self._go_on(error)
         if self._again is None:
             return
-        if is_borrowed and not waits:
+        if waits:
+            # The caller reads all that comes until its answer does, which may be here already.
+            return
+        if is_borrowed:
             self._hear(lambda: self._end.taken < self._sequence)
         elif self._end.is_filling:
             self._hear(lambda: self._end.is_full or self._frames.stream.is_ready())
