@@ -359,10 +359,8 @@ class SocketConnection:
             if self._again is None:
                 raise
             self._go_on(error)
-        if self._again is None:
-            return
-        if waits:
-            # The caller reads all that comes until its answer does, which may be here already.
+        if self._again is None or waits:
+            # A caller that waits reads everything up to its answer, which may be here already.
             return
         if is_borrowed:
             self._hear(lambda: self._end.taken < self._sequence)
