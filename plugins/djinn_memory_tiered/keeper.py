@@ -83,8 +83,9 @@ class Keeper:
         self._tenants: dict[Tenant, int] = {}
         self._count = 0
         self._in_use: frozenset[Place] = frozenset()
-        self._computed: set[Place] = set()
-        """What was computed again for what is about to be used: dropped once more, it would never be there."""
+        self._needed: set[Place] = set()
+        """Storages that the next operation needs. They may be moved to make room for each other, but not dropped: each
+        would have to be computed again, for which the next would be dropped."""
         self._leaving_bytes = 0
         """What is about to leave the host. If it had to be gone first, nothing could trade places with it."""
         if isinstance(executor, RelievedExecutor):
@@ -128,15 +129,15 @@ class Keeper:
             place.writes += 1
         again = [dependent for place in written for dependent in place.dependents]
         try:
+            self._needed.update(again, needs)
             for place in (*again, *needs):
                 if place.state is State.DROPPED:
                     self._compute(tenant, place)
-                    self._computed.add(place)
             absent = [place for place in needs if place.state is not State.HERE]
             self._leaving_bytes = sum(place.size_bytes for place in absent if place.state is State.MOVED)
             self._make_room(wanted_bytes + sum(place.size_bytes for place in absent), needs)
         finally:
-            self._computed.clear()
+            self._needed.clear()
             self._leaving_bytes = 0
         self._in_use = needs
         for place in absent:
@@ -267,7 +268,7 @@ class Keeper:
         """Let a storage go, if there is a way."""
         place, memory, accounts = candidate.place, self._memory, self.accounts
         way = way_out(place)
-        can_be_dropped = place.can_be_dropped and place not in self._computed
+        can_be_dropped = place.can_be_dropped and place not in self._needed
         if way is State.DROPPED and not can_be_dropped:
             way = State.MOVED
         if way is State.MOVED and not self._host_has_room(place.size_bytes):

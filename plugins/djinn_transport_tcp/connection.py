@@ -359,9 +359,10 @@ class SocketConnection:
             if self._again is None:
                 raise
             self._go_on(error)
-        if self._again is None:
+        if self._again is None or waits:
+            # A caller that waits reads everything up to its answer, which may be here already.
             return
-        if is_borrowed and not waits:
+        if is_borrowed:
             self._hear(lambda: self._end.taken < self._sequence)
         elif self._end.is_filling:
             self._hear(lambda: self._end.is_full or self._frames.stream.is_ready())

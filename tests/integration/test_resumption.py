@@ -353,6 +353,24 @@ def test_why_a_session_was_lost_while_nobody_used_it_is_said_when_somebody_does(
             connection.submit(SYNCHRONIZE, ())
 
 
+def test_an_answer_that_comes_while_much_is_unacknowledged_is_no_surprise(
+    lenient: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = connect(lenient.address, ConnectOptions())
+    send = connection._outbox.send
+
+    def sent_and_answered(*args: Any, **options: Any) -> None:
+        send(*args, **options)
+        while not connection._frames.stream.is_ready():
+            time.sleep(0.001)
+
+    # The client looks for acknowledgements, and finds the answer to its request.
+    monkeypatch.setattr(type(connection._end), "is_filling", property(lambda _: True))
+    monkeypatch.setattr(connection._outbox, "send", sent_and_answered)
+    connection.request(SYNCHRONIZE, ())
+    connection.close()
+
+
 def test_who_was_only_just_welcomed_hears_that_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     welcomed, goes_on = threading.Event(), threading.Event()
     send = SocketChannel.send

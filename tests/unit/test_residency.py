@@ -379,6 +379,21 @@ def test_what_is_about_to_be_used_is_not_what_makes_room() -> None:
     assert torch.equal(room.value(0, 4), rows(4, 2) + rows(4, 3))
 
 
+@pytest.mark.parametrize("dropped", [2, 3])
+def test_what_is_needed_is_not_dropped_while_something_else_that_is_needed_is_computed_again(dropped: int) -> None:
+    size = 4 * ROW_BYTES
+    # Which of the two comes first is up to their addresses.
+    for _ in range(8):
+        room = Room(3 * size)
+        room.upload(0, 1, rows(4))
+        room.do(0, Run(1, (1, 1), [], (2,)), Run(1, (1, 1), [], (3,)))
+        assert room.keeper.evict(room.place(0, dropped))
+        assert room.place(0, dropped).state is State.DROPPED
+        result, _ = room.do(0, Run(1, (2, 3), [], (4,)))
+        assert not result.failures, result
+        assert torch.equal(room.value(0, 4), 4 * rows(4))
+
+
 def test_a_session_that_ends_leaves_nothing_in_the_books() -> None:
     room = Room(10 * ROW_BYTES, 2)
     for session in (0, 1):
