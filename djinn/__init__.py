@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
 
 with paused_collection():
-    from djinn import errors, later, runtime
+    from djinn import devices, errors, later, runtime
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.ir.phase import ExecutionPhase
     from djinn.logs import set_debug_level
@@ -116,7 +116,7 @@ def _install() -> None:
         if plugins.registered("interceptor"):
             runtime.install(plugins.choose("interceptor", "device"))
     except DjinnError as problem:
-        runtime.install_failed(problem)
+        devices.install_failed(problem)
 
 
 with paused_collection():

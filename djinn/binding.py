@@ -9,6 +9,7 @@ import attrs
 import msgspec
 import torch
 
+from djinn.devices import checked_device
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import (
@@ -212,9 +213,7 @@ class Planner:
         named = next((item for item in (*args, *kwargs.values()) if isinstance(item, torch.device)), None)
         if named is None and tensors:
             return tensors[0]._value.spec.device
-        from djinn import runtime
-
-        return runtime.checked_device(named)
+        return checked_device(named)
 
     def _template(
         self, binding: Binding, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
         ShapeInference,
         Transport,
     )
-    from djinn.session import Session
 
+    Session: TypeAlias = Any
+    """A `djinn.session.Session`; contracts import nothing that is built on them."""
     RegisterOfLibrary: TypeAlias = Callable[[Any], None]
     """For contracts that libraries define; the kernel imports none."""
     RegisterInterceptor: TypeAlias = Callable[[Interceptor], None]

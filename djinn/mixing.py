@@ -3,23 +3,51 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
+from djinn.config import Config
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
+from djinn.kinds import Backend
 from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
 
-if TYPE_CHECKING:
-    from djinn.session import Session
+
+class HostSession(Protocol):
+    """The session of a `Mixer`, as far as that needs one."""
+
+    config: Config
+    device: torch.device
+    lock: AbstractContextManager[None]
+    backend: Backend
+
+    def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation."""
+
+    def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that gives Python values."""
+
+    def materialize(self, tensors: Sequence[Any]) -> list[Any]:
+        """Fetch values."""
+
+    def upload(self, tensor: torch.Tensor) -> LazyTensor:
+        """Copy an ordinary tensor to the executor."""
+
+    def random_state(self) -> torch.Tensor:
+        """Fetch the state of the random numbers."""
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Continue the random numbers from a state."""
 
 
 class Mixer:
     """Uploads ordinary tensors that meet lazy ones, and runs at home what writes into ordinary tensors."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: HostSession) -> None:
         self._session = session
         self._uploaded: dict[int, tuple[weakref.ref[torch.Tensor], int, LazyTensor]] = {}
 

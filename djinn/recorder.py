@@ -7,20 +7,20 @@ everything else is off that path, in `djinn.binding` and the session.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 import torch
 
 from djinn.binding import Binding, Plan, change_metadata
-from djinn.ir.tape import Node
+from djinn.devices import logical_device
+from djinn.flush_policy import Pace
+from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
 from djinn.tensor import LazyTensor, user_line, wrap
-
-if TYPE_CHECKING:
-    from djinn.session import Session
 
 MAX_PLANS = 2048
 """Entries of each of the metadata cache's two generations: what has not been used for that many others is forgotten."""
@@ -29,14 +29,39 @@ _device_type = torch.device
 _inference_mode = torch._C._InferenceMode
 
 
+class RecordingSession(Protocol):
+    """The session of a `Recorder`, as far as that needs one."""
+
+    tape: Tape
+    released: deque[int]
+    pace: Pace
+
+    def ask(self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
+            numbers: Sequence[Any]) -> tuple[Any, Plan | None]:
+        """Run an operation at once whose results the executor alone can tell."""
+
+    def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out an operation that also involves ordinary tensors or another device."""
+
+    def stream(self) -> None:
+        """Hand pending nodes over."""
+
+
 class Recorder:
     """Records operations for one session.
+
+    Args:
+        session: The session.
+        bind: Works out what is known of an operator.
+        plan: Works out what is known of a call.
+        is_debugging: Whether the users' lines are kept.
 
     Concurrency:
         `dispatch` may be called from any thread, also from autograd's.
     """
 
-    def __init__(self, session: Session, bind: Callable[[Any], Binding], plan: Callable[..., Plan]) -> None:
+    def __init__(self, session: RecordingSession, bind: Callable[[Any], Binding], plan: Callable[..., Plan], *,
+                 is_debugging: bool) -> None:
         self._session = session
         self._bind = bind
         self._plan = plan
@@ -47,7 +72,7 @@ class Recorder:
         self.numbers = itertools.count(1)
         self.append = session.tape.nodes.append
         self.released = session.released.append
-        self.is_debugging = session.config.debug
+        self.is_debugging = is_debugging
         self.misses = 0
         self._pace = session.pace
         self._pending = session.tape.nodes
@@ -250,7 +275,5 @@ _known_logical_type: str | None = None
 def _logical_type() -> str:
     global _known_logical_type
     if _known_logical_type is None:
-        from djinn import runtime
-
-        _known_logical_type = runtime.logical_device().type
+        _known_logical_type = logical_device().type
     return _known_logical_type

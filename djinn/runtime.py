@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from djinn import devices
 from djinn import tensor as lazy
 from djinn.connecting import connect
-from djinn.errors import ConfigurationError, DeviceNameTakenError, DjinnError, UnsupportedTensorError
+from djinn.errors import UnsupportedTensorError
 from djinn.interrupts import use_pythons_handler
 from djinn.kinds import Connection, Interceptor
 
@@ -31,9 +31,6 @@ _lock = threading.RLock()
 _session: Session | None = None
 _process: int | None = None
 """The process that started the session; ``None`` before the first."""
-_device: torch.device | None = None
-_device_problem: DeviceNameTakenError | None = None
-_install_problem: DjinnError | None = None
 _seed: int | None = None
 _init_hooks: list[Callable[[], None]] = []
 _init_time_ms = 0.0
@@ -55,61 +52,8 @@ class RuntimeState:
 
 def install(interceptor: Interceptor) -> None:
     """Make PyTorch hand its operations to djinn. Opens nothing and starts nothing."""
-    global _device, _device_problem
-    try:
-        _device = interceptor.install()
-    except DeviceNameTakenError as problem:
-        warnings.warn(str(problem), stacklevel=2)
-        _device_problem = problem
-        _device = torch.device("meta", 0)
+    devices.use_device(interceptor.install)
     lazy.use_functions(interceptor.functions())
-
-
-def install_failed(problem: DjinnError) -> None:
-    """Remember why there is no interceptor, for whoever needs one."""
-    global _install_problem
-    _install_problem = problem
-    warnings.warn(f"remote_accelerator is no device here: {problem}", stacklevel=3)
-
-
-def logical_device() -> torch.device:
-    """Return the device of new lazy tensors.
-
-    Raises:
-        PluginError, ConfigurationError: No interceptor could be installed.
-    """
-    if _install_problem is not None:
-        raise _install_problem
-    if _device is None:
-        raise ConfigurationError("No interceptor is installed.",
-                                 hint="Enable the plugin djinn-interceptor-device and import djinn again.")
-    return _device
-
-
-def device_problem() -> DeviceNameTakenError | None:
-    """Tell why ``remote_accelerator`` is no device here, if it is none."""
-    return _device_problem
-
-
-def checked_device(named: torch.device | None) -> torch.device:
-    """Complete a device that the user named, and check that it exists.
-
-    Raises:
-        RuntimeError: There is no device of that index, as for any accelerator.
-    """
-    device = logical_device()
-    if not (named and named.index):
-        return device
-    count = device_count()
-    if named.index >= count:
-        there = f"there is 1 remote accelerator, {device}" if count == 1 else f"there are {count} remote accelerators"
-        raise RuntimeError(f"{named} does not exist: {there}.")
-    return named
-
-
-def device_count() -> int:
-    """Return the number of logical devices: one, unless a session has several executors and leaves them to the user."""
-    return 1 if _session is None else _session.device_count
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
@@ -167,7 +111,7 @@ def _start(config: Config) -> Session:
     connections: list[Connection] = []
     try:
         connections.extend(connect(config, plugins, address) for address in config.addresses)
-        session = Session(config, plugins, connections, logical_device())
+        session = Session(config, plugins, connections, devices.logical_device())
         session.seed(next_seed())
     except BaseException:
         for connection in connections:
@@ -287,5 +231,6 @@ def reset_stats() -> None:
     _baseline.update(current().stats())
 
 
+devices.use_sessions(current, lambda: _session)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forget_in_child)

@@ -73,7 +73,7 @@ class Session:
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
-        self.recorder = Recorder(self, self._bind, self.planner.plan)
+        self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
         self.backend = self._compose_backend(connections)
         self.mixer = Mixer(self)
         self._handlers = interceptor.handlers(self)

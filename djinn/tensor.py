@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import register_pytree_node
 
-from djinn import later
+from djinn import devices, later
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.value import Value
@@ -23,9 +23,7 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 
 def _no_session(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from djinn import runtime
-
-    return runtime.current().dispatch(operator, args, kwargs)
+    return devices.current_session().dispatch(operator, args, kwargs)
 
 
 _dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = _no_session
@@ -136,17 +134,13 @@ class LazyTensor(torch.Tensor):
     @data.setter
     def data(self, new: torch.Tensor) -> None:
         if isinstance(new, LazyTensor):
-            from djinn import runtime
-
-            runtime.current().replace(self, new)
+            devices.current_session().replace(self, new)
         else:
             _functions[torch.Tensor.data.__set__](torch.Tensor.data.__set__, (self, new), _NO_KEYWORDS)  # type: ignore[attr-defined]  # a descriptor implemented in C
 
     def materialize(self) -> torch.Tensor:
         """Bring the data home as an ordinary CPU tensor outside autograd. Waits."""
-        from djinn import runtime
-
-        made: torch.Tensor = runtime.current().materialize([self])[0]
+        made: torch.Tensor = devices.current_session().materialize([self])[0]
         return made
 
     def tolist(self) -> Any:
@@ -193,9 +187,7 @@ class LazyTensor(torch.Tensor):
 
     def _whereabouts(self) -> str:
         """Say where the value is. Sends nothing, starts nothing."""
-        from djinn import runtime
-
-        session = runtime.current() if runtime.is_initialized() else None
+        session = devices.running_session()
         if session is None or self._value.released is not session.recorder.released:
             return "of a session that has ended"
         operation = session.producer_of(self)
@@ -230,16 +222,12 @@ class LazyTensor(torch.Tensor):
     @property
     def operation(self) -> str:
         """The pending operation that gives this tensor, or ``""`` if nothing is pending."""
-        from djinn import runtime
-
-        return runtime.current().producer_of(self)
+        return devices.current_session().producer_of(self)
 
 
 def _factory(make: Callable[..., Any]) -> Any:
     def factory(*args: Any, **kwargs: Any) -> Any:
-        from djinn import runtime
-
-        return make(*args, **{"device": runtime.logical_device(), **kwargs})
+        return make(*args, **{"device": devices.logical_device(), **kwargs})
 
     factory.__name__ = make.__name__
     factory.__doc__ = f"As ``torch.{make.__name__}``, on the remote accelerator."
@@ -258,9 +246,7 @@ class LazyTuple(tuple[Any, ...]):
 
     def materialize(self) -> tuple[torch.Tensor, ...]:
         """Bring every element home in one round trip."""
-        from djinn import runtime
-
-        return tuple(runtime.current().materialize(list(self)))
+        return tuple(devices.current_session().materialize(list(self)))
 
     def tolist(self) -> list[Any]:
         """List the values of every element, all brought home in one round trip."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from djinn import runtime
+from djinn import devices
 from djinn_conformance.oracle import seeded
 
 __all__ = ("Call", "asking_calls", "calls", "content", "straight_calls")
@@ -150,7 +150,7 @@ class Call:
 
     def recorded(self) -> Graph:
         """Say what the call records on the remote device."""
-        device = runtime.logical_device()
+        device = devices.logical_device()
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), self.given())
         model = self.model().to(device)
         with torch.set_grad_enabled(self.wants_gradients), capture(model) as captured:

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
-from djinn import runtime
+from djinn import devices
 from djinn.session import Session
 from djinn_conformance import modules, optimizers
 from djinn_conformance.compositions import is_second, session_of
@@ -30,7 +30,7 @@ def _check(suite: str, cases: Callable[..., Iterator[Case]], subject: Subject) -
     if is_second(subject) and not is_thorough():
         step *= _FEWER
     chosen = islice(cases(device, thorough=is_thorough()), 0, None, step)
-    check_all(suite, chosen, device, runtime.logical_device(), session=session_of(subject), thorough=is_thorough())
+    check_all(suite, chosen, device, devices.logical_device(), session=session_of(subject), thorough=is_thorough())
 
 
 @pytest.mark.timeout(_TIMEOUT_S)

@@ -159,11 +159,11 @@ def serve(lines: Iterable[str], settings: dict[str, Any]) -> Iterator[str]:
         Verdicts as JSON.
     """
     import djinn
-    from djinn import runtime
+    from djinn import devices
 
     torch.set_num_threads(THREADS)
     djinn.init(**settings)
-    device = runtime.logical_device()
+    device = devices.logical_device()
     for line in lines:
         task = cattrs.structure(json.loads(line), Task)
         verdict = judge(task.unit, device, task.chooses)

@@ -15,11 +15,11 @@ from djinn.kinds.transport import Connection
 from djinn.wire.messages import Welcome
 
 if TYPE_CHECKING:
+    from djinn._plugin_selection import PluginSelection
     from djinn.config import Config
     from djinn.flush_policy import Pace
     from djinn.ir.tape import Node, Tape
     from djinn.ir.value import Slot
-    from djinn.plugins import Plugins
     from djinn.programs import Layout
 
 __all__ = ("Arrange", "Backend", "BackendContext", "BackendFactory", "OpenBackend", "RemoteExecutor")
@@ -174,12 +174,21 @@ OpenBackend: TypeAlias = "Callable[[Sequence[Connection], Tape, deque[int]], Bac
 """Makes a backend of open connections, for a tape and a queue of released values."""
 
 
+class PluginRegistry(Protocol):
+    """The session's plugins: a `djinn.plugins.Plugins`."""
+
+    selection: PluginSelection
+
+    def choose(self, kind: str, default: str | None = None) -> Any:
+        """Choose one object of a kind; see `djinn.plugins.Plugins.choose`."""
+
+
 @attrs.frozen(eq=False)
 class BackendContext:
     """What a session gives to those who make or wrap its backend."""
 
     config: Config
-    plugins: Plugins
+    plugins: PluginRegistry
     device: torch.device
     """The logical device; the first, if there are several."""
     classifier: Classifier

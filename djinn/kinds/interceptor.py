@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
-if TYPE_CHECKING:
-    from djinn.session import Session
-
+Session: TypeAlias = Any
+"""A `djinn.session.Session`, which is built on this contract."""
 Handler: TypeAlias = Callable[[Any, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 """Carries out an operator itself: ``handler(session, operator, args, kwargs)``."""
 FunctionHandler: TypeAlias = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

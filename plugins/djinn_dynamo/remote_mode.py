@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from djinn import runtime
+from djinn import devices
 from djinn.tensor import LazyTensor
 
 _NAMES_A_DEVICE = frozenset({torch.Tensor.to, torch.amp.autocast_mode._enter_autocast})
@@ -25,7 +25,7 @@ class _RemoteInsteadOfCpu(TorchFunctionMode):
     """
 
     def __init__(self) -> None:
-        self._device = runtime.logical_device()
+        self._device = devices.logical_device()
         self.made: list[LazyTensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +58,7 @@ def recording_remotely() -> Iterator[list[LazyTensor]]:
     with contextlib.ExitStack() as stack:
         if torch.is_autocast_enabled("cpu"):
             # Without the cache: a cast from an earlier recording must not be missing in this one.
-            stack.enter_context(torch.autocast(runtime.logical_device().type, torch.get_autocast_dtype("cpu"),
+            stack.enter_context(torch.autocast(devices.logical_device().type, torch.get_autocast_dtype("cpu"),
                                                cache_enabled=False))
         mode = _RemoteInsteadOfCpu()
         stack.enter_context(mode)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from djinn import runtime
+from djinn import devices, runtime
 from djinn.tensor import pending_errors
 from djinn_interceptor_device import autocast
 
@@ -45,7 +45,7 @@ class BackendModule:
 
     def device_count(self) -> int:
         """Return the number of logical devices."""
-        return runtime.device_count()
+        return devices.device_count()
 
     def current_device(self) -> int:
         """Return the index of the current logical device."""
@@ -124,9 +124,9 @@ class BackendModule:
 def _device(named: Any) -> torch.device:
     """Complete what names a device: an index, a device, its text, or nothing."""
     if named is None or (isinstance(named, int) and named < 0):
-        return runtime.checked_device(None)
-    kind = runtime.logical_device().type
-    return runtime.checked_device(torch.device(kind, named) if isinstance(named, int) else torch.device(named))
+        return devices.checked_device(None)
+    kind = devices.logical_device().type
+    return devices.checked_device(torch.device(kind, named) if isinstance(named, int) else torch.device(named))
 
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):

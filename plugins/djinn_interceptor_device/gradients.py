@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from djinn import runtime
+from djinn import devices, runtime
 from djinn.ir.spec import tensors_in
 from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
 
@@ -48,7 +48,7 @@ def _upload(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, LazyTensor) or not tensor.requires_grad:
         return tensor
     if is_transformed():
-        return tensor.to(runtime.logical_device())
+        return tensor.to(devices.logical_device())
     made: torch.Tensor = _Upload.apply(tensor)  # type: ignore[no-untyped-call]  # untyped there
     return made
 

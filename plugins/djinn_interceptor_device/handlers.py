@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from djinn import runtime
+from djinn import devices
 from djinn.binding import placeholder
 from djinn.kinds.interceptor import Handler
 from djinn.tensor import LazyTensor
@@ -58,7 +58,7 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     if here:
         return operator(tensor, **kwargs)
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
-    made = session.upload(local, runtime.checked_device(device))
+    made = session.upload(local, devices.checked_device(device))
     keep_uninitialized(made, tensor)
     return made
 

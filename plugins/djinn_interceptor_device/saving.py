@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from djinn import runtime
+from djinn import devices, runtime
 from djinn.errors import UnsupportedTensorError
 from djinn.tensor import LazyTensor
 
@@ -199,7 +199,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 def _load(storage: Any, location: str) -> Any:
     """Move a storage that ``torch.load`` has read to the device, if it is to go there."""
-    device = runtime.logical_device()
+    device = devices.logical_device()
     if location.partition(":")[0] != device.type:
         return None
     if location not in (device.type, str(device)):

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from djinn import runtime
+from djinn import devices, runtime
 from djinn_lib_graph.analysis import annotate_graph
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.from_tape import graph_of
@@ -106,8 +106,8 @@ class _RemoteFactories(TorchFunctionMode):
                 return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             return func(*args, **kwargs)
-        if runtime.device_problem() is None:
-            return func(*args, **{**kwargs, "device": runtime.logical_device()})
+        if devices.device_problem() is None:
+            return func(*args, **{**kwargs, "device": devices.logical_device()})
         made = func(*args, **kwargs)
         return runtime.current().upload(made) if isinstance(made, torch.Tensor) else made
 

@@ -14,7 +14,7 @@ import attrs
 import torch
 from djinn_lib_graph.graph import Graph, GraphNode, Operand
 
-from djinn import runtime
+from djinn import devices, runtime
 from djinn.errors import InputsError, ScheduleError
 from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.ir.tape import Node
@@ -301,7 +301,7 @@ def _filled(item: Any, node: GraphNode, values: Mapping[str, Any], device: str) 
     if not isinstance(item, _Argument):
         return item
     if item.kind == "device":
-        return torch.device(device) if device else runtime.logical_device()
+        return torch.device(device) if device else devices.logical_device()
     return dtype_named(item.name) if item.kind == "dtype" else getattr(torch, item.name)
 
 

@@ -125,10 +125,10 @@ def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:
     if devices is None:
         if runtime.is_initialized():
             return devices_of(runtime.current(), graph)
-        return [DeviceInfo(str(runtime.logical_device()))]
+        return [DeviceInfo(str(devices.logical_device()))]
     if isinstance(devices, int):
         first = devices_of(runtime.current())[0] if runtime.is_initialized() else DeviceInfo("")
-        kind = runtime.logical_device().type
+        kind = devices.logical_device().type
         # Nothing is on them: what is asked is how it would be, not where to move what is somewhere already.
         infos = [attrs.evolve(first, id=f"{kind}:{position}", held_bytes=0, holds=frozenset(), copies=frozenset(),
                               links={}) for position in range(devices)]

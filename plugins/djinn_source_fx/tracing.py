@@ -28,7 +28,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from djinn import runtime
+from djinn import devices
 from djinn.ir.spec import tensors_in
 from djinn.tensor import LazyTensor
 from djinn_source_fx.places import STACK, followed
@@ -82,9 +82,9 @@ def with_tensors(item: Any, replaced: Mapping[int, Any], model: torch.nn.Module)
             their tensors' device becomes the remote one.
         model: Is referred to, not copied.
     """
-    remote = runtime.logical_device()
-    devices = {id(found): remote for found in _within(item, set()) if isinstance(found, torch.device)}
-    return copy.deepcopy(item, {**devices, **replaced, id(model): model})
+    remote = devices.logical_device()
+    moved = {id(found): remote for found in _within(item, set()) if isinstance(found, torch.device)}
+    return copy.deepcopy(item, {**moved, **replaced, id(model): model})
 
 
 def tensors_within(item: Any) -> Iterator[torch.Tensor]:

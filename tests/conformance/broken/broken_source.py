@@ -11,7 +11,7 @@ import torch
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_source_fx.source import FxSource
 
-from djinn import runtime
+from djinn import devices
 from djinn.hookspecs import hookimpl
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
@@ -38,7 +38,7 @@ class _Source(FxSource):
 
     def build(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RecordedGraph:
         if self._flaw == "sends":
-            torch.ones(1, device=runtime.logical_device()).cpu()
+            torch.ones(1, device=devices.logical_device()).cpu()
         if self._flaw == "draws":
             torch.rand(1)
         try:

@@ -28,7 +28,7 @@ from djinn_conformance.laws import law_of
 from djinn_conformance.subjects import Subject, installed_plugins, select
 from djinn_conformance.workers import Task
 
-from djinn import runtime
+from djinn import devices
 from djinn.session import Session
 from mutants.planting import DEFAULTS, SERVED
 
@@ -105,7 +105,7 @@ class _Here:
 
     def submit(self, task: Task) -> Future[Verdict]:
         done: Future[Verdict] = Future()
-        done.set_result(judge(task.unit, runtime.logical_device()))
+        done.set_result(judge(task.unit, devices.logical_device()))
         return done
 
 
