@@ -15,7 +15,6 @@ from djinn.errors import PluginValidationError
 
 if TYPE_CHECKING:
     import pluggy
-    import typer
 
 _PREFIX = "djinn_"
 _PROTOCOLS: Mapping[str, str] = MappingProxyType({
@@ -125,44 +124,3 @@ def _members(protocol: type) -> tuple[tuple[str, bool], ...]:
     methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value) and not name.startswith("_")]
     attributes = [name for name in inspect.get_annotations(protocol) if not name.startswith("_")]
     return tuple((name, False) for name in attributes) + tuple((name, True) for name in methods)
-
-
-def add_checked(app: typer.Typer, add: Callable[[], None], owner: str, name: str) -> list[str]:
-    """Let a plugin add commands, and take them back if anything is wrong with them.
-
-    Args:
-        app: The program.
-        add: Calls the plugin.
-        owner: The plugin in words, for the message.
-        name: Name of the plugin's entry point.
-
-    Returns:
-        Names of the added commands.
-
-    Raises:
-        PluginValidationError: A command of that name exists already.
-    """
-    commands, groups = len(app.registered_commands), len(app.registered_groups)
-    before = _command_names(app.registered_commands, app.registered_groups)
-    try:
-        add()
-        added = _command_names(app.registered_commands[commands:], app.registered_groups[groups:])
-        twice = sorted(command for command in set(added) if (before + added).count(command) > 1)
-        if twice:
-            raise PluginValidationError(f"{owner} adds a command that exists already: {', '.join(twice)}.",
-                                        hint=remedy(name))
-    except Exception:
-        del app.registered_commands[commands:], app.registered_groups[groups:]
-        raise
-    return added
-
-
-def _command_names(commands: Sequence[Any], groups: Sequence[Any]) -> list[str]:
-    from typer.main import get_command_name, solve_typer_info_defaults
-
-    names = [command.name or get_command_name(command.callback.__name__) for command in commands]
-    for group in groups:
-        name = solve_typer_info_defaults(group).name
-        inner = group.typer_instance
-        names += [name] if name else _command_names(inner.registered_commands, inner.registered_groups)
-    return names

@@ -43,16 +43,6 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
 """For each kind of which exactly one object is used: its name where the configuration chooses none."""
 
 
-def default_plugin(kind: str, name: str) -> str:
-    """Name of the plugin of djinn's own that brings an object of that kind and name, if there is one."""
-    return f"djinn-{kind}-{name}"
-
-
-def kind_of(plugin: str) -> str:
-    """Guess from a plugin's name, by the convention ``<project>-<kind>-<name>``, what kind it brings; or nothing."""
-    return next((part for part in plugin.split("-") if part in KINDS), "")
-
-
 def _freeze_names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 

@@ -16,16 +16,14 @@ import attrs
 import pluggy
 
 from djinn import hookspecs
-from djinn._plugin_checks import add_checked, check_hooks, check_object, remedy
-from djinn._plugin_selection import DEFAULTS, KINDS, PluginSelection, default_plugin, kind_of
+from djinn._plugin_checks import check_hooks, check_object, remedy
+from djinn._plugin_selection import DEFAULTS, KINDS, PluginSelection
 from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
 
 if TYPE_CHECKING:
-    import typer
-
     from djinn.kinds import Transport
 
-__all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "Row", "installed")
+__all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "installed")
 
 _HOOKS: Mapping[str, str] = MappingProxyType({
     kind: f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}" for kind in KINDS
@@ -48,22 +46,6 @@ class Registered:
     """The object."""
 
 
-@attrs.frozen
-class Row:
-    """What ``djinn plugins`` says of one object."""
-
-    kind: str
-    name: str
-    active: bool
-    """Whether a session would use it."""
-    plugin: str
-    distribution: str
-    replaced: str = ""
-    """Plugin that would do its work if the configuration said nothing."""
-    note: str = ""
-    """Why it is not active, where that is not a matter of choice."""
-
-
 def installed() -> tuple[str, ...]:
     """Names of all installed plugins, disabled ones included. Imports none."""
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
@@ -80,6 +62,7 @@ class Plugins:
     Attributes:
         selection: What the configuration says about plugins.
         disabled: Plugins that are installed and switched off, with their distributions.
+        distributions: Plugins that were found and not switched off, with their distributions.
     """
 
     def __init__(self, selection: PluginSelection) -> None:
@@ -87,9 +70,8 @@ class Plugins:
         self.disabled: dict[str, str] = {}
         self._manager = pluggy.PluginManager(hookspecs.GROUP)
         self._manager.add_hookspecs(hookspecs)
-        self._distributions: dict[str, str] = {}
+        self.distributions: dict[str, str] = {}
         self._registered: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
-        self._commands: list[Registered] = []
 
     @classmethod
     def load(
@@ -147,7 +129,7 @@ class Plugins:
                 f"The plugin {name!r} is brought by {' and by '.join(sorted(map(_distribution_of, candidates)))}.",
                 hint="Uninstall all but one of them.",
             )
-        self._distributions[name] = _distribution_of(candidates[0])
+        self.distributions[name] = _distribution_of(candidates[0])
         self._import(name, candidates[0])
         try:
             for registered in self._collect(name):
@@ -161,22 +143,23 @@ class Plugins:
             plugin = entry_point.load()
         except Exception as error:
             raise self._load_error(name, "could not be imported", error) from error
-        check_hooks(self._manager, plugin, self._owner(name), name)
+        check_hooks(self._manager, plugin, self.owner(name), name)
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
             what = " ".join(str(error).split())
-            raise PluginValidationError(f"{self._owner(name)} does not fit: {what}.", hint=remedy(name)) from error
+            raise PluginValidationError(f"{self.owner(name)} does not fit: {what}.", hint=remedy(name)) from error
 
-    def _owner(self, name: str) -> str:
-        return f"The plugin {name!r} of {self._distributions[name]}"
+    def owner(self, name: str) -> str:
+        """Name a plugin and its distribution, for a message."""
+        return f"The plugin {name!r} of {self.distributions[name]}"
 
     def _load_error(self, name: str, what: str, error: Exception) -> PluginLoadError:
         return PluginLoadError(
-            f"{self._owner(name)} {what}: {type(error).__name__}: {error}.", hint=remedy(name)
+            f"{self.owner(name)} {what}: {type(error).__name__}: {error}.", hint=remedy(name)
         )
 
-    def _call_alone(self, name: str, hook: str, **arguments: Any) -> None:
+    def call_alone(self, name: str, hook: str, **arguments: Any) -> None:
         """Call a hook of one plugin, so that what it does can be put down to it."""
         others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
         try:
@@ -190,16 +173,16 @@ class Plugins:
         collected: list[Registered] = []
 
         def register(kind: str, value: Any) -> None:
-            check_object(kind, value, self._owner(name), name)
+            check_object(kind, value, self.owner(name), name)
             if any(other.kind == kind and other.name == value.name for other in collected):
                 raise PluginValidationError(
-                    f"{self._owner(name)} registers two objects of the kind {kind} named {value.name!r}.",
+                    f"{self.owner(name)} registers two objects of the kind {kind} named {value.name!r}.",
                     hint=remedy(name),
                 )
-            collected.append(Registered(kind, value.name, name, self._distributions[name], value))
+            collected.append(Registered(kind, value.name, name, self.distributions[name], value))
 
         for kind, hook in _HOOKS.items():
-            self._call_alone(name, hook, register=lambda value, kind=kind: register(kind, value))
+            self.call_alone(name, hook, register=lambda value, kind=kind: register(kind, value))
         return collected
 
     def is_loaded(self, name: str) -> bool:
@@ -304,71 +287,6 @@ class Plugins:
         """
         chosen: Transport = self.find_transport(scheme).value
         return chosen
-
-    def add_commands(self, app: typer.Typer, *, problems: list[PluginError] | None = None) -> None:
-        """Let all plugins add their commands to the program.
-
-        Args:
-            app: The program.
-            problems: As for `load`.
-
-        Raises:
-            PluginLoadError: A plugin's hook raised.
-            PluginValidationError: Two commands have one name.
-        """
-        for name, _ in sorted(self._manager.list_name_plugin()):
-            def add(name: str = name) -> None:
-                self._call_alone(name, "djinn_register_commands", app=app)
-
-            try:
-                added = add_checked(app, add, self._owner(name), name)
-            except PluginError as error:
-                if problems is None:
-                    raise
-                problems.append(error)
-            else:
-                self._commands += [Registered("command", command, name, self._distributions[name], None)
-                                   for command in added]
-
-    def examine_system(self, report: Callable[[str, str, str], None], *, problems: list[PluginError]) -> None:
-        """Let all plugins say what of this system they can use; see `djinn.hookspecs.djinn_examine_system`."""
-        for name, _ in sorted(self._manager.list_name_plugin()):
-            try:
-                self._call_alone(name, "djinn_examine_system", report=report)
-            except PluginError as error:
-                problems.append(error)
-
-    def rows(self) -> list[Row]:
-        """Say what is active, where it comes from and what it replaced, one row per object."""
-        rows = [self._row(entry) for kind in KINDS for entries in self._registered[kind].values() for entry in entries]
-        rows += [Row(entry.kind, entry.name, True, entry.plugin, entry.distribution) for entry in self._commands]
-        for hook in ("djinn_session_started", "djinn_session_closed"):
-            for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-                plugin = implementation.plugin_name
-                rows.append(Row("hook", hook, True, plugin, self._distributions[plugin]))
-        rows += [Row(kind_of(name), "", False, name, distribution, note="switched off")
-                 for name, distribution in sorted(self.disabled.items())]
-        return rows
-
-    def _row(self, entry: Registered) -> Row:
-        active, note = False, ""
-        try:
-            if entry.kind == "transport":
-                active = self.find_transport(entry.value.scheme) is entry
-            elif entry.kind in DEFAULTS:
-                active = self.find(entry.kind, DEFAULTS[entry.kind]) is entry
-            else:
-                active = entry in self.find_all(entry.kind)
-        except PluginError as error:
-            note = error.summary
-        replaced = self._replaced(entry) if active else ""
-        return Row(entry.kind, entry.name, active, entry.plugin, entry.distribution, replaced, note)
-
-    def _replaced(self, entry: Registered) -> str:
-        """Name the plugin that would have done what ``entry`` does, had the configuration said nothing."""
-        usual = default_plugin(entry.kind, DEFAULTS.get(entry.kind, entry.name))
-        present = usual in self._distributions or usual in self.disabled
-        return usual if present and usual != entry.plugin else ""
 
     def _nothing(self, kind: str, which: str) -> PluginError:
         entries = [entry for entries in self._registered[kind].values() for entry in entries]

@@ -13,7 +13,9 @@ import typer
 
 from djinn.config import Config
 from djinn.errors import ConfigurationError, DjinnError, PluginError
-from djinn.plugins import Plugins, PluginSelection, Row
+from djinn.plugins import Plugins, PluginSelection, Registered
+from djinn_cli.commands import add_commands
+from djinn_cli.listing import Row, rows_of
 from djinn_cli.doctor import Check, djinn_version, examine
 
 if TYPE_CHECKING:
@@ -72,9 +74,10 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     plugins = Plugins.load(selection, problems=broken)
     app = typer.Typer(name="djinn", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_program)
-    _add_plugins(app, plugins, problems)
+    commands: list[Registered] = []
+    _add_plugins(app, plugins, commands, problems)
     _add_doctor(app, plugins, problems, environ)
-    plugins.add_commands(app, problems=broken)
+    commands += add_commands(plugins, app, broken)
     problems += broken
     return app, problems
 
@@ -93,11 +96,13 @@ def _program(
     """Unmodified PyTorch on an accelerator that is somewhere else."""
 
 
-def _add_plugins(app: typer.Typer, plugins: Plugins, problems: Sequence[DjinnError]) -> None:
+def _add_plugins(
+    app: typer.Typer, plugins: Plugins, commands: Sequence[Registered], problems: Sequence[DjinnError]
+) -> None:
     @app.command("plugins")
     def list_plugins(as_json: JsonOption = False) -> None:
         """List what is active, where it comes from, and what it replaced."""
-        rows = plugins.rows()
+        rows = rows_of(plugins, commands)
         if as_json:
             _print_json({"plugins": rows, "problems": [_told(problem) for problem in problems]})
         elif sys.stdout.isatty():

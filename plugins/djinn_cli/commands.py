@@ -1,0 +1,75 @@
+"""Commands that plugins add to the program ``djinn``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import typer
+from typer.main import get_command_name, solve_typer_info_defaults
+
+from djinn._plugin_checks import remedy
+from djinn.errors import PluginError, PluginValidationError
+from djinn.plugins import Plugins, Registered
+
+__all__ = ("add_commands",)
+
+
+def add_commands(plugins: Plugins, app: typer.Typer, problems: list[PluginError]) -> list[Registered]:
+    """Let all plugins add their commands to the program; return these.
+
+    Args:
+        plugins: The plugins.
+        app: The program.
+        problems: Receives what is wrong with single plugins, whose commands are then left out.
+    """
+    found: list[Registered] = []
+    for name in sorted(plugins.distributions):
+        try:
+            added = _add_checked(app, partial(plugins.call_alone, name, "djinn_register_commands", app=app),
+                                 plugins.owner(name), name)
+        except PluginError as error:
+            problems.append(error)
+        else:
+            found += [Registered("command", command, name, plugins.distributions[name], None) for command in added]
+    return found
+
+
+def _add_checked(app: typer.Typer, add: Callable[[], None], owner: str, name: str) -> list[str]:
+    """Let a plugin add commands, and take them back if anything is wrong with them.
+
+    Args:
+        app: The program.
+        add: Calls the plugin.
+        owner: The plugin in words, for the message.
+        name: Name of the plugin's entry point.
+
+    Returns:
+        Names of the added commands.
+
+    Raises:
+        PluginValidationError: A command of that name exists already.
+    """
+    commands, groups = len(app.registered_commands), len(app.registered_groups)
+    before = _command_names(app.registered_commands, app.registered_groups)
+    try:
+        add()
+        added = _command_names(app.registered_commands[commands:], app.registered_groups[groups:])
+        twice = sorted(command for command in set(added) if (before + added).count(command) > 1)
+        if twice:
+            raise PluginValidationError(f"{owner} adds a command that exists already: {', '.join(twice)}.",
+                                        hint=remedy(name))
+    except Exception:
+        del app.registered_commands[commands:], app.registered_groups[groups:]
+        raise
+    return added
+
+
+def _command_names(commands: Sequence[Any], groups: Sequence[Any]) -> list[str]:
+    names = [command.name or get_command_name(command.callback.__name__) for command in commands]
+    for group in groups:
+        name = solve_typer_info_defaults(group).name
+        inner = group.typer_instance
+        names += [name] if name else _command_names(inner.registered_commands, inner.registered_groups)
+    return names

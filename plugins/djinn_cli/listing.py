@@ -1,0 +1,74 @@
+"""What ``djinn plugins`` says: which objects plugins register, which of them a session would use, and why not others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from djinn.errors import PluginError
+from djinn.plugins import DEFAULTS, KINDS, Plugins, Registered
+
+__all__ = ("Row", "rows_of")
+
+
+@attrs.frozen
+class Row:
+    """One object."""
+
+    kind: str
+    name: str
+    active: bool
+    """Whether a session would use it."""
+    plugin: str
+    distribution: str
+    replaced: str = ""
+    """Plugin that would do its work if the configuration said nothing."""
+    note: str = ""
+    """Why it is not active, where that is not a matter of choice."""
+
+
+def rows_of(plugins: Plugins, commands: Iterable[Registered] = ()) -> list[Row]:
+    """List what is active, where it comes from and what it replaced, one row per object.
+
+    Args:
+        plugins: The plugins.
+        commands: Commands of the program that they have added.
+    """
+    rows = [_row(plugins, entry) for kind in KINDS for entries in plugins.registered(kind).values()
+            for entry in entries]
+    rows += [Row(entry.kind, entry.name, True, entry.plugin, entry.distribution) for entry in commands]
+    for hook in ("djinn_session_started", "djinn_session_closed"):
+        for implementation in getattr(plugins.hook, hook).get_hookimpls():
+            plugin = implementation.plugin_name
+            rows.append(Row("hook", hook, True, plugin, plugins.distributions[plugin]))
+    rows += [Row(_kind_of(name), "", False, name, distribution, note="switched off")
+             for name, distribution in sorted(plugins.disabled.items())]
+    return rows
+
+
+def _row(plugins: Plugins, entry: Registered) -> Row:
+    active, note = False, ""
+    try:
+        if entry.kind == "transport":
+            active = plugins.find_transport(entry.value.scheme) is entry
+        elif entry.kind in DEFAULTS:
+            active = plugins.find(entry.kind, DEFAULTS[entry.kind]) is entry
+        else:
+            active = entry in plugins.find_all(entry.kind)
+    except PluginError as error:
+        note = error.summary
+    replaced = _replaced(plugins, entry) if active else ""
+    return Row(entry.kind, entry.name, active, entry.plugin, entry.distribution, replaced, note)
+
+
+def _replaced(plugins: Plugins, entry: Registered) -> str:
+    """Name the plugin that would have done what ``entry`` does, had the configuration said nothing."""
+    usual = f"djinn-{entry.kind}-{DEFAULTS.get(entry.kind, entry.name)}"
+    present = usual in plugins.distributions or usual in plugins.disabled
+    return usual if present and usual != entry.plugin else ""
+
+
+def _kind_of(plugin: str) -> str:
+    """Guess from a plugin's name, by the convention ``<project>-<kind>-<name>``, what kind it brings; or nothing."""
+    return next((part for part in plugin.split("-") if part in KINDS), "")
