@@ -82,9 +82,7 @@ class Dialer:
 class Exchange:
     """The gateway's end: opens connections to permitted servers.
 
-    The gateway sends the greeting itself. So a worker only ever gets connections to mailboxes of djinn servers,
-    whatever it
-    requests.
+    The gateway sends the greeting itself. So a worker can only get connections to mailboxes of djinn servers.
 
     Args:
         rules: Which servers are permitted.

@@ -2,9 +2,9 @@
 
 A tenant's *tag* is the device time of its turns, divided by its weight. The waiting tenant with the lowest tag is next.
 So over any period in which two tenants both want the device, they share it in proportion to their weights,
-independently of their request patterns: with turns of at most L seconds, ``|W1 / w1 - W2 / w2| <= L / w1 + L / w2`` on a device that
-one tenant may use at a time. A tenant that arrives later starts with the *virtual time*, which is the tag that the
-others have reached: idle time earns no credit.
+independently of their request patterns: with turns of at most L seconds, ``|W1 / w1 - W2 / w2| <= L / w1 + L / w2`` on
+a device that one tenant may use at a time. A tenant that arrives later starts with the *virtual time*, which is the tag
+that the others have reached: idle time earns no credit.
 
 Source:
     Goyal, Vin and Cheng, "Start-time Fair Queueing: A Scheduling Algorithm for Integrated Services Packet Switching

@@ -112,7 +112,7 @@ def limit(*, has_driver: bool) -> None:
 
 
 def prctl(operation: int, first: int = 0) -> None:
-    """Call prctl(2) for this process or thread.
+    """Apply a process-control operation of the kernel to this process or thread.
 
     Raises:
         OSError: The kernel refuses.
