@@ -51,8 +51,8 @@ class CoreGuard:
         if not self._is_warm:
             self._is_warm = True
             # PyTorch imports its meta kernels on first use, which takes a second or two. The thread is no daemon: an
-            # interpreter that exits beneath PyTorch would abort the process.
-            # an interpreter that ends beneath PyTorch would end the process by force.
+            # interpreter that exits beneath PyTorch would abort the process. an interpreter that ends beneath PyTorch
+            # would end the process by force.
             threading.Thread(target=_warm_up, name="djinn-guard-warm").start()
         return CoreWatch(bounds, shapes)
 

@@ -71,10 +71,8 @@ class CheckedSteps:
     """A program that may run; see `djinn.kinds.guard.CheckedProgram`.
 
     A run equal to the last one is permitted at once. If some inputs and numbers differ, as in a loop over a growing
-    text,
-    only the steps that they affect are estimated again. All steps are estimated only if the result might be too large,
-    or
-    for the first run.
+    text, only the steps that they affect are estimated again. All steps are estimated only if the result might be too
+    large, or for the first run.
     """
 
     def __init__(self, program: Program, called: Sequence[Called], answers: Answers, bounds: Bounds) -> None:

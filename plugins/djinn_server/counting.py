@@ -44,8 +44,7 @@ class Counts(msgspec.Struct, frozen=True):
 
     Attributes:
         requests: By outcome: ``ok``; ``failed``, values could not be computed; ``refused``, beyond a limit; ``lost``,
-            the
-            client was gone before the answer; ``error``, inside the server.
+            the client was gone before the answer; ``error``, inside the server.
         durations: Number of requests by duration, in `BUCKETS_S`.
         duration_ns: Sum of their durations.
         rejections: Refused connections and requests, by reason.

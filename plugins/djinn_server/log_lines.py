@@ -23,8 +23,7 @@ def write_to(stream: TextIO, form: LogFormat, *, secrets: Sequence[str] = (), **
     """Make this process, which must be djinn's own, write its log to a stream, one line per record.
 
     Text that others control, such as an error's text, can neither forge a line nor affect a terminal: control
-    characters
-    are replaced.
+    characters are replaced.
 
     Args:
         stream: Where to write.

@@ -37,8 +37,7 @@ class DeviceLoss:
         """End the process if the device is lost, and return whether it is.
 
         The program that ran last need not be the cause, because devices compute asynchronously. But it usually is,
-        since the
-        session that waits for a value sees the loss first.
+        since the session that waits for a value sees the loss first.
 
         Args:
             tell: Sends the error to the session that ran last.

@@ -98,9 +98,8 @@ class Nursery:
 
         Args:
             standard_input: Descriptor that becomes its standard input; the caller keeps its own copy. After an error, a
-                worker
-                may still be forked with it; that worker is killed at once. So the caller must not give it to another
-                process.
+                worker may still be forked with it; that worker is killed at once. So the caller must not give it to
+                another process.
             environment: Its environment variables.
 
         Raises:
@@ -188,8 +187,7 @@ def fork_nursery(prepare: Callable[[], None]) -> Nursery | None:
 
     Returns:
         ``None`` where a process that has imported PyTorch should not fork: elsewhere than on Linux (5.3 and later), or
-        if
-        another thread runs here.
+        if another thread runs here.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or not _has_handles():
         return None

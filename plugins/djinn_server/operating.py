@@ -91,8 +91,7 @@ class Operating:
 
         Returns:
             How many ``sessions`` were asked to end, the ``worker`` that had to be killed for it (0: none), and the
-            session
-            that ``remains`` because its program is still running.
+            session that ``remains`` because its program is still running.
 
         Raises:
             ConfigurationError: There is no such tenant and no such session, or more than one.

@@ -21,8 +21,7 @@ def await_worker(supervisor: Supervisor, tenant: Tenant, inform: Callable[[float
     """Return a tenant's worker as soon as it serves.
 
     The wait is limited by the supervisor's start timeout if a process is starting, and by `PATIENCE_S` if none is
-    because
-    the previous ones died.
+    because the previous ones died.
 
     Args:
         supervisor: Manages the workers.

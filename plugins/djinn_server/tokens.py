@@ -181,8 +181,7 @@ class TokenFile:
             name: The tenant.
             overlap_s: How long the tenant's current tokens stay valid, in seconds, unless they expire earlier.
             expires: When the new one expires, in seconds since 1970; 0: never; ``None``: after the lifetime of the
-                previous
-                token.
+                previous token.
 
         Raises:
             ConfigurationError: There is no such tenant, or the file cannot be used.

@@ -14,9 +14,8 @@ Source:
     for a Storage Service Utility", SIGMETRICS 2004, where ``v`` is the start tag that was granted last.
 
 Differences from these papers: turns cannot be preempted, so a turn that others wait for is *recalled*, and charged
-until
-it is given back. A turn that no other tenant waits for continues, and the virtual time advances with it. A place may be
-reserved for a moment for a tenant that has just left it and would be next (Iyer and Druschel, "Anticipatory
+until it is given back. A turn that no other tenant waits for continues, and the virtual time advances with it. A place
+may be reserved for a moment for a tenant that has just left it and would be next (Iyer and Druschel, "Anticipatory
 Scheduling", SOSP 2001).
 """
 

@@ -16,8 +16,7 @@ LOOK_S = 0.25
 """How often to check. A check costs one system call that shows whether a file has changed."""
 END_TIMEOUT_S = 1.0
 """How long programs of a removed tenant may continue. The worker is killed one second later. That leaves a margin
-within
-the 5 s in which sessions must end, for machines whose processors are busy."""
+within the 5 s in which sessions must end, for machines whose processors are busy."""
 _log = logging.getLogger("djinn.server")
 
 

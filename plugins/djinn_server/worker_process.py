@@ -216,8 +216,7 @@ def _begin(
     with theirs:
         try:
             # Its standard output must not be the gateway's, on which callers expect one line. NumPy's threads, which
-            # the
-            # worker does not need, would stay outside the sandbox.
+            # the worker does not need, would stay outside the sandbox.
             process = subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(),
                                        stdout=2, env=environment | {"OPENBLAS_NUM_THREADS": "1"})
         except OSError:

@@ -65,19 +65,16 @@ class SocketConnection:
     """The client's end of a session; see `djinn.kinds.transport.Connection`.
 
     A frame is transferred completely, or the connection is closed. So after an exception that is not a
-    `TransportError`,
-    such as a `KeyboardInterrupt`, a connection that still works has accepted its batch. The answer to an interrupted
-    request is read before the next frame is sent, and its failures are reported with the next answer. If interrupts are
-    deferred (see `djinn.interrupts`) and the session can be resumed, the connection always still works, and the client
-    asks
-    the server to cancel the batches it has sent.
+    `TransportError`, such as a `KeyboardInterrupt`, a connection that still works has accepted its batch. The answer to
+    an interrupted request is read before the next frame is sent, and its failures are reported with the next answer. If
+    interrupts are deferred (see `djinn.interrupts`) and the session can be resumed, the connection always still works,
+    and the client asks the server to cancel the batches it has sent.
 
     `submit` blocks in two cases: while more than `MAX_QUEUED_BYTES` would be queued, and, for tensors of more than
     `ALONE_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.
 
     If the server allows it, the session outlives a broken connection; see `djinn.protocol.resumption`. A thread repairs
-    a
-    connection that breaks while it is idle at once, because the lease may expire before the next operation.
+    a connection that breaks while it is idle at once, because the lease may expire before the next operation.
 
     Attributes:
         address: Address of the server.
@@ -280,8 +277,7 @@ class SocketConnection:
         """Read the answers that no caller waits for, and send a batch.
 
         Reading first avoids a deadlock of two sides that both only send. If an interrupt arrives, the batch is kept and
-        sent
-        after reconnection, because later batches refer to its results.
+        sent after reconnection, because later batches refer to its results.
         """
         if self._owed:
             try:
@@ -455,8 +451,7 @@ class SocketConnection:
         """Cancel all batches that were sent, over a new connection.
 
         If that fails now, the client cancels when the session is resumed: at once if the server is reachable, or with
-        the next
-        use.
+        the next use.
         """
         self._cancelled = self._sequence
         self._leave()

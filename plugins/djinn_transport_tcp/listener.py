@@ -87,8 +87,7 @@ def listen_unix(address: str, options: ListenOptions) -> SocketListener:
     """Listen on a path of this machine; see `djinn.kinds.transport.Transport.listen`.
 
     Only the user of this process can connect. A socket left behind by a dead server is replaced; the socket of a
-    running
-    server, or another kind of file, is refused.
+    running server, or another kind of file, is refused.
     """
     path = parse_path(address)
     try:
@@ -220,8 +219,7 @@ class SocketChannel:
     """The server's end of one connection; see `djinn.kinds.transport.Channel`.
 
     Until `greeted` is called, a frame may have `MAX_GREETING_BYTES` and no body, and all frames together must arrive
-    within
-    the time for the greeting.
+    within the time for the greeting.
     """
 
     def __init__(self, peer: str, stream: ByteStream, options: ListenOptions) -> None:

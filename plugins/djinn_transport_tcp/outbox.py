@@ -130,7 +130,5 @@ class Outbox:
             self._changed.notify_all()
         if isinstance(error, TimeoutError):
             # Close it, because a thread that waits for an answer would not notice. It does notice if the connection
-            # broke, and
-            # may then read the server's reason.
-            # a reason to be read.
+            # broke, and may then read the server's reason. a reason to be read.
             self._stream.close()

@@ -44,8 +44,7 @@ class FrameStream:
         admit_body: Called before a body is read, if set; see `djinn.kinds.transport.BoundedChannel`.
         digests: Whether to compute digests of received frames.
         digest: Digest of the last received header and the length of its body. It is meaningless outside this process,
-            and
-            other processes cannot construct a header with the same digest.
+            and other processes cannot construct a header with the same digest.
 
     Concurrency:
         One thread at a time.

@@ -136,8 +136,7 @@ _IOCTL = (0x5421, 0x541B, 0x5401, 0x802C542A, 0x5413, 0x5450, 0x5451)
 """``FIONBIO``, ``FIONREAD``, ``TCGETS``, ``TCGETS2``, ``TIOCGWINSZ``, ``FIONCLEX`` and ``FIOCLEX``."""
 _TERMINAL = (0x5412, 0x541C, 0x5423, 0x540E, 0x5410, 0x8901, 0x8902)
 """``TIOCSTI``, ``TIOCLINUX``, ``TIOCSETD``, ``TIOCSCTTY`` and ``TIOCSPGRP``, which act with the rights of the user at
-the
-terminal; ``FIOSETOWN`` and ``SIOCSPGRP``, as ``F_SETOWN``."""
+the terminal; ``FIOSETOWN`` and ``SIOCSPGRP``, as ``F_SETOWN``."""
 _PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)
 """Names of threads and of memory, and queries: dumpable, seccomp, capabilities, no new privileges."""
 _SOCK_STREAM_KINDS = tuple(1 | close | wait for close in (0, 0o2000000) for wait in (0, 0o4000))

@@ -26,8 +26,8 @@ _SYSTEM = (
 )
 _OF_ITSELF = tuple(f"/proc/self/{entry}" for entry in (
     "auxv", "cgroup", "cmdline", "fd", "limits", "maps", "smaps", "smaps_rollup", "stat", "statm", "status"))
-"""Information about the process itself. The essential one is its memory map, which locates its threads' stacks;
-``net`` and ``task/*/net`` are left out, because they list all connections of the machine."""
+"""Information about the process itself. The essential one is its memory map, which locates its threads' stacks; ``net``
+and ``task/*/net`` are left out, because they list all connections of the machine."""
 _DRIVER_READS = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/share/nvidia", "/usr/local/cuda",
                  "/opt/rocm", "/etc/nvidia", "/etc/OpenCL")
 _DRIVER_USES = ("/dev", "/proc/self")

@@ -1,8 +1,7 @@
 """The system call filter: a kernel program built from the tables in `calls`.
 
 libseccomp could build it, too. But wheels do not include that library, and many containers lack it; a worker there
-would
-have no filter.
+would have no filter.
 """
 
 from __future__ import annotations
