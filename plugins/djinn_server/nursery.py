@@ -223,7 +223,7 @@ class _Forker:
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
-        """Fork and reap until the gateway is gone. Workers that still run then exit when they notice it."""
+        """Fork and reap until the gateway is gone. Workers that are still running exit when they notice that."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
         ignore_signals()
