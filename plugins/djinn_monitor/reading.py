@@ -214,7 +214,7 @@ def _bound(text: str) -> float:
 
 
 def name_of(label: str, labels: Collection[str]) -> str:
-    """Return a tenant's display name. The empty label stands for all clients if it is the only one, otherwise for none."""
+    """Return a tenant's display name. The empty label means all clients if it is the only one, otherwise no tenant."""
     return label or ("(greetings)" if len(labels) > 1 else "(everybody)")
 
 

@@ -142,7 +142,7 @@ class Index:
             if position < 0 or self.names[position] not in through or not self.nodes[position].inputs:
                 return value, before
             inputs = self.nodes[position].inputs
-            # For a copy in place, the copied value counts, which is the second operand; for others, the first.
+            # For an in-place copy the copied value counts; as for other operators, it is the first operand.
             value, before = inputs[0], position
 
     def root(self, value: str, before: int = _END) -> str:

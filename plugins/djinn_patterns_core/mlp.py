@@ -13,7 +13,7 @@ _MAX_NODES = 48
 """Maximum elementwise nodes between two products: a decomposed activation has about ten."""
 _FORMULAS = (("erf", "gelu"), ("glu", "glu"), ("silu", "silu"), ("gelu", "gelu"), ("relu", "relu"))
 _RESPONSES = frozenset({"linalg_vector_norm", "norm"})
-"""Norms of whole channels, by which some perceptrons scale their own; the mean of the norms then belongs to them."""
+"""Norms of whole channels, by which some perceptrons scale their own; their mean is then part of the match."""
 _PASSED = SAME | PARTS | ACTIVATIONS | ARITHMETIC | _RESPONSES | frozenset({"mean"})
 
 
