@@ -134,7 +134,7 @@ class _Listener:
 def is_repeatable(
     session: Session, nodes: Sequence[Node], piece: Piece, known: set[Slot], constants: Sequence[LazyTensor]
 ) -> bool:
-    """Whether nodes may run again: they do not depend on data, and the values that they read are known and unchanged."""
+    """Whether nodes may run again: they do not depend on data, and their inputs are known and unchanged."""
     constant = {tensor._value.slot for tensor in constants}
     return (
         set(piece.reads) <= known | constant

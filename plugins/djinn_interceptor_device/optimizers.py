@@ -15,7 +15,7 @@ from djinn.tensor import LazyTensor
 
 
 def follow(device: str) -> None:
-    """Choose as eager does on the executor's device: optimizers loop over tensors only on a CPU; clipping never does."""
+    """Choose as eager does on the executor's device: optimizers loop over tensors only on a CPU; clipping never."""
     kinds: list[Any] = optimizer._foreach_supported_types
     if LazyTensor in kinds:
         kinds.remove(LazyTensor)
