@@ -73,8 +73,8 @@ class SocketConnection:
     `submit` blocks in two cases: while more than `MAX_QUEUED_BYTES` would be queued, and, for tensors of more than
     `ALONE_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.
 
-    If the server allows it, the session outlives a broken connection; see `djinn.protocol.resumption`. A thread repairs
-    a connection that breaks while it is idle at once, because the lease may expire before the next operation.
+    If the server allows it, the session outlives a broken connection; see `djinn.protocol.resumption`. If a connection
+    breaks while idle, a thread reconnects at once, because the lease may expire before the next operation.
 
     Attributes:
         address: Address of the server.
@@ -82,8 +82,7 @@ class SocketConnection:
         flush_every: Number of pending operations worth sending early, so that the server works while the client
             records.
         reconnections: Number of times that the session was resumed over a new connection.
-        vouched_until_s: When the certificate of the redirecting server expires, in seconds since 1970; ``None`` without
-            one.
+        vouched_until_s: When the redirecting server's certificate expires, in seconds since 1970; ``None`` without one.
     """
 
     def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
@@ -450,8 +449,7 @@ class SocketConnection:
     def _cancel(self) -> None:
         """Cancel all batches that were sent, over a new connection.
 
-        If that fails now, the client cancels when the session is resumed: at once if the server is reachable, or with
-        the next use.
+        If that fails now, the client cancels when it resumes the session: at once if possible, or with the next use.
         """
         self._cancelled = self._sequence
         self._leave()
