@@ -79,8 +79,7 @@ class SocketConnection:
     Attributes:
         address: Address of the server.
         welcome: The server's answer to the greeting.
-        flush_every: Number of pending operations worth sending early, so that the server works while the client
-            records.
+        flush_every: Number of pending operations worth sending early: the server works while the client records.
         reconnections: Number of times that the session was resumed over a new connection.
         vouched_until_s: When the redirecting server's certificate expires, in seconds since 1970; ``None`` without one.
     """
