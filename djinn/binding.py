@@ -295,7 +295,7 @@ def change_metadata(
 def _default_dtype(
     tensors: Sequence[LazyTensor], kwargs: Mapping[str, Any], inference: Inference | None
 ) -> str:
-    """Name PyTorch's default dtype if the results may depend on it: if real numbers appear without a floating tensor."""
+    """Name PyTorch's default dtype if the results may depend on it, that is if only Python numbers are fractional."""
     if kwargs.get("dtype") is not None or any(_has_fraction(tensor.dtype) for tensor in tensors):
         return ""
     results = () if inference is None else inference.results
@@ -317,8 +317,6 @@ def _has_fraction(dtype: torch.dtype) -> bool:
 
 
 def _guess_lengths(binding: Binding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Guess the lengths of list results that cannot be inferred: list operators return lists as long as their first
-    one.
-    """
+    """Guess the lengths of list results that cannot be inferred: as long as the operator's first list argument."""
     first = next((item for item in (*args, *kwargs.values()) if isinstance(item, (list, tuple))), ())
     return tuple(len(first) if kind is ReturnKind.LIST else 1 for kind in binding.facts.returns)

@@ -55,7 +55,7 @@ class Captured:
 
     @property
     def graph(self) -> RecordedGraph:
-        """Operations recorded so far, in program order: by the block's thread, and by autograd's threads on its behalf."""
+        """Operations recorded so far, in program order: by the block's thread, or by autograd on its behalf."""
         return self._now()[0]
 
     @property

@@ -1,4 +1,4 @@
-"""The configuration of a session: arguments take precedence over the environment, which takes precedence over defaults."""
+"""The configuration of a session: arguments override the environment, which overrides defaults."""
 
 from __future__ import annotations
 
