@@ -388,8 +388,8 @@ def djinn_examine_system(report: Report) -> None:
     """Report which features of this system a plugin can use.
 
     Called:
-        Phase *command line*, once per ``djinn doctor``. All implementations run; what they report is listed in the
-        order of the plugins' names.
+        Phase *command line*, once per ``djinn doctor``. All implementations run; their reports are listed in the order
+        of the plugins' names.
 
     Args:
         report: Takes a name, a finding, and a suggestion, which may be empty. Findings are not problems: djinn works

@@ -37,7 +37,7 @@ class Outside:
 
     @property
     def is_weight(self) -> bool:
-        """Whether the value is not passed to each call. Values that only the analysis takes for weights have no name."""
+        """Whether the value is not passed to each call. A weight that only the analysis recognizes has no name."""
         return bool(self.name) and self.kind in _WEIGHTS
 
     @property

@@ -135,7 +135,7 @@ class Watch:
         self._is_over = True
 
     def receiver(self) -> Callable[[Node], None]:
-        """Return the function that receives each node of any thread; it is on the path of every operation in a block."""
+        """Return the function that receives each node of any thread; every operation in a block calls it."""
         own, here, extend = self._thread, self._here, self._entries.extend
         current, in_backward = threading.get_ident, _in_backward
 

@@ -66,8 +66,7 @@ class TellingClassifier(Classifier, Protocol):
         """Whether the sizes of an operator's operands may reveal the execution phase. Called once per session."""
 
     def phase_told(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
-        """Return the execution phase of such an operator; ``UNKNOWN`` if the sizes do not reveal it. Called once per
-        metadata.
+        """Return the execution phase of such an operator; ``UNKNOWN`` if not revealed. Called once per metadata.
 
         Args:
             operator: An operator for which `tells_phase` returned true.
@@ -80,9 +79,7 @@ class CandidClassifier(Classifier, Protocol):
     """Optional methods of a `Classifier` that allow results to be reused."""
 
     def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it may write values not mentioned in its schema, or depend on more than its arguments and the
-        generator.
-        """
+        """Whether it may write values not in its schema, or depend on more than its arguments and the generator."""
 
     def shares_silently(self, operator: torch._ops.OpOverload) -> bool:
         """Whether results may share memory with its first tensor although its schema does not say so."""

@@ -61,8 +61,7 @@ class CheckedProgram(Protocol):
     """
 
     def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:
-        """Return by position which steps of a run must not be made, and why; steps that depend on them are not
-        included.
+        """Return by position which steps of a run must not be made, and why; steps that depend on them are left out.
 
         Args:
             inputs: One value per program input: a tensor, a plain result, or poison. Read only.

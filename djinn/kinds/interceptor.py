@@ -23,8 +23,7 @@ class Interceptor(Protocol):
     """Name in the configuration."""
 
     def install(self) -> torch.device:
-        """Register the logical device with PyTorch. Called on ``import djinn``; opens no connection and starts no
-        thread.
+        """Register the logical device with PyTorch. Called on ``import djinn``; opens nothing, starts nothing.
 
         Returns:
             The device of new lazy tensors.

@@ -140,8 +140,7 @@ class CancellingConnection(Connection, Protocol):
     """
 
     def cancel(self) -> None:
-        """Cancel all programs sent so far: those that have not begun do not run, and a running one ends after its
-        current step.
+        """Cancel the programs sent so far: none of them begins, and a running one ends after its current step.
 
         Returns soon, even if the running step takes long. All other commands are executed. Values that are not computed
         have a failure of the kind `djinn.errors.OperationCancelledError`.

@@ -191,9 +191,7 @@ class _Walk:
         return self._home.setdefault(self._storage(value), self._first)
 
     def _version(self, value: str) -> str:
-        """Return the node that produced a value's current version; empty if the value is unchanged since before the
-        graph.
-        """
+        """Return the node that produced a value's current version; empty if it is the version from before the graph."""
         position = max(self._made.get(value, -1), self._written.get(self._storage(value), -1))
         return "" if position < 0 else self._schedule.order[position]
 

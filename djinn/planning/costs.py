@@ -65,8 +65,8 @@ class CostModel:
         """Predict how long a node takes on an idle device.
 
         Args:
-            node: Its annotation, ``node.metadata["meaning"]``, says what it computes and moves. Without one, it is
-                assumed to move its operands and results.
+            node: Its annotation, ``node.metadata["meaning"]``, states its computation and data movement. Without one,
+                it is assumed to move its operands and results.
             device: The device; the first one if not given.
         """
         where = self._first if device is None else self._devices[device]

@@ -62,8 +62,7 @@ class MemoryEstimator:
 
         Args:
             schedule: A schedule of this graph.
-            devices: The devices, if it is known what they hold before; otherwise they hold what the graph reads from
-                outside.
+            devices: The devices with their contents, if known; otherwise they hold what the graph reads from outside.
         """
         steps = list(self._steps(schedule))
         lives = self._lives(schedule, steps)
@@ -111,7 +110,7 @@ class MemoryEstimator:
     def _lives(
         self, schedule: ExecutionSchedule, steps: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], tuple[int, int]]:
-        """For each storage and device: the step at which it first exists there, and the last step before it is freed."""
+        """For each storage and device: the step at which it first exists there, and the last step that needs it."""
         lives: dict[tuple[str, str], tuple[int, int]] = {}
         homes: dict[str, str] = {}
         for position, (identifier, device) in enumerate(steps):
@@ -131,7 +130,7 @@ class MemoryEstimator:
     def _hold_until_moved(
         self, transfers: Sequence[Transfer], lives: dict[tuple[str, str], tuple[int, int]]
     ) -> None:
-        """Extend lifetimes so that the source of each transfer holds the value until it arrives, also within a chain."""
+        """Extend lifetimes so that the source of each transfer holds the value until it arrives, also within chains."""
         pending = list(transfers)
         while pending:
             later = []
