@@ -52,7 +52,7 @@ STATUSES = {
 
 
 class Direction(StrEnum):
-    """What is compared."""
+    """The compared direction."""
 
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -1,13 +1,13 @@
-"""Forms of calls: what the words are that the operator families describe arguments with, and what they mean.
+"""Forms of calls: the words with which operator families describe arguments, and their meaning.
 
 A form is a line of words, one for each argument, ``name=`` before those that are passed by name. A word is a literal
 (``None``, ``True``, ``2``, ``0.5``, ``[1,2]``, ``'mean'``), a scalar of ``domains.toml``, or a tensor::
 
     kind[/dtypes][size][~][:values[(bound)]][+]
 
-``size`` names extents by capital letters that mean the same throughout the call; ``*`` stands for any batch. Without
-it the tensor has the size of the call, with ``~`` one that broadcasts with it. ``+`` makes it a list of such tensors,
-``?`` before a word lets it be nothing, and words between ``(`` and ``)`` are one list.
+``size`` names extents by capital letters that have the same value throughout the call; ``*`` represents any batch.
+Without it the tensor has the size of the call, with ``~`` one that broadcasts with it. ``+`` makes it a list of such
+tensors, ``?`` before a word makes the argument optional, and words between ``(`` and ``)`` are one list.
 """
 
 from __future__ import annotations

@@ -174,9 +174,7 @@ def _graph_of(recording: Recording) -> RecordedGraph:
 
 
 def graphs() -> st.SearchStrategy[RecordedGraph]:
-    """Draw graphs: of random programs with views, writes in place and random numbers, of common blocks, and an empty
-    one.
-    """
+    """Draw graphs: random programs with views, in-place writes and random numbers, common blocks, an empty one."""
     random_ones = recordings(grouped() + RANDOM, favoured=VIEWS + IN_PLACE, max_calls=16).map(_graph_of)
     return st.one_of(st.sampled_from([EMPTY, *blocks()]), random_ones)
 

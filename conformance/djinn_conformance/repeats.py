@@ -196,7 +196,7 @@ def differences(repeat: Repeat, device: torch.device, mode: Any) -> list[str]:
 
 
 def _difference(got: _Outcome, wanted: _Outcome, reported: BaseException | None, where: str) -> str | None:
-    """Describe how an outcome differs from eager's, if it does; ``reported`` is the failure that the session reported."""
+    """Describe how an outcome differs from eager's, if it does; ``reported`` is the session's reported failure."""
     (result, raised), (expected_result, refused) = got, wanted
     if raised is None and refused is None:
         different = _outcome(lambda: compare(result, expected_result, "result", where))[1]

@@ -67,9 +67,7 @@ def _attempt(calls: Sequence[Call], inputs: Sequence[torch.Tensor], device: torc
 
 
 def attempt_eager(recording: Recording, mode: str = "gradients", seed: int = 0) -> Attempt:
-    """Execute a call in this process, on copies of its inputs; the calls before it, views of one tensor each, prepare
-    it.
-    """
+    """Execute a call in this process, on copies of its inputs; the calls before it, views of a tensor, prepare it."""
     inputs = [copied(tensor, _CPU) for tensor in recording.inputs]
     with seeded(_CPU, seed), mode_named(mode):
         return _attempt(recording.calls, inputs, _CPU)

@@ -48,7 +48,7 @@ def _among(elements: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 
 
 def among(*elements: T) -> st.SearchStrategy[T]:
-    """Draw one of some sizes, dtypes, or names. Strategies are cached, because creating one takes longer than drawing."""
+    """Draw one of some sizes, dtypes, or names. Strategies are cached: creating one takes longer than drawing."""
     found: st.SearchStrategy[T] = _among(elements)
     return found
 
