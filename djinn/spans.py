@@ -146,7 +146,7 @@ class _TimedConnection:
         self._free_ns = time.perf_counter_ns()
         self._sent = link.nodes_sent
         self._waiting_ns: int | None = None
-        """When the executor last became busy, as far as the client knows."""
+        """Since when the executor has been busy, as far as the client knows; ``None`` if it is idle."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)

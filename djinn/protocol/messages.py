@@ -226,7 +226,7 @@ class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
-    """Restore values under new handles from copies of the computed values, which nothing has written to since.
+    """Copy values, which nothing has written to since they were computed, to new handles.
 
     Each copy has the same size, strides and offset. Values of one command whose sources share a storage also share one.
 

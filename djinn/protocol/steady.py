@@ -288,7 +288,8 @@ class SteadyChannel:
         self.stopped()
         if line is None:
             return
-        # A client that cannot resume needs no goodbye unless it gives a reason. Another thread may have just sent one.
+        # A client that cannot resume needs no goodbye unless it gives a reason. Another thread may be sending at this
+        # moment.
         if is_first and (self._end.lease_s or goodbye.code) and self._sending.acquire(timeout=REASON_S):
             with contextlib.suppress(DjinnError):  # the client will notice that the session is over
                 line.channel.send(0, goodbye)

@@ -85,7 +85,7 @@ class Keeper:
         self._count = 0
         self._in_use: frozenset[Place] = frozenset()
         self._computed: set[Place] = set()
-        """Storages recomputed for the upcoming use; dropping them again could repeat forever."""
+        """What was computed again for what is about to be used: dropped once more, it would never be there."""
         self._leaving_bytes = 0
         """Bytes about to leave the host. They do not count against its limit, so storages can trade places."""
         if isinstance(executor, RelievedExecutor):
@@ -226,7 +226,7 @@ class Keeper:
                  "--max-host-mib.")
 
     def moved_to_host(self, place: Place) -> None:
-        """Record that the storage now holds the only copy of its upload."""
+        """Record that only this storage still keeps its upload."""
         if place.state is State.RELOADABLE:
             place.state = State.MOVED
             self.accounts.host_bytes += place.size_bytes
