@@ -1,4 +1,4 @@
-"""What the configuration says about plugins."""
+"""The plugin settings of the configuration."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
     "executor": "torch",
     "guard": "core",
 })
-"""For each kind of which exactly one object is used: its name where the configuration chooses none."""
+"""Default object for each kind of which exactly one is used."""
 
 
 def default_plugin(kind: str, name: str) -> str:
-    """Name of the plugin of djinn's own that brings an object of that kind and name, if there is one."""
+    """Name of the built-in plugin that provides an object of that kind and name, if there is one."""
     return f"djinn-{kind}-{name}"
 
 
 def kind_of(plugin: str) -> str:
-    """Guess from a plugin's name, by the convention ``<project>-<kind>-<name>``, what kind it brings; or nothing."""
+    """Guess a plugin's kind from its name, by the convention ``<project>-<kind>-<name>``; empty if unknown."""
     return next((part for part in plugin.split("-") if part in KINDS), "")
 
 
@@ -71,12 +71,12 @@ class PluginSelection:
         """Read a selection.
 
         Args:
-            given: Items ``kind=name`` (use that object) and ``-plugin-name`` (do not import that plugin), as a
-                sequence or as text separated by commas; or a mapping from kinds to names, in which the key
-                ``disabled`` holds the names of plugins.
+            given: Items ``kind=name`` (use that object) and ``-plugin-name`` (do not import that plugin), as a sequence
+                or as text separated by commas; or a mapping from kinds to names, in which the key ``disabled`` holds
+                the names of plugins.
 
         Raises:
-            ConfigurationError: An item makes no sense; names it and what is allowed.
+            ConfigurationError: An item is invalid; the error names it and the allowed forms.
         """
         if given is None:
             return cls()
@@ -99,7 +99,7 @@ class PluginSelection:
         return cls(disabled, chosen)
 
     def merged(self, later: PluginSelection) -> PluginSelection:
-        """Add another selection to this one. Where both choose, the later one wins."""
+        """Combine this selection with a later one, whose choices take precedence."""
         return PluginSelection(self.disabled | later.disabled, {**self.chosen, **later.chosen})
 
 

@@ -1,4 +1,4 @@
-"""The link: what goes over a session's connection, in which order, and what comes back."""
+"""The link: orders a session's messages on its connection, and processes the answers."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from djinn.results import NO_RESULTS, ResultCache
 from djinn.tape import Node, Tape, without_dead
 
 MAX_HELD_UPLOAD_BYTES = 64 * 1024
-"""Uploads wait for the next message until they are larger than this, all together."""
+"""Uploads wait for the next message until their total size exceeds this."""
 MAX_FAILURES = 1000
-"""Failures and origins that are remembered, the latest ones."""
+"""Most failures and origins remembered; the latest are kept."""
 
 
 class Link:
-    """Turns tape into batches and keeps the books of handles and failures.
+    """Turns tape into batches and tracks handles and failures.
 
     Args:
         connection: An open connection.
-        tape: What is to be handed over.
-        released: Numbers of values that nobody names any more.
-        arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
-        pace: When to hand over; told when it happens.
-        is_debugging: Whether the users' lines are kept.
-        heard: Failures that the session has heard of, by the server's session and their identity there; shared by
-            links whose servers pass failures on to each other.
+        tape: The session's tape.
+        released: Numbers of values that the program no longer references.
+        arrange: Called once per new program for the order of its nodes; ``None`` means program order.
+        pace: Decides when to submit; notified when that happens.
+        is_debugging: Whether the lines of user code are kept.
+        heard: Failures reported to the session, by the server's session and their identity there; shared by links whose
+            servers pass failures on to each other.
 
     Concurrency:
         The caller holds the session's lock.
@@ -89,20 +89,20 @@ class Link:
 
     @property
     def links(self) -> list[Link]:
-        """Every link of the session: this one."""
+        """All links of the session: only this one."""
         return [self]
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing can be sent or received any more."""
+        """Whether nothing more can be sent or received."""
         return self._broken is not None
 
     def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor; there is no other."""
+        """Do nothing: there is only one executor."""
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast the executor is, which with one makes no difference."""
+        """Do nothing: the speed of a single executor does not affect decisions."""
 
     def flush(self) -> None:
         """Send everything pending."""
@@ -111,26 +111,26 @@ class Link:
         self._pace.sent()
 
     def settle(self) -> None:
-        """Turn everything pending into commands, which travel with the next message."""
+        """Convert everything pending to commands, which are sent with the next message."""
         self._take(None)
 
     def command(self, command: Command) -> None:
-        """Add a command behind those that wait."""
+        """Add a command after those already waiting."""
         self._commands.append(command)
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
-        """Bring values home.
+        """Fetch values.
 
         Args:
-            slots: Which.
-            whole: Whether to send the whole tape, or only what the values need.
+            slots: The values.
+            whole: Whether to send the whole tape, or only the operations that the values need.
         """
         self._take(None if whole else slots)
         if self._results is None:
             return self._brought(slots)
         known = self._results.at_home(slots)
         missing = [slot for slot, tensor in zip(slots, known, strict=True) if tensor is None]
-        # Even if nothing is missing: what failed since the last answer is told at the next wait.
+        # Even if nothing is missing: failures since the last answer are reported at the next wait.
         made = self._brought(missing) if missing or self._commands or not self._is_answered else []
         for slot, value in zip(missing, made, strict=True):
             self._results.came_home(slot, value)
@@ -143,7 +143,7 @@ class Link:
         return [self._local(item, data) for item in items]
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
-        """Send everything pending and bring home the metadata of values."""
+        """Send everything pending and fetch the metadata of values."""
         self._take(None)
         items, _ = self._request(Batch([], describe=tuple(slot.number for slot in slots), synchronize=True))
         return [from_wire(item.value) if isinstance(item, Plain) else item for item in items]
@@ -154,7 +154,7 @@ class Link:
         self._request(Batch([], synchronize=True))
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
-        """Send a dense CPU tensor; small ones wait for company. There is one device, whichever is named."""
+        """Send a dense CPU tensor; small ones are batched. There is only one device, so ``device`` is ignored."""
         length = dense.numel() * dense.element_size()
         self._held_bytes += length
         is_held = self._held_bytes <= MAX_HELD_UPLOAD_BYTES
@@ -167,17 +167,17 @@ class Link:
             self.submit()
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers after everything pending."""
+        """Seed the random generators after everything pending."""
         self._take(None)
         self._commands.append(Seed(seed))
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
-        """Run a piece of tape again, behind everything pending.
+        """Run a piece of tape again, after everything pending.
 
         Args:
-            nodes: The piece; its slots carry the numbers that hold now.
-            released: Numbers of its results that nobody wants.
-            layout: What `djinn.programs.lay_out` makes of them.
+            nodes: The piece; its slots contain the current numbers.
+            released: Numbers of results that are released at once.
+            layout: The result of `djinn.programs.lay_out` for them.
         """
         self._take(None)
         if self._results is not None:
@@ -185,7 +185,7 @@ class Link:
         self._add(nodes, released, layout)
 
     def keep_results(self, results: ResultCache | None) -> None:
-        """Let go of results that are kept, and keep others from now on."""
+        """Release the kept results, and keep results in another cache after this call."""
         self._take(None)
         if self._results is not None:
             self._results.forget_all()
@@ -195,9 +195,9 @@ class Link:
         self._results = results
 
     def cancel(self) -> None:
-        """Have nothing run any more of what was handed over."""
+        """Cancel the submitted work."""
         if self._results is not None:
-            # As if it had failed: it is to be computed anew.
+            # Treat it as failed, so that it is recomputed.
             self._results.answered(failed=True)
         if isinstance(self.connection, CancellingConnection) and self._broken is None:
             self.connection.cancel()
@@ -208,7 +208,7 @@ class Link:
         self.connection.close()
 
     def stats(self) -> dict[str, int]:
-        """Count what went over the link."""
+        """Count the traffic of the link."""
         return {
             "nodes_executed": self.nodes_sent,
             "materializations": self.materializations,
@@ -225,7 +225,7 @@ class Link:
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
-        """Turn the tape, or the slice that ``wanted`` needs, into commands."""
+        """Convert the tape, or the slice that ``wanted`` needs, to commands."""
         if not (self.tape.nodes or self.released or self._dead):
             return
         nodes, gone = self.tape.take(wanted, self.released, self._dead)
@@ -265,7 +265,7 @@ class Link:
         self._remember_origins(commands, ordered)
 
     def submit(self) -> None:
-        """Send the commands that wait."""
+        """Send the waiting commands."""
         commands, tensors = self._outgoing()
         if not commands:
             return
@@ -299,7 +299,7 @@ class Link:
         try:
             return action()
         except DjinnError as error:
-            # A copy: the error's traceback refers to tensors of its callers.
+            # A copy, because the error's traceback refers to tensors of its callers.
             self._broken = type(error)(error.summary, hint=error.hint)
             raise
 
@@ -309,16 +309,16 @@ class Link:
             origin = (failure.source or self.welcome.session, failure.source_identity or failure.identity)
             if origin not in self._heard:
                 self._heard.add(origin)
-                # Who was interrupted knows; and who asks for a value that has not come about is told.
+                # The user knows of the interrupt; a request for a missing value raises an error.
                 if failure.kind != OperationCancelledError.__name__:
                     self._unreported.append(failure)
         while len(self._failures) > MAX_FAILURES:
             self._failures.popitem(last=False)
 
     def _raise_failure(self, result: Result) -> None:
-        """Raise what has not been reported yet, the earliest first, and what poisoned a value that was asked for.
+        """Raise the earliest failure that has not been reported yet, or the failure that poisoned a requested value.
 
-        Nothing here may name the error: its traceback refers to this frame, and so to every tensor of its callers.
+        No local variable may hold the error: its traceback refers to this frame, and so to every tensor of its callers.
         """
         failed = [item.failure for item in result.items if isinstance(item, Poisoned)]
         if self._unreported:

@@ -1,7 +1,6 @@
 """Plugins: finding them, checking them, choosing among them.
 
-A typed facade over pluggy. Built-in plugins come the same way as everybody else's: through the entry points of the
-group ``djinn``.
+A typed facade over pluggy. Built-in plugins are found like all others: through the entry points of the group ``djinn``.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ class Registered:
     """One object that a plugin registered."""
 
     kind: str
-    """What it is, out of `KINDS`; ``command`` for a command of the program ``djinn``."""
+    """Its kind, one of `KINDS`; ``command`` for a command of the program ``djinn``."""
     name: str
     """The object's own name."""
     plugin: str
-    """Name of the entry point that brought it."""
+    """Name of the entry point that provides it."""
     distribution: str
     """Name and version of the installed distribution, for example ``djinn-torch 0.1.0``."""
     value: Any = attrs.field(repr=False)
@@ -50,7 +49,7 @@ class Registered:
 
 @attrs.frozen
 class Row:
-    """What ``djinn plugins`` says of one object."""
+    """Description of one object in the output of ``djinn plugins``."""
 
     kind: str
     name: str
@@ -59,13 +58,13 @@ class Row:
     plugin: str
     distribution: str
     replaced: str = ""
-    """Plugin that would do its work if the configuration said nothing."""
+    """Plugin that would be used instead with the default configuration."""
     note: str = ""
-    """Why it is not active, where that is not a matter of choice."""
+    """Why it is not active, if not by choice."""
 
 
 def installed() -> tuple[str, ...]:
-    """Names of all installed plugins, disabled ones included. Imports none."""
+    """Names of all installed plugins, including disabled ones. Imports none."""
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
 
 
@@ -78,8 +77,8 @@ class Plugins:
     """The plugins of one session: imported, checked, registered.
 
     Attributes:
-        selection: What the configuration says about plugins.
-        disabled: Plugins that are installed and switched off, with their distributions.
+        selection: The plugin settings of the configuration.
+        disabled: Plugins that are installed but disabled, with their distributions.
     """
 
     def __init__(self, selection: PluginSelection) -> None:
@@ -102,16 +101,16 @@ class Plugins:
         """Find, import, check and register plugins.
 
         Args:
-            selection: What the configuration says.
-            names: Only these entry points; disabled ones among them are left out.
-            problems: Receives what is wrong with single plugins, which are then left out. Without it, the first
-                problem is raised.
+            selection: The plugin settings of the configuration.
+            names: Load only these entry points; disabled ones are still left out.
+            problems: Receives the errors of single plugins, which are then left out. Without it, the first error is
+                raised.
 
         Raises:
-            PluginLoadError: A plugin, or what it registers, cannot be imported.
-            PluginValidationError: A plugin has an unknown hook or registers something that is not of its kind.
-            AmbiguousPluginError: Two distributions bring a plugin of one name.
-            PluginError: ``names`` or the selection name a plugin that is not installed.
+            PluginLoadError: A plugin, or an object that it registers, cannot be imported.
+            PluginValidationError: A plugin has an unknown hook or registers an object of the wrong kind.
+            AmbiguousPluginError: Two distributions provide plugins with the same name.
+            PluginError: ``names`` or the selection contains a plugin that is not installed.
         """
         made = cls(selection or PluginSelection())
 
@@ -177,7 +176,7 @@ class Plugins:
         )
 
     def _call_alone(self, name: str, hook: str, **arguments: Any) -> None:
-        """Call a hook of one plugin, so that what it does can be put down to it."""
+        """Call a hook of one plugin only, so that its effects can be attributed to that plugin."""
         others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
         try:
             self._manager.subset_hook_caller(hook, others)(**arguments)
@@ -204,25 +203,25 @@ class Plugins:
 
     @property
     def hook(self) -> Any:
-        """All plugins' implementations: ``plugins.hook.djinn_session_started(session=...)``."""
+        """Implementations of all plugins: ``plugins.hook.djinn_session_started(session=...)``."""
         return self._manager.hook
 
     def registered(self, kind: str) -> dict[str, list[Registered]]:
-        """All objects of a kind, by name. More than one of a name means that a choice of it is ambiguous."""
+        """All objects of a kind, by name. If several have the same name, choosing that name is ambiguous."""
         return {name: list(entries) for name, entries in self._registered[kind].items()}
 
     def find(self, kind: str, default: str | None = None) -> Registered:
-        """Choose one object of a kind, and say where it comes from.
+        """Choose one object of a kind, with its origin.
 
         Args:
-            kind: Out of `KINDS`.
-            default: Name of the object to use where the configuration chooses none; passed over if nobody
-                registered it.
+            kind: One of `KINDS`.
+            default: Name of the object to use if the configuration chooses none; ignored if no plugin has registered
+                it.
 
         Raises:
-            AmbiguousPluginError: Several objects answer and nothing is chosen, or two plugins registered the chosen
+            AmbiguousPluginError: Several objects are possible and none is chosen, or two plugins registered the chosen
                 name.
-            PluginError: No object answers; lists those that exist.
+            PluginError: There is no such object; the error lists those that exist.
         """
         known = self._registered[kind]
         name = self.selection.chosen.get(kind)
@@ -241,7 +240,7 @@ class Plugins:
         """Choose one object of a kind.
 
         Args:
-            kind: Out of `KINDS`.
+            kind: One of `KINDS`.
             default: As for `find`.
 
         Raises:
@@ -250,12 +249,12 @@ class Plugins:
         return self.find(kind, default).value
 
     def find_all(self, kind: str) -> list[Registered]:
-        """All objects of a kind of which many are used, in the order of their names.
+        """All objects of a kind that may have several active objects, ordered by name.
 
-        If the configuration chooses one of the kind, it is the only one.
+        If the configuration chooses one of them, only that one is returned.
 
         Raises:
-            AmbiguousPluginError: Two plugins registered one name.
+            AmbiguousPluginError: Two plugins registered the same name.
             PluginError: The chosen object does not exist.
         """
         if kind in self.selection.chosen:
@@ -266,7 +265,7 @@ class Plugins:
         return [entries[0] for _, entries in sorted(self._registered[kind].items())]
 
     def all(self, kind: str) -> list[Any]:
-        """All objects of a kind of which many are used, in the order of their names.
+        """All objects of a kind that may have several active objects, ordered by name.
 
         Raises:
             AmbiguousPluginError, PluginError: As for `find_all`.
@@ -274,11 +273,11 @@ class Plugins:
         return [entry.value for entry in self.find_all(kind)]
 
     def find_transport(self, scheme: str) -> Registered:
-        """Choose the transport for addresses ``scheme://...``, and say where it comes from.
+        """Choose the transport for addresses ``scheme://...``, with its origin.
 
         Raises:
-            AmbiguousPluginError: Several transports carry the scheme and none of them is chosen.
-            PluginError: No transport carries it; lists the schemes that exist.
+            AmbiguousPluginError: Several transports support the scheme and none of them is chosen.
+            PluginError: No transport supports it; the error lists the supported schemes.
         """
         entries = [entry for entries in self._registered["transport"].values() for entry in entries]
         answers = [entry for entry in entries if entry.value.scheme == scheme]
@@ -310,7 +309,7 @@ class Plugins:
 
         Raises:
             PluginLoadError: A plugin's hook raised.
-            PluginValidationError: Two commands have one name.
+            PluginValidationError: Two commands have the same name.
         """
         for name, _ in sorted(self._manager.list_name_plugin()):
             def add(name: str = name) -> None:
@@ -327,7 +326,7 @@ class Plugins:
                                    for command in added]
 
     def examine_system(self, report: Callable[[str, str, str], None], *, problems: list[PluginError]) -> None:
-        """Let all plugins say what of this system they can use; see `djinn.hookspecs.djinn_examine_system`."""
+        """Ask all plugins which features of this system they can use; see `djinn.hookspecs.djinn_examine_system`."""
         for name, _ in sorted(self._manager.list_name_plugin()):
             try:
                 self._call_alone(name, "djinn_examine_system", report=report)
@@ -335,7 +334,7 @@ class Plugins:
                 problems.append(error)
 
     def rows(self) -> list[Row]:
-        """Say what is active, where it comes from and what it replaced, one row per object."""
+        """Describe which objects are active, their origin and the plugin they replace, one row per object."""
         rows = [self._row(entry) for kind in KINDS for entries in self._registered[kind].values() for entry in entries]
         rows += [Row(entry.kind, entry.name, True, entry.plugin, entry.distribution) for entry in self._commands]
         for hook in ("djinn_session_started", "djinn_session_closed"):
@@ -361,7 +360,7 @@ class Plugins:
         return Row(entry.kind, entry.name, active, entry.plugin, entry.distribution, replaced, note)
 
     def _replaced(self, entry: Registered) -> str:
-        """Name the plugin that would have done what ``entry`` does, had the configuration said nothing."""
+        """Name the plugin that would be used instead of ``entry`` with the default configuration."""
         usual = default_plugin(entry.kind, DEFAULTS.get(entry.kind, entry.name))
         present = usual in self._distributions or usual in self.disabled
         return usual if present and usual != entry.plugin else ""

@@ -1,4 +1,4 @@
-"""The process-wide state: the interceptor that is installed, and the session that is running."""
+"""The process-wide state: the installed interceptor and the running session."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _init_time_ms = 0.0
 
 @attrs.frozen
 class RuntimeState:
-    """What is running."""
+    """Description of the running session."""
 
     is_initialized: bool
-    """Whether there is a session."""
+    """Whether a session is running."""
     address: str
-    """Where its executor is."""
+    """Address of its executor."""
     device: str
     """The executor's own device."""
     initialization_time_ms: float
-    """How long it took to start."""
+    """How long its start took."""
 
 
 def install(interceptor: Interceptor) -> None:
-    """Make PyTorch hand its operations to djinn. Opens nothing and starts nothing."""
+    """Route PyTorch's operations to djinn. Opens no connection and starts no session."""
     global _device, _device_problem
     try:
         _device = interceptor.install()
@@ -67,7 +67,7 @@ def install(interceptor: Interceptor) -> None:
 
 
 def install_failed(problem: DjinnError) -> None:
-    """Remember why there is no interceptor, for whoever needs one."""
+    """Remember why there is no interceptor, for a later error."""
     global _install_problem
     _install_problem = problem
     warnings.warn(f"remote_accelerator is no device here: {problem}", stacklevel=3)
@@ -77,7 +77,7 @@ def logical_device() -> torch.device:
     """Return the device of new lazy tensors.
 
     Raises:
-        PluginError, ConfigurationError: No interceptor could be installed.
+        PluginError, ConfigurationError: The interceptor could not be installed.
     """
     if _install_problem is not None:
         raise _install_problem
@@ -88,15 +88,15 @@ def logical_device() -> torch.device:
 
 
 def device_problem() -> DeviceNameTakenError | None:
-    """Tell why ``remote_accelerator`` is no device here, if it is none."""
+    """Return the reason if ``remote_accelerator`` is not available as a device."""
     return _device_problem
 
 
 def checked_device(named: torch.device | None) -> torch.device:
-    """Complete a device that the user named, and check that it exists.
+    """Complete a device specified by the user, and check that it exists.
 
     Raises:
-        RuntimeError: There is no device of that index, as for any accelerator.
+        RuntimeError: There is no device with that index; PyTorch's accelerators raise the same.
     """
     device = logical_device()
     if not (named and named.index):
@@ -109,25 +109,25 @@ def checked_device(named: torch.device | None) -> torch.device:
 
 
 def device_count() -> int:
-    """Return the number of logical devices: one, unless a session has several executors and leaves them to the user."""
+    """Return the number of logical devices: one, unless the user chooses among several executors."""
     return 1 if _session is None else _session.device_count
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
-    """Start a session; a session that is running ends first.
+    """Start a session; a running session is ended first.
 
     Args:
-        server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without
-            ``DJINN_SERVER``, operations run in this process.
+        server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``,
+            operations run in this process.
         **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
             ``tls_cert``, ``tls_key``, ``device``, ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``,
             ``log_component``, ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``,
             ``recovery_timeout_s``, ``local_fallback``.
 
     Raises:
-        ConfigurationError: A setting makes no sense.
+        ConfigurationError: A setting is invalid.
         PluginError: A plugin is missing, broken or ambiguous.
-        TransportError: The server cannot be reached, or refuses.
+        TransportError: The server cannot be reached, or refuses the connection.
     """
     from djinn.config import Config
 
@@ -145,7 +145,7 @@ def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
     def work() -> None:
         try:
             done.set_result(init(server, **settings))
-        except BaseException as error:  # noqa: BLE001  # not swallowed: whoever asks the future receives it
+        except BaseException as error:  # noqa: BLE001  # not swallowed: the future delivers it
             done.set_exception(error)
 
     threading.Thread(target=work, name="djinn-init", daemon=True).start()
@@ -159,7 +159,7 @@ def _start(config: Config) -> Session:
     from djinn.session import Session
 
     if torch.utils.data.get_worker_info() is not None:
-        # PyTorch would collect the tensors in shared memory on their device, and end the worker.
+        # PyTorch would collate the tensors into shared memory on their device, which would end the worker.
         raise UnsupportedTensorError("Workers of a DataLoader cannot use remote tensors.",
                                      hint="Let them make ordinary tensors, and move each batch with .to(device).")
     begin = time.perf_counter()
@@ -193,10 +193,10 @@ def _start(config: Config) -> Session:
 def connect(config: Config, plugins: Plugins, address: str) -> Connection:
     """Connect to an executor; an empty address stands for one in this process.
 
-    A server that has too much to do says when to come again, which is done within `Config.connect_timeout_s`.
+    An overloaded server says when to retry; this function retries within `Config.connect_timeout_s`.
 
     Raises:
-        TransportError: The server cannot be reached, or refuses.
+        TransportError: The server cannot be reached, or refuses the connection.
     """
     scheme = address.partition("://")[0] if address else "local"
     transport = plugins.transport_for(scheme)
@@ -222,7 +222,7 @@ def current() -> Session:
 
 
 def shutdown() -> None:
-    """End the session, if there is one. Its lazy tensors become unusable, its remote values are freed."""
+    """End the session, if there is one. Its lazy tensors become unusable, and its remote values are freed."""
     global _session
     with _lock:
         session = _session
@@ -231,14 +231,14 @@ def shutdown() -> None:
             if session is not None and _process == os.getpid():
                 session.close()
         finally:
-            # An interrupt may come before it begins to close.
+            # An interrupt may arrive before it begins to close.
             if session is None or session.closed or _process != os.getpid():
                 _session = None
                 use_pythons_handler()
 
 
 def forget_in_child() -> None:
-    """Leave the parent's session to the parent: a forked child has its own, or none."""
+    """Drop the parent's session in a forked child, which starts its own if it needs one."""
     global _session, _lock
     _session = None
     _lock = threading.RLock()
@@ -263,7 +263,7 @@ def register_init_hook(hook: Callable[[], None]) -> None:
 
 
 def get_runtime_state() -> RuntimeState:
-    """Describe what is running. Starts nothing."""
+    """Describe the running session. Starts none."""
     session = _session
     if session is None:
         return RuntimeState(False, "", "", 0.0)
@@ -281,7 +281,7 @@ def next_seed() -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the remote random numbers; a session that starts later is seeded with the same."""
+    """Seed the remote random generators; later sessions start with the same seed."""
     global _seed
     _seed = seed
     if _session is not None:
@@ -291,17 +291,17 @@ def seed_all(seed: int) -> None:
 _baseline: dict[str, int] = {}
 _LEVELS = frozenset({"journal_bytes", "journal_ms", "journal_nodes", "live_handles", "pending_nodes", "programs_known",
                      "results_kept", "results_kept_bytes"})
-"""Entries of `stats` that are levels, not counters; `reset_stats` leaves them alone."""
+"""Entries of `stats` that are levels, not counters; `reset_stats` does not reset them."""
 
 
 def stats() -> Mapping[str, int]:
-    """Count what has happened since the session began, or since `reset_stats`."""
+    """Return the counts since the session began, or since `reset_stats`."""
     now = current().stats()
     return {name: count - (0 if name in _LEVELS else _baseline.get(name, 0)) for name, count in now.items()}
 
 
 def reset_stats() -> None:
-    """Count from zero again."""
+    """Reset the counters to zero."""
     _baseline.clear()
     _baseline.update(current().stats())
 

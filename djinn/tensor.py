@@ -1,4 +1,4 @@
-"""Lazy tensors: tensors of PyTorch in every respect but the data."""
+"""Lazy tensors: PyTorch tensors in every respect except that their data is remote."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn.model.value import Value
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _call_plainly = torch._C._disabled_torch_function_impl
-"""Calls a function with `_without_functions` in force, all in C."""
+"""Calls a function with `_without_functions` active, entirely in C."""
 _NO_KEYWORDS: dict[str, Any] = {}
 
 
@@ -30,34 +30,34 @@ def _no_session(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 _dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = _no_session
 _functions: Mapping[Callable[..., Any], Callable[..., Any]] = {}
 pending_errors: dict[int, BaseException] = {}
-"""Errors on their way through PyTorch, by thread: a device guard may take one over, a warning may drop it."""
+"""Errors propagating through PyTorch, by thread: a device guard may replace one, a warning may drop it."""
 
 
 def use_dispatcher(dispatcher: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None) -> None:
-    """Let ``dispatcher`` carry out the operations on lazy tensors; ``None`` starts a session when one comes."""
+    """Let ``dispatcher`` execute the operations on lazy tensors; ``None`` starts a session at the next operation."""
     global _dispatch
     _dispatch = _no_session if dispatcher is None else dispatcher
 
 
 def use_functions(functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Carry these functions of PyTorch's Python interface out specially."""
+    """Handle these functions of PyTorch's Python API specially."""
     global _functions
     _functions = functions
 
 
 class MixedGradientError(RuntimeError):
-    """A gradient was wanted of an operation on lazy and ordinary tensors, and autograd does not know that they met."""
+    """A gradient was requested for an operation on lazy and ordinary tensors that autograd did not see as mixed."""
 
 
 class HomeGradientError(MixedGradientError):
-    """The same, where the operation writes into an ordinary tensor."""
+    """The same, where the operation writes to an ordinary tensor."""
 
 
 class LazyTensor(torch.Tensor):
     """A tensor on a remote accelerator.
 
-    Operations on it are recorded. Its size, strides, dtype and device are known at once and never travel; its data
-    comes home when a value is needed: ``item()``, ``cpu()``, ``numpy()``, ``tolist()``, ``print``, ``if``.
+    Operations on it are recorded. Its size, strides, dtype and device are known at once, without a request. Its data is
+    fetched when a value is needed: ``item()``, ``cpu()``, ``numpy()``, ``tolist()``, ``print``, ``if``.
     """
 
     _value: Value
@@ -69,7 +69,7 @@ class LazyTensor(torch.Tensor):
         try:
             return _dispatch(func, args, kwargs or {})
         except BaseException as error:
-            # Called by `__torch_function__`, which will want it back and lets go of it.
+            # The caller, `__torch_function__`, needs this error back, and removes it.
             if not torch._C._is_torch_function_enabled():
                 pending_errors[get_ident()] = error
             raise
@@ -85,8 +85,8 @@ class LazyTensor(torch.Tensor):
             # The handler calls the function again, with all tensors on one side.
             return _functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
         except SystemError as hiding:
-            # PyTorch issues a call's warnings while its exception is on the way out, which hides the exception, or
-            # drops it: looking a method up clears it (`_PyType_Lookup`); and a device guard may have taken it over.
+            # PyTorch issues a call's warnings while its exception propagates. This hides the exception or drops it,
+            # because looking up a method clears it (`_PyType_Lookup`); a device guard may also have replaced it.
             hidden = hiding.__cause__ or pending_errors.get(get_ident())
             if hidden is None:
                 raise
@@ -128,7 +128,7 @@ class LazyTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same values outside autograd, writes into which are not counted; assigning replaces everything."""
+        """The same values outside autograd; writes to them are not counted. Assigning replaces everything."""
         with _without_functions(), torch._C._AutoDispatchBelowADInplaceOrView():
             return self.detach()
 
@@ -142,7 +142,7 @@ class LazyTensor(torch.Tensor):
             _functions[torch.Tensor.data.__set__](torch.Tensor.data.__set__, (self, new), _NO_KEYWORDS)  # type: ignore[attr-defined]  # a descriptor implemented in C
 
     def materialize(self) -> torch.Tensor:
-        """Bring the data home as an ordinary CPU tensor outside autograd. Waits."""
+        """Fetch the data as an ordinary CPU tensor outside autograd. Waits."""
         from djinn import runtime
 
         made: torch.Tensor = runtime.current().materialize([self])[0]
@@ -187,13 +187,13 @@ class LazyTensor(torch.Tensor):
         return tensor_html(self._value.spec, self._whereabouts())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        # A notebook would ask for the text too, and that for the data.
+        # A notebook would request the text too, and with it the data.
         from djinn.model.display import tensor_text
 
         return {"text/plain": tensor_text(self._value.spec, self._whereabouts()), "text/html": self._repr_html_()}
 
     def _whereabouts(self) -> str:
-        """Say where the value is. Sends nothing, starts nothing."""
+        """Say where the value is. Sends and starts nothing."""
         from djinn import runtime
 
         session = runtime.current() if runtime.is_initialized() else None
@@ -216,7 +216,7 @@ class LazyTensor(torch.Tensor):
         return made
 
     def data_ptr(self) -> int:
-        """Return what tells tensors apart as an address would; it is beyond 64 bits, so that nobody can follow it."""
+        """Return a number that is unique like an address; it exceeds 64 bits, so it cannot be dereferenced."""
         spec = self._value.spec
         address = (self._value.slot.storage << 64) + spec.storage_offset * spec.dtype.itemsize
         return 0 if 0 in spec.size else address
@@ -230,7 +230,7 @@ class LazyTensor(torch.Tensor):
 
     @property
     def operation(self) -> str:
-        """The pending operation that gives this tensor, or ``""`` if nothing is pending."""
+        """The pending operation that produces this tensor, or ``""`` if nothing is pending."""
         from djinn import runtime
 
         return runtime.current().producer_of(self)
@@ -253,18 +253,18 @@ for _make in (torch.randn, torch.rand, torch.zeros, torch.ones, torch.empty, tor
 
 
 class LazyTuple(tuple[Any, ...]):
-    """Several lazy tensors that can come home together."""
+    """Several lazy tensors that can be fetched together."""
 
     __slots__ = ()
 
     def materialize(self) -> tuple[torch.Tensor, ...]:
-        """Bring every element home in one round trip."""
+        """Fetch every element in one round trip."""
         from djinn import runtime
 
         return tuple(runtime.current().materialize(list(self)))
 
     def tolist(self) -> list[Any]:
-        """List the values of every element, all brought home in one round trip."""
+        """List the values of every element, all fetched in one round trip."""
         return [home.tolist() for home in self.materialize()]
 
 
@@ -273,7 +273,7 @@ register_pytree_node(LazyTuple, lambda members: (list(members), None), lambda me
 
 
 def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
-    """Make the lazy tensor that holds ``value``."""
+    """Create the lazy tensor that holds ``value``."""
     made: LazyTensor = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
                                      dtype=spec.dtype, device=spec.device)
     made._value = value
@@ -281,7 +281,7 @@ def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
 
 
 def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec, like: torch.Tensor) -> None:
-    """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for ours.
+    """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for djinn's.
 
     It becomes an inference tensor, or an ordinary one, as ``like`` is.
     """

@@ -1,4 +1,4 @@
-"""Sessions with several executors whose operations run anywhere: no reason is needed for results to be right."""
+"""Sessions with several executors whose operations run on arbitrary ones: the results must be right anyway."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ("Scattered", "scatter")
 
 
 class Scattered:
-    """A placement that draws lots, the same for the same piece of tape.
+    """A random placement, deterministic for equal pieces of tape.
 
     Args:
         executors: How many there are.
-        seed: Of the lots.
+        seed: Seed of the random choices.
     """
 
     shares_generator = True
@@ -32,26 +32,26 @@ class Scattered:
         self._seed = seed
 
     def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
-        """Put an upload anywhere."""
+        """Choose a random executor for an upload."""
         return self._lot(f"{size_bytes}")
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
-        """Run everything anywhere, in program order."""
+        """Choose a random executor for each operation, in program order."""
         return [(node, self._lot(f"{index} {node.signature.template.operator}")) for index, node in enumerate(nodes)]
 
     def pin(self, executor: int | None) -> None:
-        """Go on drawing lots."""
+        """Do nothing: placement stays random."""
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Go on drawing lots."""
+        """Do nothing: placement stays random."""
 
     def _lot(self, what: str) -> int:
         return crc32(f"{self._seed} {what}".encode()) % self._executors
 
 
 def scatter(session: Session, seed: int) -> Fleet:
-    """Let operations of a session with several executors run anywhere from now on.
+    """Make the operations of a session with several executors run on random ones.
 
     Raises:
         TypeError: The session has one executor.

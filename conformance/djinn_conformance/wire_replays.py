@@ -1,4 +1,4 @@
-"""Recording a program in a session, and running what comes out of its encoding at an executor of its own."""
+"""Records a program in a session, encodes it, and runs the decoded program on a separate executor."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PROGRAM = 1
 
 @attrs.frozen
 class Written:
-    """A recorded program in the form in which it travels.
+    """A recorded program in wire format.
 
     Attributes:
         data: A batch that uploads the inputs, defines the program, runs it and fetches its results.
         tensors: The uploads.
-        handles: By index of the recording, the handle of each value that it still has.
+        handles: By index of the recording, the handles of the values that still exist.
         fetched: The handles that the batch fetches.
     """
 
@@ -99,7 +99,7 @@ def replayed(written: Written, session: Session, times: int, where: str) -> list
     assert isinstance(batch, Batch), batch
     expect_equal(messages.encode(batch), written.data, "what is encoded again", where)
     connection = runtime.connect(session.config, session.plugins, session.config.addresses[0])
-    # A program that is defined anew is a new one; only one that comes again is known, and compiled.
+    # A redefined program is a new one; only repeated runs without a definition use the known, compiled one.
     again = Batch([command for command in batch.commands if not isinstance(command, Define)], fetch=batch.fetch)
     try:
         return [_run(connection, batch if not number else again, written, where) for number in range(times)]
@@ -119,7 +119,7 @@ def _run(connection: Connection, batch: Batch, written: Written, where: str) -> 
 
 
 def expect_freed(session: Session, handles: Sequence[int], where: str) -> None:
-    """Check that the executor has none of these values any more."""
+    """Check that the executor no longer has any of these values."""
     __tracebackhide__ = True
     with session.lock:
         result, _ = session.link.links[0].connection.request(Batch([], describe=tuple(handles), synchronize=True), [])

@@ -1,6 +1,5 @@
-"""What a session with several executors has beside the link of a session with one.
+"""Support for sessions with several executors.
 
-A `djinn.fleet.fleet.Fleet` stands where the `djinn.link.Link` stands otherwise, and has one link per executor. It keeps
-the books of where values are, lets a placement say where operations run, and moves what is needed elsewhere from server
-to server.
+A `djinn.fleet.fleet.Fleet` takes the place of the `djinn.link.Link`, and has one link per executor. It tracks where
+values are, lets a placement decide where operations run, and moves values between servers as needed.
 """

@@ -1,4 +1,4 @@
-"""Composing a fleet: connections, a placement, and servers that know each other."""
+"""Builds the fleet of a session: its connections, a placement, and connections between the servers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 def compose_fleet(
     connections: Sequence[Connection], session: Session, scheduler: Scheduler | None, tape: Tape, released: deque[int]
 ) -> Fleet:
-    """Make the fleet of a session.
+    """Create the fleet of a session.
 
     Args:
-        connections: One for each executor.
-        session: Whose fleet it is.
-        scheduler: Decides where things run; ``None``: the user does.
-        tape: What is to be handed over.
-        released: Numbers of values that nobody names any more.
+        connections: One per executor.
+        session: The session that the fleet belongs to.
+        scheduler: Decides where operations run; ``None``: the user decides.
+        tape: The session's tape.
+        released: Numbers of values that the program no longer references.
 
     Raises:
         PeerError: A server cannot reach another.
-        ConfigurationError: The servers are not alike.
+        ConfigurationError: The servers' devices or PyTorch releases differ.
     """
     placement: ExplicitPlacement | AutomaticPlacement = ExplicitPlacement()
     if scheduler is not None:

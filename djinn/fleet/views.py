@@ -1,4 +1,4 @@
-"""Views on several executors: what costs nothing is repeated rather than moved."""
+"""Views on several executors: operations that cost nothing are repeated instead of moving their results."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from djinn.tape import Node, Signature
 
 
 def is_view(signature: Signature) -> bool:
-    """Whether all that comes of an operation are views of its operands."""
+    """Whether all results of an operation are views of its operands."""
     return (bool(signature.aliases) and min(signature.aliases) >= 0 and not signature.writes
             and not signature.is_random)
 
 
 @lru_cache(maxsize=4096)
 def is_view_anywhere(operator: str) -> bool:
-    """Whether the base alone makes the view, not places in a storage, which a copy of the base does not have."""
+    """Whether the view depends only on its base, and not on storage offsets, which a copy does not preserve."""
     return "storage_offset" not in facts_of(operator_named(operator)).argument_names
 
 
@@ -31,8 +31,9 @@ def view_chain(number: int, executor: int, where: Whereabouts) -> tuple[list[Nod
     """List the operations that make a value, as a view of a view of ..., of one that an executor has.
 
     Returns:
-        The operations, and the value that the first of them is a view of. If the executor has none of the bases, it is
-        the one from which on all are known; if the value itself is no such view, there are no operations.
+        The operations, and the value that the first of them is a view of. If the executor has none of the bases, this
+        is the earliest base from which all operations are known. If the value is not such a view, there are no
+        operations.
     """
     nodes: list[Node] = []
     while not where.is_at(number, executor):

@@ -1,4 +1,4 @@
-"""Interceptors make PyTorch hand its operations to a session."""
+"""Interceptors route PyTorch's operations to a session."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from djinn.session import Session
 
 Handler: TypeAlias = Callable[[Any, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-"""Carries out an operator itself: ``handler(session, operator, args, kwargs)``."""
+"""Executes an operator itself: ``handler(session, operator, args, kwargs)``."""
 FunctionHandler: TypeAlias = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Carries out a function of PyTorch's Python interface: ``handler(function, args, kwargs)``."""
+"""Executes a function of PyTorch's Python API: ``handler(function, args, kwargs)``."""
 
 
 class Interceptor(Protocol):
@@ -23,7 +23,7 @@ class Interceptor(Protocol):
     """Name in the configuration."""
 
     def install(self) -> torch.device:
-        """Make the logical device known to PyTorch. Called on ``import djinn``; opens nothing, starts nothing.
+        """Register the logical device with PyTorch. Called on ``import djinn``; opens nothing, starts nothing.
 
         Returns:
             The device of new lazy tensors.
@@ -36,11 +36,11 @@ class Interceptor(Protocol):
         """
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
-        """Operators that are carried out in a special way, such as copies between devices.
+        """Operators that need special handling, such as copies between devices.
 
         Laws:
             interceptor.operations_arrive
         """
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
-        """Functions of PyTorch's Python interface that are carried out in a special way."""
+        """Functions of PyTorch's Python API that need special handling."""

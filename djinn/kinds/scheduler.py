@@ -1,4 +1,4 @@
-"""Schedulers decide which device runs what, and in which order."""
+"""Schedulers decide which device runs which operation, and in which order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn.model.schedule import DeviceInfo, ExecutionSchedule
 
 
 class Scheduler(Protocol):
-    """Turns a graph into a schedule. Asked once per program, not once per run."""
+    """Creates a schedule from a graph. Called once per program, not once per run."""
 
     name: str
     """Name in the configuration."""

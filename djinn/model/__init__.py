@@ -1,1 +1,1 @@
-"""The data model: what the kernel, the plugins and the wire talk about."""
+"""The data model shared by the kernel, the plugins and the wire protocol."""

@@ -1,4 +1,4 @@
-"""Planning: what work costs, which rules a schedule keeps, and what follows from where the nodes are placed.
+"""Planning: the cost of work, the rules for schedules, and what follows from the placement of nodes.
 
-Nothing here is passed by an operation. Schedulers use it, and the kernel checks with it what schedulers answer.
+Operations do not pass through this package. Schedulers use it, and the kernel uses it to check their results.
 """

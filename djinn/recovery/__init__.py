@@ -1,6 +1,6 @@
-"""What a session has beside that goes on when its server dies.
+"""Recovery: a session continues when its server dies.
 
-A `djinn.recovery.recovering.Recovering` stands where the `djinn.link.Link` or the `djinn.fleet.fleet.Fleet` stands
-otherwise, and has one of these below it. It writes a journal of how every value that somebody still names came to be.
-When the server dies, it makes the same values again on a new one and carries out what was asked for.
+A `djinn.recovery.recovering.Recovering` takes the place of the `djinn.link.Link` or `djinn.fleet.fleet.Fleet`, and
+wraps one of these. It keeps a journal of the operations that produced every live value. When the server dies, it
+recomputes these values on a new server and repeats the interrupted request.
 """

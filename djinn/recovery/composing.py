@@ -1,4 +1,4 @@
-"""Composing what recovers: connections, how to get others, and a session."""
+"""Builds the recovering layer of a session: its connections, the reconnector and the link."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def compose_recovering(
     connections: Sequence[Connection], session: Session,
     link: Callable[[Sequence[Connection], Tape, deque[int]], Link | Fleet],
 ) -> Recovering:
-    """Make the layer that goes on when servers die.
+    """Create the layer that lets a session survive the death of its servers.
 
     Args:
-        connections: One for each executor.
-        session: Whose layer it is.
-        link: Makes what hands a tape over, and frees what is released.
+        connections: One per executor.
+        session: The session that the layer belongs to.
+        link: Creates the object that submits a tape and frees released values.
     """
     from djinn import runtime
 

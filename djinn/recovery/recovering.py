@@ -1,4 +1,4 @@
-"""The layer that goes on when servers die."""
+"""The layer that lets a session continue when servers die."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from djinn.tape import Node, Tape, without_dead
 log = logging.getLogger("djinn.recovery")
 
 MAX_TRIES = 3
-"""So often the same work is done again; if the server dies each time, the work is what kills it."""
+"""How often the same work is retried; if the server dies each time, the work itself is the cause."""
 _LEVELS = frozenset({"live_handles", "programs_known", "results_kept", "results_kept_bytes"})
 _T = TypeVar("_T")
 
 
 class Recovering:
-    """Hands over as a link does, and begins anew on another server when the server dies.
+    """Submits work as a link does, and restores the session on another server when the server dies.
 
     It has the methods of `djinn.link.Link`.
 
     Args:
-        make: Makes what hands over, given connections.
-        connections: The first ones.
-        reconnector: Makes others.
+        make: Creates the link or fleet for given connections.
+        connections: The first connections.
+        reconnector: Opens new connections.
         tape: The session's tape.
-        released: Numbers of values that nobody names any more.
-        numbers: Gives numbers to values.
-        devices: Those that have random numbers of their own; ``None`` for the only one.
+        released: Numbers of values that the program no longer references.
+        numbers: Provides numbers for values.
+        devices: Devices with their own random numbers; ``None`` for the only one.
         limit_bytes: How many bytes of tensors may be kept.
-        budget_s: How many seconds of work a recovery may have to do again.
+        budget_s: How many seconds of work a recovery may have to repeat.
 
     Concurrency:
         The caller holds the session's lock.
@@ -84,37 +84,39 @@ class Recovering:
         self._ended: DjinnError | None = None
         self._tries = 0
         self._taken_before = 0
-        """Operations taken when a server died last; if there are more when the next dies, it is not the same work."""
+        """Value of `nodes_taken` when a server last died; if it is larger at the next death, the work is not
+        the same.
+        """
         self._last_words = ""
         self._past: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._pinned: int | None = None
         self._checkpointer = Checkpointer(self.journal, budget_s, devices)
         self._spent_s = 0.0
-        """Processor time of this side for what has not been measured."""
+        """Processor time of this side for work that has not been measured yet."""
         self._run_ns = 0
-        """How long programs had run when that was measured last."""
+        """How long programs had run at the last measurement."""
         self._unheard: deque[Exception] = deque()
-        """What has failed while nobody but this layer waited."""
+        """Failures that occurred while only this layer waited for an answer."""
 
     @property
     def address(self) -> str:
-        """Where operations run now."""
+        """Current address of the executor."""
         return self._hands.link.address
 
     @property
     def welcome(self) -> Welcome:
-        """What the server said of itself that runs them now."""
+        """The current server's welcome."""
         return self._hands.link.welcome
 
     @property
     def links(self) -> list[Link]:
-        """The links that there are now."""
+        """The current links."""
         return self._hands.link.links
 
     @property
     def inner(self) -> Link | Fleet:
-        """What hands over to the servers that there are now."""
+        """The current link or fleet."""
         return self._hands.link
 
     def flush(self) -> None:
@@ -123,7 +125,7 @@ class Recovering:
         self._handed_over(lambda hands: hands.link.flush())
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
-        """Bring values home; see `djinn.link.Link.fetch`.
+        """Fetch values to the client; see `djinn.link.Link.fetch`.
 
         Raises:
             StateLostError: A value was lost with a server.
@@ -132,7 +134,7 @@ class Recovering:
         return self._asked(slots, lambda hands: hands.link.fetch(slots, whole=True))
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
-        """Send everything pending and bring home the metadata of values.
+        """Send everything pending and fetch the metadata of values.
 
         Raises:
             StateLostError: A value was lost with a server.
@@ -146,7 +148,7 @@ class Recovering:
         self._asked((), lambda hands: hands.link.synchronize())
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
-        """Send a dense CPU tensor, and keep it."""
+        """Send a dense CPU tensor, and keep it for recovery."""
         self._maintain()
         is_whole = len(self._devices) == 1
         self.journal.add_upload(number, dense, device, is_whole=is_whole)
@@ -155,14 +157,14 @@ class Recovering:
         self._handed_over(lambda hands: hands.link.upload(number, dense, device))
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers after everything pending."""
+        """Seed the random generators after everything pending."""
         self._take(None)
         self.journal.add_seed(seed)
         self._losses.restore(GENERATOR_HANDLE)
         self._handed_over(lambda hands: hands.link.seed(seed))
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
-        """Run a piece of tape again, behind everything pending; see `djinn.link.Link.run`."""
+        """Run a piece of tape again, after everything pending; see `djinn.link.Link.run`."""
         self._take(None)
         own, gone = repeated(nodes, released, self._numbers, self.journal)
         self.journal.add_nodes(own, gone, defers=False)
@@ -173,24 +175,24 @@ class Recovering:
             self._handed_over(lambda hands: hands.link.run(nodes, released, layout))
 
     def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor from now on; ``None``: wherever the placement wants it."""
+        """Run all further work on one executor; ``None``: where the placement chooses."""
         self._pinned = executor
         self._hands.link.pin(executor)
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast an executor of those is that there are now."""
+        """Record the measured speed of one of the current executors."""
         self._hands.link.learn(executor, profile, home_link, links)
 
     def keep_results(self, results: ResultCache | None) -> None:
-        """Let go of results that are kept, and keep others from now on; after a recovery, as the settings say."""
+        """Stop keeping results, and keep others instead; after a recovery, the settings apply again."""
         if self._is_alive:
             self._hands.link.keep_results(results)
 
     def cancel(self) -> None:
-        """Have nothing run any more of what was handed over, nor be carried out again.
+        """Cancel the submitted work, and do not repeat it in a recovery.
 
-        While there is no server, nothing runs: what is to be made again on the next one is not forgotten.
+        While there is no server, nothing is running. Operations that a recovery must repeat are then kept.
         """
         if self._is_alive and self._ended is None:
             self.journal.cancel()
@@ -202,10 +204,10 @@ class Recovering:
         self._hands.link.close()
 
     def stats(self) -> dict[str, int]:
-        """Count what went over all links that there ever were, and what was recovered."""
+        """Count the traffic of all links, past and current, and the recoveries."""
         now = self._hands.link.stats()
         if not self._is_alive:
-            # What it counted is among the past already, and it holds nothing.
+            # Its counts are included in the past ones already, and it holds no values.
             now = dict.fromkeys(now, 0)
         return {
             **{name: count + self._past[name] for name, count in now.items()},
@@ -219,7 +221,7 @@ class Recovering:
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
-        """Write the tape, or the slice that ``wanted`` needs, into the journal, and give it on; see `Link._take`."""
+        """Record the tape, or the slice that ``wanted`` needs, in the journal, and pass it on; see `Link._take`."""
         self._maintain()
         if not (self._tape.nodes or self._released or self._dead):
             return
@@ -241,7 +243,7 @@ class Recovering:
             self.journal.compact()
 
     def _gone(self) -> set[int]:
-        """Take those of the dead values that nothing on the tape uses."""
+        """Take the dead values that nothing on the tape uses."""
         gone = self._dead
         if self._tape.nodes:
             gone = gone - {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
@@ -249,7 +251,7 @@ class Recovering:
         return gone
 
     def _handed_over(self, act: Callable[[Hands], None]) -> None:
-        """Do what needs no answer. What the journal has is not done twice."""
+        """Do something that needs no answer. Work recorded in the journal is not repeated here."""
         self._checkpointer.handed_over()
         if self._is_alive and self._ended is None:
             try:
@@ -263,7 +265,7 @@ class Recovering:
         self._recover()
 
     def _asked(self, slots: Sequence[Slot], ask: Callable[[Hands], _T]) -> _T:
-        """Do what is answered, as often as it takes."""
+        """Request an answer, and recover as often as necessary to get it."""
         self._checkpointer.handed_over()
         if self._unheard:
             raise self._unheard.popleft()
@@ -290,7 +292,7 @@ class Recovering:
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Count the time that this side works, not that it waits."""
+        """Add the processor time of this side, without waiting times."""
         began = time.thread_time()
         try:
             yield
@@ -298,7 +300,7 @@ class Recovering:
             self._spent_s += time.thread_time() - began
 
     def _answered(self, asked: Sequence[int]) -> None:
-        """Learn that something was answered; what all servers have answered for is settled."""
+        """Record an answer; entries that all servers have answered for are settled."""
         self._tries = 0
         if any(link.round_trips == before for link, before in zip(self.links, asked, strict=True)):
             return
@@ -324,10 +326,10 @@ class Recovering:
             self._ended = error
 
     def _recover(self) -> None:
-        """Begin anew on a server, and make everything again.
+        """Connect to a server again, and restore all values.
 
         Raises:
-            TransportError: No server came back, or each dies of the same work.
+            TransportError: No server came back, or each one dies of the same work.
         """
         while not self._is_alive or self._ended is not None:
             if self._ended is not None:
@@ -377,7 +379,7 @@ class Recovering:
         self._hands, self._losses, self._is_alive = hands, replay.losses, True
         self._meters, self._run_ns = meters, sum(meter.run_ns for meter in meters)
         replayed_s = time.monotonic() - began - connected_s
-        # The same measure as that of the budget: what others do on these machines meanwhile does not count.
+        # Measured like the budget: the load of other processes on these machines does not count.
         work_s = spent_s + time.thread_time() + self._run_ns / 1e9
         self._counts.update(recoveries=1, nodes_replayed=replay.nodes, bytes_replayed=replay.size_bytes,
                             replay_ms=round(1000 * work_s))
@@ -386,9 +388,9 @@ class Recovering:
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
 
     def _maintain(self) -> None:
-        """Ask how long work takes, and make a checkpoint, if it is time to.
+        """Measure how long work takes, and make a checkpoint, if either is due.
 
-        It happens before the next piece is handed over, when what the answer was for has been let go of.
+        This happens before the next piece is submitted, when the values used for the last answer have been released.
         """
         checkpointer = self._checkpointer
         if not self._is_alive or self._ended is not None or self.journal.is_given_up:
@@ -403,10 +405,10 @@ class Recovering:
         checkpointer.checkpoint(self._hands)
 
     def _settle(self) -> bool:
-        """Wait until everything handed over has run, and keep what failed for the next time somebody waits.
+        """Wait until all submitted work has run, and keep failures for the next request.
 
         Returns:
-            Whether it has; if not, a server has died, which the next message finds out.
+            Whether the work has run; if not, a server has died, which the next message detects.
         """
         for _ in range(MAX_TRIES * len(self.links)):
             asked = [link.round_trips for link in self.links]
@@ -429,7 +431,7 @@ class Recovering:
         self._hands.released.extend(self._losses.present(self.journal.add_nodes((), self._gone())))
 
     def checkpoint(self, seconds_per_node: float = 1.0) -> None:
-        """Fetch what would take longer to compute again, so that it need not be. Everything has been answered.
+        """Fetch values that are cheaper to fetch than to recompute. All submitted work must have been answered.
 
         Args:
             seconds_per_node: How long an operation takes.
