@@ -1,6 +1,6 @@
-"""djinn: unmodified PyTorch on an accelerator that is somewhere else.
+"""djinn: unmodified PyTorch on an accelerator on another machine.
 
-Importing registers the device ``remote_accelerator`` with PyTorch; it opens no connection and starts no thread.
+Importing registers the device ``remote_accelerator`` with PyTorch. It opens no connection and starts no thread.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def __getattr__(name: str) -> Any:
 
 
 def materialize(*values: Any) -> Any:
-    """Bring tensors home in one round trip.
+    """Fetch tensors in one round trip.
 
     Args:
-        *values: Lazy tensors, or structures of them: lists, tuples, dicts, outputs of models, nested as they may be.
-            Everything else in them, ordinary tensors too, is given back as it is.
+        *values: Lazy tensors, or structures of them: lists, tuples, dicts or model outputs, nested in any way.
+            Everything else in them, including ordinary tensors, is returned unchanged.
 
     Returns:
-        The same with CPU tensors in place of lazy ones; a tuple if several values were given.
+        The same structures with CPU tensors in place of lazy ones; a tuple if several values were given.
     """
     leaves, structure = tree_flatten(values)
     homes = iter(runtime.current().materialize([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
@@ -87,24 +87,24 @@ def materialize(*values: Any) -> Any:
 
 
 def flush() -> None:
-    """Hand everything recorded over to the executor without waiting."""
+    """Send everything recorded to the executor without waiting."""
     runtime.current().flush()
 
 
 def synchronize() -> None:
-    """Wait until everything recorded has run; raises what an operation raised."""
+    """Wait until everything recorded has run; raise the exception of a failed operation."""
     runtime.current().synchronize()
 
 
 def get_interception_stats() -> dict[str, int]:
-    """Return the counters that concern recording."""
+    """Return the counters of the recording."""
     names = ("operations", "shape_cache_hits", "shape_cache_misses", "materializations", "pending_nodes")
     now = stats()
     return {name: now[name] for name in names}
 
 
 def _install() -> None:
-    """Install the interceptor that the environment chooses. What is wrong with it is raised when it is first needed."""
+    """Install the interceptor that the environment chooses. An error is raised when the interceptor is first needed."""
     import os
 
     from djinn.plugins import Plugins, PluginSelection

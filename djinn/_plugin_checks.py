@@ -1,10 +1,10 @@
-"""What is checked of a plugin before it is used."""
+"""Checks of a plugin before it is used."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
@@ -38,22 +38,22 @@ _KNOWN_HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith(_PR
 
 
 def remedy(plugin: str) -> str:
-    """Say what can be done about a plugin that does not work."""
+    """Suggest a remedy for a plugin that does not work."""
     return (f"Correct, update or uninstall it, or switch it off with DJINN_PLUGINS=-{plugin} or "
             f"djinn.init(plugins=['-{plugin}']).")
 
 
 def check_hooks(manager: pluggy.PluginManager, plugin: Any, owner: str, name: str) -> None:
-    """Check that every function that looks like a hook is one.
+    """Check that every function named like a hook is a valid hook.
 
     Args:
         manager: Knows how hooks are marked.
         plugin: The imported module or object.
-        owner: The plugin in words, for the message.
+        owner: Description of the plugin, for the message.
         name: Name of the entry point.
 
     Raises:
-        PluginValidationError: A hook is unknown, or a function of a hook's name is not marked as one.
+        PluginValidationError: A hook is unknown, or a function with a hook's name is not marked as a hook.
     """
     for attribute in dir(plugin):
         marked = manager.parse_hookimpl_opts(plugin, attribute)
@@ -83,12 +83,12 @@ def _unknown_hook(hook: str, owner: str, name: str) -> PluginValidationError:
 
 
 def check_object(kind: str, value: Any, owner: str, name: str) -> None:
-    """Check that an object has everything that its kind's Protocol asks for.
+    """Check that an object has all members of its kind's Protocol.
 
     Args:
-        kind: The kind that it was registered as.
+        kind: The kind under which it was registered.
         value: The object.
-        owner: The plugin in words, for the message.
+        owner: Description of the plugin, for the message.
         name: Name of the plugin's entry point.
 
     Raises:
@@ -120,7 +120,7 @@ def _protocol(kind: str) -> type:
 
 @cache
 def _members(protocol: type) -> tuple[tuple[str, bool], ...]:
-    """Attributes and methods of a Protocol, each with whether it is a method."""
+    """List the members of a Protocol, each with whether it is a method."""
     methods = [name for name, value in vars(protocol).items() if inspect.isfunction(value) and not name.startswith("_")]
     attributes = [name for name in inspect.get_annotations(protocol) if not name.startswith("_")]
     return tuple((name, False) for name in attributes) + tuple((name, True) for name in methods)

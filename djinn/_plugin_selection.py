@@ -1,4 +1,4 @@
-"""What the configuration says about plugins."""
+"""The plugin settings of the configuration."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
     "executor": "torch",
     "guard": "core",
 })
-"""For each kind of which exactly one object is used: its name where the configuration chooses none."""
+"""Default object for each kind of which exactly one is used."""
 
 
 def _freeze_names(names: Iterable[str]) -> frozenset[str]:
@@ -65,12 +65,12 @@ class PluginSelection:
         """Read a selection.
 
         Args:
-            given: Items ``kind=name`` (use that object) and ``-plugin-name`` (do not import that plugin), as a
-                sequence or as text separated by commas; or a mapping from kinds to names, in which the key
-                ``disabled`` holds the names of plugins.
+            given: Items ``kind=name`` (use that object) and ``-plugin-name`` (do not import that plugin), as a sequence
+                or as text separated by commas; or a mapping from kinds to names, in which the key ``disabled`` holds
+                the names of plugins.
 
         Raises:
-            ConfigurationError: An item makes no sense; names it and what is allowed.
+            ConfigurationError: An item is invalid; the error names it and the allowed forms.
         """
         if given is None:
             return cls()
@@ -93,7 +93,7 @@ class PluginSelection:
         return cls(disabled, chosen)
 
     def merged(self, later: PluginSelection) -> PluginSelection:
-        """Add another selection to this one. Where both choose, the later one wins."""
+        """Combine this selection with a later one, whose choices take precedence."""
         return PluginSelection(self.disabled | later.disabled, {**self.chosen, **later.chosen})
 
 

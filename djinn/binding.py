@@ -1,4 +1,4 @@
-"""Bindings and plans: what is worked out once per operator, and once per operator and metadata."""
+"""Bindings and plans: facts computed once per operator, and once per operator and metadata."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from djinn.wire.tensors import DTYPE_NAMES
 
 @attrs.frozen(eq=False)
 class Binding:
-    """One operator in one session.
+    """Facts about one operator in one session.
 
     Attributes:
-        operator: The operator; being here, it keeps its identity.
-        facts: What its schema says.
-        operation_class: How it is carried out.
-        special: Carries it out itself, if it is not simply recorded.
-        erases_floats: Whether the value of a real number never matters to metadata.
+        operator: The operator; holding it here keeps its identity valid.
+        facts: Facts from its schema.
+        operation_class: How it is executed.
+        special: Executes it, if it is not simply recorded.
+        erases_floats: Whether the value of a real number never affects metadata.
         is_random: Whether it draws random numbers.
         crosses_devices: Whether its operands may be on different logical devices.
-        phase_told: Says by the sizes of its operands what the work is part of, if it ever can.
+        phase_told: Derives the execution phase from the sizes of its operands, if the operator can reveal it.
     """
 
     operator: torch._ops.OpOverload
@@ -57,13 +57,13 @@ class Binding:
 
 @attrs.frozen(eq=False)
 class Plan:
-    """What to do with a call whose metadata has been seen.
+    """How to handle a call whose metadata has been seen before.
 
     Attributes:
-        signature: What nodes of this call share.
-        single: The spec, if the call gives exactly one new tensor, whatever PyTorch's default dtype is.
+        signature: The part that all nodes of this call share.
+        single: The spec, if the call returns exactly one new tensor regardless of PyTorch's default dtype.
         may_be_view: Whether a result may share storage with an argument.
-        asks: Whether only the executor can tell the results.
+        asks: Whether only the executor can determine the results.
         kinds: Kind of each return.
         lengths: Length of each return that is a list.
         written: Name and position of the argument that each written return gives back.
@@ -81,12 +81,12 @@ class Plan:
 
     @property
     def is_stale(self) -> bool:
-        """Whether PyTorch's default dtype, on which the results may depend, has become another."""
+        """Whether PyTorch's default dtype, which the results may depend on, has changed."""
         default_dtype = self.signature.template.default_dtype
         return default_dtype not in ("", DTYPE_NAMES[torch.get_default_dtype()])
 
     def told(self, results: tuple[TensorSpec | None, ...]) -> Plan:
-        """Return the plan for the next such call, now that the executor has told the metadata of the results."""
+        """Return the plan for later calls, now that the executor has reported the metadata of the results."""
         asked = self.signature
         signature = Signature(asked.template, asked.template_number, results, asked.aliases, asked.writes,
                               asked.is_random, asked.operands, asked.phase)
@@ -94,7 +94,7 @@ class Plan:
         return attrs.evolve(self, signature=signature, asks=False, single=results[0] if is_single else None)
 
     def returned(self, made: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Arrange new results and written arguments as the operator returns them."""
+        """Arrange new results and written arguments in the form that the operator returns."""
         rest = iter(made)
         values: list[Any] = []
         for kind, length, written in zip(self.kinds, self.lengths, self.written, strict=True):
@@ -111,7 +111,7 @@ class Plan:
 
 
 class Planner:
-    """Makes plans. Keeps the session's templates and specs.
+    """Creates plans. Keeps the session's templates and specs.
 
     Args:
         infer: The shape inference plugin.
@@ -130,7 +130,7 @@ class Planner:
         self._templates: dict[Template, int] = {}
 
     def plan(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        """Infer a call's metadata and write down all that follows from it."""
+        """Infer a call's metadata and derive its plan."""
         tensors = lazy_tensors(args, kwargs)
         for tensor in tensors:
             self._check_owner(tensor)
@@ -232,7 +232,7 @@ class Planner:
 
 
 def _form(item: Any) -> Argument:
-    """Describe an argument as the scan of the recorder takes it apart."""
+    """Describe an argument in the form in which the recorder scans it."""
     if isinstance(item, torch.Tensor):
         return TensorArgument()
     if item is None or isinstance(item, (bool, str)):
@@ -258,7 +258,7 @@ def _form(item: Any) -> Argument:
 
 
 def on_meta(item: Any) -> Any:
-    """Replace tensors by fresh placeholders and devices by meta, in nested lists too."""
+    """Replace tensors by new placeholders and devices by meta, also in nested lists."""
     if isinstance(item, LazyTensor):
         return placeholder(item._value.spec)
     if isinstance(item, (list, tuple)):
@@ -267,7 +267,7 @@ def on_meta(item: Any) -> Any:
 
 
 def placeholder(spec: TensorSpec) -> torch.Tensor:
-    """Make a meta tensor with this metadata."""
+    """Create a meta tensor with this metadata."""
     with torch.inference_mode(mode=False):
         if not spec.storage_offset:
             return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device="meta")
@@ -284,7 +284,7 @@ def lazy_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[LazyT
 def change_metadata(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: Iterable[tuple[int, TensorSpec]]
 ) -> None:
-    """Give tensors of a call, by position among them, the metadata that the call has left them with."""
+    """Set the metadata that tensors of a call, by position among them, have after the call."""
     tensors = lazy_tensors(args, kwargs)
     for index, spec in changed:
         if spec is not tensors[index]._value.spec:
@@ -294,7 +294,7 @@ def change_metadata(
 def _default_dtype(
     tensors: Sequence[LazyTensor], kwargs: Mapping[str, Any], inference: Inference | None
 ) -> str:
-    """Name PyTorch's default dtype if the results may depend on it: where numbers with a fraction come from none."""
+    """Name PyTorch's default dtype if the results may depend on it, that is if only Python numbers are fractional."""
     if kwargs.get("dtype") is not None or any(_has_fraction(tensor.dtype) for tensor in tensors):
         return ""
     results = () if inference is None else inference.results
@@ -316,6 +316,6 @@ def _has_fraction(dtype: torch.dtype) -> bool:
 
 
 def _guess_lengths(binding: Binding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Lengths of list results that cannot be inferred: operators over lists give lists as long as their first one."""
+    """Guess the lengths of list results that cannot be inferred: as long as the operator's first list argument."""
     first = next((item for item in (*args, *kwargs.values()) if isinstance(item, (list, tuple))), ())
     return tuple(len(first) if kind is ReturnKind.LIST else 1 for kind in binding.facts.returns)

@@ -1,4 +1,4 @@
-"""The configuration of a session: arguments over environment over defaults."""
+"""The configuration of a session: arguments override the environment, which overrides defaults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType({
     "DJINN_LOCAL_FALLBACK": "local_fallback",
     "DJINN_RESULT_CACHE_BYTES": "result_cache_bytes",
 })
-"""Environment variables, and the setting that each of them sets."""
+"""Environment variables and the settings that they set."""
 
 PLACEMENTS = ("explicit", "automatic")
 RECOVERIES = ("none", "replay")
@@ -44,7 +44,7 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 @attrs.frozen
 class Config:
-    """Everything that can be said about a session before it begins."""
+    """All settings of a session."""
 
     server: str = ""
     """Address of the executor, ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; empty for an executor in
@@ -52,53 +52,58 @@ class Config:
     servers: tuple[str, ...] = ()
     """Addresses of several executors, instead of ``server``; in ``DJINN_SERVERS``, separated by commas."""
     placement: Literal["explicit", "automatic"] = "explicit"
-    """With several executors: whether each is a device, ``remote_accelerator:0``, ``:1``, ..., and the user says what
-    goes where; or all are one device, ``remote_accelerator:0``, and the scheduler decides."""
+    """With several executors. ``explicit``: each is a device, ``remote_accelerator:0``, ``:1``, ..., and the user
+    chooses the device. ``automatic``: all form one device, ``remote_accelerator:0``, and the scheduler chooses the
+    executor.
+    """
     token: str = attrs.field(default="", repr=False)
-    """What the server asks for before it lets anybody in."""
+    """The token that the server requires from clients."""
     owner: str = attrs.field(default="auto", repr=False)
-    """A secret of the user's: what sessions with the same one upload is kept by the server, and not sent again.
-    ``auto``: this process alone, and only where the server is another machine. Empty: the server keeps nothing."""
+    """A secret chosen by the user: the server keeps uploads of sessions with the same secret, and they are not sent
+    again. ``auto``: only for this process, and only if the server is another machine. Empty: the server keeps nothing.
+    """
     tls_ca: str = ""
-    """File with the certificates of the authorities that may vouch for a ``tls://`` server; empty for the system's."""
+    """File with the certificate authorities trusted for a ``tls://`` server; empty for the system's."""
     tls_cert: str = ""
-    """File with a certificate of this client's, for servers that ask for one."""
+    """File with this client's certificate, for servers that require one."""
     tls_key: str = ""
-    """File with its key; empty if the certificate's file has it."""
+    """File with its key; empty if the certificate file contains it."""
     device: str = ""
-    """Device of an executor in this process, for example ``cuda:0``; empty for the best there is."""
+    """Device of an executor in this process, for example ``cuda:0``; empty for the best available one."""
     selection: PluginSelection = attrs.field(factory=PluginSelection)
     """Which plugins to use; the setting is called ``plugins``."""
     flush_every: int | Literal["auto"] | None = "auto"
-    """Pending operations that are sent without anybody waiting. ``auto``: what suits the connection. ``None``: never
-    before a value is needed, and then only what it needs."""
+    """Number of pending operations that are sent without waiting for a request. ``auto``: a number that suits the
+    connection. ``None``: operations are sent only when a value is needed, and then only those that it needs.
+    """
     strict: bool = False
-    """Whether an ordinary tensor that meets a lazy one is an error, as with CUDA, instead of being uploaded."""
+    """Whether combining an ordinary tensor with a lazy one is an error, as with CUDA, instead of an upload."""
     debug: bool = False
-    """Whether the user's line is kept for every recorded operation."""
+    """Whether the line of user code is kept for every recorded operation."""
     result_cache_bytes: int = 0
-    """Bytes that the executor may hold of results that nobody wants any more, so that they need not be computed again;
-    0: none, and nothing is looked for."""
+    """Bytes of unreferenced results that the executor may keep for reuse; 0: none, and results are not looked up."""
     log_level: str = "WARNING"
-    """Least severe message that is logged, out of `LOG_LEVELS`."""
+    """Lowest severity that is logged, one of `LOG_LEVELS`."""
     log_component: str = ""
     """Components that are logged, separated by commas; empty for all."""
     connect_timeout_s: float = 10.0
-    """How long a connection may take to come about."""
+    """How long establishing a connection may take."""
     request_timeout_s: float | None = None
-    """How long an answer may take; ``None``: as long as the server lives."""
+    """How long an answer may take; ``None``: no limit while the server is alive."""
     resume: bool = True
-    """Whether a session goes on over a new connection when its connection breaks and the server lives."""
+    """Whether a session continues on a new connection when its connection breaks but the server is alive."""
     resume_timeout_s: float = 30.0
-    """How long to try to connect again."""
+    """How long to try to reconnect."""
     resume_bytes: int = 64 * 2**20
-    """How many bytes of what was sent may be kept here for that."""
+    """How many sent bytes may be kept here for that."""
     recovery: Literal["none", "replay"] = "none"
-    """What happens when a server dies: its values are lost; or they are made again, and the program goes on."""
+    """What happens when a server dies: ``none``: its values are lost; ``replay``: they are recomputed, and the program
+    continues.
+    """
     recovery_bytes: int = 2**30
     """How many bytes of tensors may be kept here for that."""
     recovery_budget_s: float = 5.0
-    """How many seconds of work a recovery may have to do again."""
+    """How many seconds of work a recovery may have to repeat."""
     recovery_timeout_s: float = 30.0
     """How long servers may take to come back."""
     local_fallback: bool = False
@@ -106,17 +111,17 @@ class Config:
 
     @classmethod
     def resolve(cls, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-        """Put a configuration together.
+        """Resolve a configuration.
 
         Args:
-            overrides: Settings by name; they win over the environment. ``plugins`` (or ``selection``) adds to
-                ``DJINN_PLUGINS`` and wins where both choose. ``None`` stands for "not given" where a setting cannot
-                be ``None``.
+            overrides: Settings by name; they take precedence over the environment. ``plugins`` (or ``selection``) adds
+                to ``DJINN_PLUGINS`` and takes precedence where both choose. ``None`` means "not given" where a setting
+                cannot be ``None``.
             environ: Environment variables; empty ones count as absent.
 
         Raises:
-            ConfigurationError: A setting is unknown or has a value that is not allowed. Names all of them, where each
-                comes from, and what would be allowed.
+            ConfigurationError: A setting is unknown or has an invalid value. The error names all such settings, their
+                origins and the allowed values.
         """
         origins = {setting: variable for variable, setting in ENVIRONMENT.items() if environ.get(variable)}
         given: dict[str, Any] = {setting: environ[variable] for setting, variable in origins.items()}
@@ -127,7 +132,7 @@ class Config:
             elif value is not None or setting in _OPTIONAL or setting not in _RULES:
                 given[setting], origins[setting] = value, setting
         if overrides.get("server") or overrides.get("servers"):
-            # Who names one in the program means that one.
+            # A server named in the program takes precedence over the environment.
             given = {k: v for k, v in given.items() if k not in ("server", "servers") or overrides.get(k)}
         made = _structure(cls, given | {"selection": plugins}, origins)
         if made.server and made.servers:
@@ -136,13 +141,13 @@ class Config:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the executors are; an empty address stands for one in this process."""
+        """Addresses of the executors; an empty address stands for one in this process."""
         return self.servers or (self.server,)
 
 
 @attrs.frozen
 class _Rule:
-    """How a setting is read, and what is allowed."""
+    """How a setting is parsed, and its allowed values."""
 
     read: Callable[[Any], Any]
     allowed: str
@@ -242,7 +247,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType({
 
 
 def _structure(cls: type[Config], given: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
-    # Imported late: `import djinn` resolves nothing, and must stay quick.
+    # Imported late: `import djinn` resolves no configuration, and must stay fast.
     import cattrs
     from cattrs.gen import make_dict_structure_fn, override
 
@@ -259,7 +264,7 @@ def _structure(cls: type[Config], given: Mapping[str, Any], origins: Mapping[str
 
 
 def _mistakes(group: Any, given: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigurationError:
-    """Turn everything that cattrs found into one error. Values of secrets are not repeated."""
+    """Convert all errors that cattrs found to one error. Values of secrets are not repeated."""
     import cattrs
 
     told: list[str] = []

@@ -1,6 +1,6 @@
 """Errors of djinn's own machinery.
 
-Operations raise what eager PyTorch raises; the classes here are for everything else: a connection, a plugin, a
+Operations raise the same exceptions as eager PyTorch. The classes here cover everything else: a connection, a plugin, a
 configuration, a message. Each has a fixed ``code`` (listed in ``specs/errors.toml`` and ``docs/errors.md``), says what
 happened, and ends with what to do.
 """
@@ -21,13 +21,13 @@ __all__ = (
 
 
 class DjinnError(Exception):
-    """Base of every error that is djinn's own.
+    """Base class of all djinn errors.
 
     Attributes:
         code: Stable identifier, for example ``DJ301``.
         summary: What happened.
         hint: What to do about it; may be empty.
-        retry_after_s: When it may make sense to try again, in the server's opinion; 0 if it has none.
+        retry_after_s: When to try again, as suggested by the server; 0 if it suggests nothing.
     """
 
     code: ClassVar[str] = "DJ000"
@@ -51,7 +51,7 @@ def _rebuild(kind: type[DjinnError], summary: str, hint: str) -> DjinnError:
 
 
 class ConfigurationError(DjinnError, ValueError):
-    """An argument of ``djinn.init``, an environment variable or a command-line option makes no sense."""
+    """An argument of ``djinn.init``, an environment variable or a command-line option is invalid."""
 
     code = "DJ101"
 
@@ -63,31 +63,31 @@ class DeviceNameTakenError(DjinnError, RuntimeError):
 
 
 class SessionClosedError(DjinnError, RuntimeError):
-    """A lazy tensor outlived the session that knows its value."""
+    """A lazy tensor outlived the session that holds its value."""
 
     code = "DJ103"
 
 
 class UnsupportedTensorError(DjinnError, NotImplementedError):
-    """The tensor's kind (sparse, quantized, nested, ...) or the request (``from_dlpack``) has no remote meaning."""
+    """The tensor's kind (sparse, quantized, nested, ...) or the request (``from_dlpack``) is not supported remotely."""
 
     code = "DJ104"
 
 
 class DocumentError(DjinnError, ValueError):
-    """A document does not hold a graph with its meaning."""
+    """A document does not contain an annotated graph."""
 
     code = "DJ105"
 
 
 class InputsError(DjinnError, ValueError):
-    """What `djinn.execute` was given does not fit the graph; nothing was run."""
+    """The inputs given to `djinn.execute` do not fit the graph; nothing was run."""
 
     code = "DJ106"
 
 
 class PluginError(DjinnError):
-    """A plugin is missing, broken or not what it says."""
+    """A plugin is missing, broken or of the wrong kind."""
 
     code = "DJ201"
 
@@ -105,13 +105,13 @@ class PluginValidationError(PluginError):
 
 
 class AmbiguousPluginError(PluginError):
-    """Two plugins answer to one choice."""
+    """Two plugins match one choice."""
 
     code = "DJ204"
 
 
 class ScheduleError(DjinnError, ValueError):
-    """A scheduler's answer broke a rule of execution schedules; nothing was run."""
+    """A scheduler's result broke a rule of execution schedules; nothing was run."""
 
     code = "DJ205"
 
@@ -153,7 +153,7 @@ class UnknownHandleError(DjinnError, LookupError):
 
 
 class UnknownOperatorError(DjinnError, NotImplementedError):
-    """A program uses an operator that the executor does not have or does not run."""
+    """A program uses an operator that the executor does not have or refuses to run."""
 
     code = "DJ307"
 
@@ -165,37 +165,37 @@ class SchemaMismatchError(UnknownOperatorError):
 
 
 class PeerError(TransportError):
-    """A server could not reach another one, may not, or lost it while a value was on its way between them."""
+    """A server could not reach another one, was not allowed to, or lost it while a value was in flight between them."""
 
     code = "DJ309"
 
 
 class OutOfMemoryError(DjinnError, RuntimeError):
-    """No executor has room for what is to be put there; names the sizes."""
+    """No executor has room for a value; the message names the sizes."""
 
     code = "DJ310"
 
 
 class StateLostError(DjinnError, RuntimeError):
-    """A value went with the server that held it, and could not be made again."""
+    """A value was lost with its server, and could not be recomputed."""
 
     code = "DJ311"
 
 
 class LimitError(DjinnError, RuntimeError):
-    """A session asked for more than the server grants it."""
+    """A session requested more than the server allows."""
 
     code = "DJ312"
 
 
 class ProgramTooLargeError(DjinnError, RuntimeError):
-    """A step would take more memory than the server lets a program have; the step was not made."""
+    """A step would take more memory than the server allows a program; the step was not run."""
 
     code = "DJ313"
 
 
 class ProgramTimeoutError(DjinnError, RuntimeError):
-    """A program ran for longer than the server lets one run; the server has ended the session."""
+    """A program ran longer than the server allows a single run; the server has ended the session."""
 
     code = "DJ314"
 
@@ -213,7 +213,7 @@ class OperationCancelledError(DjinnError, RuntimeError):
 
 
 class ServerDrainingError(RefusedError):
-    """The server is shutting down: it lets sessions end that it has, and takes no new ones."""
+    """The server is shutting down: existing sessions may finish, and new ones are refused."""
 
     code = "DJ317"
 
@@ -225,16 +225,16 @@ class TokenEndedError(RefusedError):
 
 
 class RecoveryBudgetError(DjinnError, RuntimeError):
-    """A recovery may take longer than it should; it is logged as a warning, and not raised."""
+    """A recovery may take longer than its budget; logged as a warning, not raised."""
 
     code = "DJ319"
 
 
 class DeviceLostError(DjinnError, RuntimeError):
-    """The device can compute nothing any more in the process that ran the session; the server starts another."""
+    """The device is no longer usable in the process that ran the session; the server starts another process."""
 
     code = "DJ320"
 
 
 ENDED_FOR_GOOD = (DeviceLostError, ProgramTimeoutError, SessionTerminatedError)
-"""For these a server ends a session for good: to go on elsewhere, or to do it again, would be wrong."""
+"""With these errors a server ends a session for good: resuming elsewhere, or repeating the work, would be wrong."""

@@ -1,4 +1,4 @@
-"""The garbage collector, while djinn is imported."""
+"""Pauses the garbage collector while djinn is imported."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collection() -> Iterator[None]:
-    """Let no garbage be collected meanwhile.
+    """Disable garbage collection for the length of a block.
 
-    There is none, and a collection that happens to fall into an import walks through all that PyTorch has made, which
-    takes longer than importing djinn.
+    An import creates no garbage worth collecting. A collection during the import would traverse all objects that
+    PyTorch has created, which takes longer than importing djinn.
     """
     was_enabled = gc.isenabled()
     gc.disable()

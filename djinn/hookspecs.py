@@ -57,29 +57,30 @@ if TYPE_CHECKING:
 __all__ = ("GROUP", "hookimpl", "hookspec")
 
 GROUP = "djinn"
-"""Group of the entry points that lead to plugins, and the project name that pluggy's markers carry."""
+"""Group of the plugins' entry points, and the project name in pluggy's markers."""
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
 
 
-# Phase "register": a session is composed, or the device is made known on `import djinn`.
+# Phase "register": a session is composed, or the device is registered on `import djinn`.
 
 
 @hookspec
 def djinn_register_interceptors(register: RegisterInterceptor) -> None:
-    """Register what makes PyTorch hand its operations to a session.
+    """Register interceptors, which route PyTorch's operations to a session.
 
     Called:
-        Phase *register*: on ``import djinn`` for the interceptor that is chosen, and again whenever a session
-        is composed. All implementations run; order is irrelevant.
+        Phase *register*: on ``import djinn`` for the chosen interceptor, and again whenever a session is composed. All
+        implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.Interceptor`. Its ``install`` is called later, and only if it is chosen.
+        register: Accepts a `djinn.kinds.Interceptor`. Its ``install`` method is called later, and only if the
+            interceptor is chosen.
 
     Raises:
-        PluginValidationError: The object has not all that an interceptor has, or its name is registered already by
-            the same plugin.
+        PluginValidationError: The object lacks a member that an interceptor needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``interceptor``, in ``specs/kinds/interceptor.toml``.
@@ -100,8 +101,8 @@ def djinn_register_shapes(register: RegisterShapes) -> None:
         register: Accepts a `djinn.kinds.ShapeInference`.
 
     Raises:
-        PluginValidationError: The object has not all that shape inference has, or its name is registered already by
-            the same plugin.
+        PluginValidationError: The object lacks a member that shape inference needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``shapes``, in ``specs/kinds/shapes.toml``.
@@ -113,7 +114,7 @@ def djinn_register_shapes(register: RegisterShapes) -> None:
 
 @hookspec
 def djinn_register_classifiers(register: RegisterClassifier) -> None:
-    """Register classifiers, which say how an operation is carried out.
+    """Register classifiers, which decide how an operation is executed.
 
     Called:
         Phase *register*, once per session. All implementations run; order is irrelevant.
@@ -122,8 +123,8 @@ def djinn_register_classifiers(register: RegisterClassifier) -> None:
         register: Accepts a `djinn.kinds.Classifier`.
 
     Raises:
-        PluginValidationError: The object has not all that a classifier has, or its name is registered already by the
-            same plugin.
+        PluginValidationError: The object lacks a member that a classifier needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``classifier``, in ``specs/kinds/classifier.toml``.
@@ -145,8 +146,8 @@ def djinn_register_sources(register: RegisterOfLibrary) -> None:
             to.
 
     Raises:
-        PluginValidationError: The object has not all that a source has, or its name is registered already by the same
-            plugin.
+        PluginValidationError: The object lacks a member that a source needs, or the same plugin has already registered
+            its name.
 
     Laws:
         Those of the kind ``source``, in ``specs/kinds/source.toml``.
@@ -167,8 +168,8 @@ def djinn_register_analyzers(register: RegisterOfLibrary) -> None:
         register: Accepts a `djinn_lib_graph.kinds.Analyzer`.
 
     Raises:
-        PluginValidationError: The object has not all that an analyzer has, or its name is registered already by the
-            same plugin.
+        PluginValidationError: The object lacks a member that an analyzer needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``analyzer``, in ``specs/kinds/analyzer.toml``.
@@ -189,8 +190,8 @@ def djinn_register_patterns(register: RegisterOfLibrary) -> None:
         register: Accepts a `djinn_lib_graph.kinds.Pattern`; may be called once per pattern.
 
     Raises:
-        PluginValidationError: The object has not all that a pattern has, or its name is registered already by the
-            same plugin.
+        PluginValidationError: The object lacks a member that a pattern needs, or the same plugin has already registered
+            its name.
 
     Laws:
         Those of the kind ``pattern``, in ``specs/kinds/pattern.toml``.
@@ -212,8 +213,8 @@ def djinn_register_exporters(register: RegisterOfLibrary) -> None:
             the file.
 
     Raises:
-        PluginValidationError: The object has not all that an exporter has, or its name is registered already by the
-            same plugin.
+        PluginValidationError: The object lacks a member that an exporter needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``exporter``, in ``specs/kinds/exporter.toml``.
@@ -234,8 +235,8 @@ def djinn_register_schedulers(register: RegisterOfLibrary) -> None:
         register: Accepts a `djinn_lib_schedule.kinds.Scheduler`.
 
     Raises:
-        PluginValidationError: The object has not all that a scheduler has, or its name is registered already by the
-            same plugin.
+        PluginValidationError: The object lacks a member that a scheduler needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``scheduler``, in ``specs/kinds/scheduler.toml``.
@@ -291,18 +292,18 @@ def djinn_register_caches(register: RegisterCache) -> None:
 
 @hookspec
 def djinn_register_transports(register: RegisterTransport) -> None:
-    """Register transports, which reach executors elsewhere.
+    """Register transports, which connect to remote executors.
 
     Called:
         Phase *register*, once per session and once per server. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.Transport`. It is chosen by the scheme of the address. It must not connect
-            or listen before it is asked to.
+        register: Accepts a `djinn.kinds.Transport`. The scheme of the address selects it. It must not connect or listen
+            before it is called.
 
     Raises:
-        PluginValidationError: The object has not all that a transport has, or its name is registered already by the
-            same plugin.
+        PluginValidationError: The object lacks a member that a transport needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``transport``, in ``specs/kinds/transport.toml``.
@@ -320,11 +321,11 @@ def djinn_register_executors(register: RegisterExecutor) -> None:
         Phase *register*, once per session and once per server. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.ExecutorFactory`. It must not open a device before it is asked to.
+        register: Accepts a `djinn.kinds.ExecutorFactory`. It must not open a device before it is called.
 
     Raises:
-        PluginValidationError: The object has not all that an executor factory has, or its name is registered already
-            by the same plugin.
+        PluginValidationError: The object lacks a member that an executor factory needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``executor``, in ``specs/kinds/executor.toml``.
@@ -336,7 +337,7 @@ def djinn_register_executors(register: RegisterExecutor) -> None:
 
 @hookspec
 def djinn_register_guards(register: RegisterGuard) -> None:
-    """Register guards, which look at the programs of a server's clients before they run.
+    """Register guards, which check the programs of a server's clients before they run.
 
     Called:
         Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
@@ -346,8 +347,8 @@ def djinn_register_guards(register: RegisterGuard) -> None:
         register: Accepts a `djinn.kinds.Guard`.
 
     Raises:
-        PluginValidationError: The object has not all that a guard has, or its name is registered already by the same
-            plugin.
+        PluginValidationError: The object lacks a member that a guard needs, or the same plugin has already registered
+            its name.
 
     Laws:
         Those of the kind ``guard``, in ``specs/kinds/guard.toml``.
@@ -368,8 +369,8 @@ def djinn_register_observers(register: RegisterObserver) -> None:
         register: Accepts a `djinn.kinds.Observer`.
 
     Raises:
-        PluginValidationError: The object has not all that an observer has, or its name is registered already by the
-            same plugin.
+        PluginValidationError: The object lacks a member that an observer needs, or the same plugin has already
+            registered its name.
 
     Laws:
         Those of the kind ``observer``, in ``specs/kinds/observer.toml``.
@@ -395,7 +396,7 @@ def djinn_register_workloads(register: RegisterOfLibrary) -> None:
             ``prepare`` is called later; nothing is recorded before.
 
     Raises:
-        PluginValidationError: The object is no workload, or there is one of that name.
+        PluginValidationError: The object is not a workload, or its name is taken.
 
     Since:
         0.1.0
@@ -414,11 +415,11 @@ def djinn_register_commands(app: typer.Typer) -> None:
         commands are listed in the order of the plugins' names.
 
     Args:
-        app: The program. Add commands with ``app.command("name")`` or groups with ``app.add_typer``. Imports that
-            only the command needs belong into the command.
+        app: The program. Add commands with ``app.command("name")`` or groups with ``app.add_typer``. Imports that only
+            the command needs belong inside the command.
 
     Raises:
-        PluginValidationError: A command of that name exists already.
+        PluginValidationError: A command with that name exists already.
 
     Since:
         0.1.0
@@ -427,25 +428,25 @@ def djinn_register_commands(app: typer.Typer) -> None:
 
 @hookspec
 def djinn_examine_system(report: Report) -> None:
-    """Say what of this system a plugin can use.
+    """Report which features of this system a plugin can use.
 
     Called:
-        Phase *command line*, once per ``djinn doctor``. All implementations run; what they report is listed in the
-        order of the plugins' names.
+        Phase *command line*, once per ``djinn doctor``. All implementations run; their reports are listed in the order
+        of the plugins' names.
 
     Args:
-        report: Takes a name, what was found, and what to do about it, which may be empty. Nothing of it is a problem:
-            djinn works without.
+        report: Takes a name, a finding, and a suggestion, which may be empty. Findings are not problems: djinn works
+            without these features.
 
     Raises:
-        Exception: Whatever is raised here is listed as a problem, with the plugin's name.
+        Exception: Any exception is listed as a problem, with the plugin's name.
 
     Since:
         0.1.0
     """
 
 
-# Phase "session": a session runs.
+# Phase "session": a session is running.
 
 
 @hookspec(firstresult=True)
@@ -490,17 +491,17 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
 
 @hookspec
 def djinn_session_started(session: Session) -> None:
-    """Learn that a session is ready.
+    """React to a new session.
 
     Called:
-        Phase *session*, once per session, after everything is chosen and before the first operation. All
+        Phase *session*, once per session, after all plugins are chosen and before the first operation. All
         implementations run; order is irrelevant.
 
     Args:
         session: The session. Do not keep it alive: hold a weak reference.
 
     Raises:
-        Exception: Whatever is raised here reaches the caller of ``djinn.init``; the session is closed again.
+        Exception: Any exception reaches the caller of ``djinn.init``; the session is closed again.
 
     Since:
         0.1.0
@@ -509,17 +510,16 @@ def djinn_session_started(session: Session) -> None:
 
 @hookspec
 def djinn_session_closed(stats: Mapping[str, int]) -> None:
-    """Learn that a session has ended.
+    """React to the end of a session.
 
     Called:
-        Phase *session*, once per session, after its connection is closed. All implementations run; order is
-        irrelevant.
+        Phase *session*, once per session, after its connection is closed. All implementations run; order is irrelevant.
 
     Args:
-        stats: The last counters, as `djinn.stats` gave them. Not to be changed.
+        stats: The last counters, as returned by `djinn.stats`. Must not be changed.
 
     Raises:
-        Exception: Whatever is raised here is logged with the plugin's name and goes no further.
+        Exception: Any exception is logged with the plugin's name and not raised.
 
     Since:
         0.1.0

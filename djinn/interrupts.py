@@ -1,17 +1,17 @@
-"""Ctrl-C, where it does no harm: not in the middle of a batch, and at once where the session waits.
+"""Ctrl-C where it does no harm: never in the middle of a batch, and at once where the session waits.
 
-A handler of SIGINT may raise wherever Python runs, and so between a frame and the number that counts it. While a
-`SessionLock` is held, the handler that there is (Python's own, a framework's or the user's) still runs at once, but
-what it raises waits: until the blocking call that is under way has been woken, or until the lock is released. A handler
-that raises nothing disturbs nothing.
+A SIGINT handler may raise anywhere in Python code, for example between sending a frame and counting it. While a
+`SessionLock` is held, the installed handler (Python's own, a framework's or the user's) still runs at once, but an
+exception that it raises is deferred: until the current blocking call has been woken, or until the lock is released. A
+handler that raises nothing changes nothing.
 
-In place of Python's own handler, an interceptor may bring an `InterruptHandler` that raises where PyTorch can stand it.
-It takes effect as soon as a session hands something over.
+An interceptor may replace Python's own handler by an `InterruptHandler`, which raises where PyTorch can tolerate it. It
+takes effect when a session first submits something.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps it in takes longer than it does
+import _signal  # type: ignore[import-not-found]  # importing `signal`, which wraps it, takes longer
 import signal
 import threading
 import time
@@ -26,36 +26,36 @@ __all__ = ("Deferral", "InterruptHandler", "SessionLock", "acquired", "deferral"
 
 _T = TypeVar("_T")
 _LOOK_S = 0.05
-"""How often a wait for a lock that another thread holds looks for an interrupt."""
+"""How often a wait for a lock held by another thread checks for an interrupt."""
 
 
 class InterruptHandler:
     """Raises `KeyboardInterrupt` as Python's own handler does.
 
     Concurrency:
-        The main thread's.
+        The main thread.
     """
 
     def __init__(self) -> None:
         self.hurry: WeakMethod[Callable[[], object]] | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal; no frame, if nothing is recorded now."""
+        """Handle the signal; the frame is ``None`` if no operation is being recorded."""
         signal.default_int_handler(number, frame)
 
     def use(self, hurry: Callable[[], object]) -> None:
-        """Know a method that has the next operation take a `SessionLock`."""
+        """Register a function that makes the next operation take a `SessionLock`."""
         self.hurry = WeakMethod(hurry)
 
     def take(self) -> bool:
-        """Whether an interrupt is still to be raised, which is the caller's business from now on."""
+        """Return whether an interrupt must still be raised; the caller is then responsible for raising it."""
         return False
 
     def raises(self) -> None:
-        """Know that an exception is about to be raised, here or by another handler."""
+        """Record that an exception is about to be raised, here or by another handler."""
 
     def set(self, handler: Any) -> None:
-        """Have Python call a handler."""
+        """Install a handler with Python."""
         _signal.signal(signal.SIGINT, handler)
 
 
@@ -63,30 +63,30 @@ _handler = InterruptHandler()
 
 
 def interrupt_handler() -> InterruptHandler:
-    """Return what takes the place of Python's own handler."""
+    """Return the handler that replaces Python's own."""
     return _handler
 
 
 def use_interrupt_handler(handler: InterruptHandler) -> None:
-    """Let another one take the place of Python's own, from the next session on."""
+    """Replace Python's own handler by this one from the next session on."""
     global _handler
     _handler = handler
 
 
 def use_pythons_handler() -> None:
-    """Let Python's own handler do again what an `InterruptHandler` does in its place, if one does."""
+    """Restore Python's own handler if an `InterruptHandler` has replaced it."""
     if get_ident() == main_thread().ident and _signal.getsignal(signal.SIGINT) is _handler:
         _handler.set(signal.default_int_handler)
 
 
 class Deferral:
-    """Takes the place of a handler of SIGINT, and keeps what it raises.
+    """Replaces a SIGINT handler, and defers the exception that it raises.
 
     Args:
-        previous: That handler.
+        previous: The replaced handler.
 
     Attributes:
-        error: What it has raised first.
+        error: The first exception that it raised.
     """
 
     def __init__(self, previous: Callable[[int, FrameType | None], Any]) -> None:
@@ -98,7 +98,7 @@ class Deferral:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
         try:
-            # Nothing is recorded here.
+            # This frame is not recorded.
             self.previous(number, None if self.previous is _handler else frame)
         except BaseException as error:
             self.error = self.error or error.with_traceback(None)
@@ -109,14 +109,15 @@ class Deferral:
                 self._wake()
 
     def wait(self, wake: Callable[[], object], action: Callable[[], _T]) -> _T:
-        """Do something that blocks, unless there was an interrupt, and until there is one.
+        """Run a blocking action, unless an interrupt is pending; an interrupt ends it.
 
         Args:
-            wake: Has it return, or raise an `OSError` or `EOFError`. Called by a signal handler, in the midst of it.
-            action: Blocks.
+            wake: Makes the action return, or raise an `OSError` or `EOFError`. Called by a signal handler during the
+                action.
+            action: The blocking action.
 
         Raises:
-            BaseException: What the handler has raised, if it was not done before.
+            BaseException: The handler's exception, if the action had not finished before.
         """
         self._wake = wake
         try:
@@ -130,7 +131,7 @@ class Deferral:
         raise self.error
 
     def through(self, action: Callable[[], _T]) -> _T:
-        """Do something that an exception may end anywhere."""
+        """Run an action that an exception may end at any point."""
         if self.error is not None:
             raise self.error
         self._lets_through = True
@@ -141,7 +142,7 @@ class Deferral:
 
 
 def deferral() -> Deferral | None:
-    """Return what defers interrupts of this thread; ``None`` if nothing does, or none comes here."""
+    """Return the object that defers this thread's interrupts; ``None`` if there is none or none arrive here."""
     if get_ident() != main_thread().ident:
         return None
     handler = _signal.getsignal(signal.SIGINT)
@@ -149,13 +150,13 @@ def deferral() -> Deferral | None:
 
 
 def through(action: Callable[[], _T]) -> _T:
-    """Do something that an interrupt may end anywhere, also while interrupts are deferred."""
+    """Run an action that an interrupt may end at any point, even while interrupts are deferred."""
     deferred = deferral()
     return action() if deferred is None else deferred.through(action)
 
 
 def acquired(lock: threading.RLock, deferred: Deferral | None) -> BaseException | None:
-    """Wait for a lock, and return the interrupt that came before it could be had, if one did."""
+    """Acquire a lock, and return the interrupt that arrived during the wait, if there was one."""
     while not lock.acquire(timeout=-1 if deferred is None else _LOOK_S):
         if deferred is not None and deferred.error is not None:
             return deferred.error
@@ -163,13 +164,13 @@ def acquired(lock: threading.RLock, deferred: Deferral | None) -> BaseException 
 
 
 class SessionLock:
-    """A reentrant lock whose holder is not interrupted in the midst of what it does.
+    """A reentrant lock that defers interrupts while it is held.
 
     Args:
         interrupted: Called before the lock is released if there was an interrupt.
 
     Concurrency:
-        Only the main thread is ever interrupted; others lock and unlock.
+        Only the main thread is ever interrupted; other threads lock and unlock.
     """
 
     def __init__(self, interrupted: Callable[[], object]) -> None:
@@ -196,14 +197,14 @@ class SessionLock:
         finally:
             self._lock.release()
             if deferred is not None:
-                # From here on the next interrupt raises at once.
+                # After this line, the next interrupt raises at once.
                 _end(deferred)
                 if deferred.error is not None and deferred.error is not error:
                     raise deferred.error
 
 
 def _begin() -> Deferral | None:
-    """Defer interrupts, unless somebody does or there is no handler that could raise."""
+    """Defer interrupts, unless they are deferred already or no installed handler could raise."""
     handler = _signal.getsignal(signal.SIGINT)
     if not callable(handler) or type(handler) is Deferral:
         return None
@@ -221,5 +222,5 @@ def _end(deferred: Deferral) -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Sleep, until an interrupt."""
+    """Sleep until the time is over or an interrupt arrives."""
     through(lambda: time.sleep(seconds))

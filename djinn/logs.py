@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def configure(config: Config) -> None:
-    """Apply the level of the configuration to djinn's loggers, all of them or those of components.
+    """Apply the configured level to all djinn loggers, or to those of some components.
 
-    Handlers are the application's business; without any, Python prints warnings to standard error.
+    The application sets up handlers; without any, Python prints warnings to standard error.
     """
     for component in config.log_component.split(","):
         name = component.strip()
@@ -20,7 +20,7 @@ def configure(config: Config) -> None:
 
 
 def set_debug_level(component: str = "", level: str = "DEBUG") -> None:
-    """Show what a component does, for example ``interception``; with no component, all of them.
+    """Show the debug messages of a component, for example ``interception``; without a component, of all.
 
     Raises:
         ValueError: There is no such level.

@@ -1,4 +1,4 @@
-"""Operations in which lazy and ordinary tensors meet."""
+"""Operations that combine lazy and ordinary tensors."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class HostSession(Protocol):
 
 
 class Mixer:
-    """Uploads ordinary tensors that meet lazy ones, and runs at home what writes into ordinary tensors."""
+    """Uploads ordinary tensors that are combined with lazy ones, and runs operations that write them locally."""
 
     def __init__(self, session: HostSession) -> None:
         self._session = session
         self._uploaded: dict[int, tuple[weakref.ref[torch.Tensor], int, LazyTensor]] = {}
 
     def carry_out(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out an operation in which not everything is lazy.
+        """Execute an operation whose arguments are not all lazy.
 
         Raises:
-            RuntimeError: Strict mode is on and the mixture is one that eager PyTorch refuses.
+            RuntimeError: Strict mode is on and eager PyTorch refuses the combination.
         """
         everything = tensors_in((args, tuple(kwargs.values())))
         if any(not isinstance(t, LazyTensor) and type(t) not in (torch.Tensor, torch.nn.Parameter) for t in everything):
@@ -80,11 +80,11 @@ class Mixer:
         return self._session.dispatch(operator, *self._lifted(args, kwargs))
 
     def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that gives Python values on the executor."""
+        """Run an operation that returns Python values on the executor."""
         return self._session.trigger(operator, *self._lifted(args, kwargs))
 
     def at_home(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Bring every lazy argument home and run the operation here; its writes into lazy arguments are sent back."""
+        """Fetch every lazy argument and run the operation locally; its writes to lazy arguments are sent back."""
         lazy = [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if isinstance(tensor, LazyTensor)]
         local = dict(zip(map(id, lazy), self._session.materialize(lazy), strict=True))
         result = operator(*_mapped(args, local), **{name: _mapped(item, local) for name, item in kwargs.items()})
@@ -92,7 +92,7 @@ class Mixer:
             if isinstance(tensor, LazyTensor):
                 tensor.copy_(local[id(tensor)])
             else:
-                # Not every operator counts its writes below autograd.
+                # Below autograd, not every operator increments the version counter when it writes.
                 self.forget(tensor)
         return result
 
@@ -110,12 +110,12 @@ class Mixer:
         return made
 
     def uploaded(self, tensor: torch.Tensor) -> LazyTensor | None:
-        """Return what an ordinary tensor was uploaded as, if it was. Uploads nothing."""
+        """Return the upload of an ordinary tensor, if it was uploaded. Uploads nothing."""
         known = self._uploaded.get(id(tensor))
         return known[2] if known is not None and known[0]() is tensor else None
 
     def _draw(self, generator: torch.Generator, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Draw from a generator of this process: its state travels there ahead of the operation, and back behind it."""
+        """Draw from a generator of this process: its state is sent before the operation, and fetched after it."""
         session = self._session
         kind = session.backend.welcome.device.partition(":")[0]
         if generator.device.type != kind:
@@ -133,7 +133,7 @@ class Mixer:
         return made
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Drop what is cached for an ordinary tensor, and with it the weak reference to it."""
+        """Drop the cached upload of an ordinary tensor, and the weak reference to it."""
         self._uploaded.pop(id(tensor), None)
 
     def _lifted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -157,7 +157,7 @@ def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 
 
 def _not_indices(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """List the ordinary tensors of a call that eager PyTorch wants on the device; indices may be anywhere."""
+    """List the ordinary tensors of a call that eager PyTorch requires on the device; indices may be on any device."""
     items = [item for argument, item in zip(operator._schema.arguments, args, strict=False)
              if not str(argument.type).startswith("List[Optional[Tensor")]
     return [tensor for tensor in tensors_in((items, tuple(kwargs.values()))) if not isinstance(tensor, LazyTensor)]

@@ -1,4 +1,4 @@
-"""Trying again where a server asks for it, without making it worse."""
+"""Retries at a server's request, without adding to its load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from djinn.errors import RefusedError
 __all__ = ("MAX_TRIES", "patiently")
 
 MAX_TRIES = 8
-"""A server that has refused so often has too much to do for long: whoever wants to go on has to ask anew."""
+"""A server that has refused this often is overloaded for longer: raise the error, and let the caller decide when to
+retry.
+"""
 _random = random.SystemRandom()
 _T = TypeVar("_T")
 
@@ -21,17 +23,19 @@ def patiently(
     connect: Callable[[float], _T], timeout_s: float, *, sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> _T:
-    """Connect, and again when a server that refuses says so: at least as long after as it says, each time longer.
+    """Connect, and retry as long as the server asks for it.
+
+    Each pause is at least as long as the server requests, and grows with every refusal.
 
     Args:
-        connect: Connects; takes how many seconds that may take.
-        timeout_s: How long all of it may take.
+        connect: Connects; takes the time limit in seconds.
+        timeout_s: Time limit for all attempts together.
         sleep: As of `time`.
         clock: As of `time`; monotonic.
 
     Raises:
-        RefusedError: The server has refused too often or asks for more time than there is; says what to do.
-        Exception: What ``connect`` raises otherwise.
+        RefusedError: The server has refused too often, or asks for more time than is left; the hint says what to do.
+        Exception: Any other exception that ``connect`` raises.
     """
     deadline_s = clock() + timeout_s
     for tries in range(1, MAX_TRIES + 1):
@@ -40,7 +44,7 @@ def patiently(
         except RefusedError as error:
             if error.retry_after_s <= 0:
                 raise
-            # The jitter keeps those who were refused together from coming back together.
+            # The jitter keeps clients that were refused together from retrying together.
             pause_s = error.retry_after_s * 1.5 ** (tries - 1) * _random.uniform(1, 1.5)
             if tries == MAX_TRIES or clock() + pause_s >= deadline_s:
                 raise type(error)(

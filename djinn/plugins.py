@@ -1,7 +1,6 @@
 """Plugins: finding them, checking them, choosing among them.
 
-A typed facade over pluggy. Built-in plugins come the same way as everybody else's: through the entry points of the
-group ``djinn``.
+A typed facade over pluggy. Built-in plugins are found like all others: through the entry points of the group ``djinn``.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class Registered:
     """One object that a plugin registered."""
 
     kind: str
-    """What it is, out of `KINDS`; ``command`` for a command of the program ``djinn``."""
+    """Its kind, one of `KINDS`; ``command`` for a command of the program ``djinn``."""
     name: str
     """The object's own name."""
     plugin: str
-    """Name of the entry point that brought it."""
+    """Name of the entry point that provides it."""
     distribution: str
     """Name and version of the installed distribution, for example ``djinn-torch 0.1.0``."""
     value: Any = attrs.field(repr=False)
@@ -47,7 +46,7 @@ class Registered:
 
 
 def installed() -> tuple[str, ...]:
-    """Names of all installed plugins, disabled ones included. Imports none."""
+    """Names of all installed plugins, including disabled ones. Imports none."""
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
 
 
@@ -84,16 +83,16 @@ class Plugins:
         """Find, import, check and register plugins.
 
         Args:
-            selection: What the configuration says.
-            names: Only these entry points; disabled ones among them are left out.
-            problems: Receives what is wrong with single plugins, which are then left out. Without it, the first
-                problem is raised.
+            selection: The plugin settings of the configuration.
+            names: Load only these entry points; disabled ones are still left out.
+            problems: Receives the errors of single plugins, which are then left out. Without it, the first error is
+                raised.
 
         Raises:
-            PluginLoadError: A plugin, or what it registers, cannot be imported.
-            PluginValidationError: A plugin has an unknown hook or registers something that is not of its kind.
-            AmbiguousPluginError: Two distributions bring a plugin of one name.
-            PluginError: ``names`` or the selection name a plugin that is not installed.
+            PluginLoadError: A plugin, or an object that it registers, cannot be imported.
+            PluginValidationError: A plugin has an unknown hook or registers an object of the wrong kind.
+            AmbiguousPluginError: Two distributions provide plugins with the same name.
+            PluginError: ``names`` or the selection contains a plugin that is not installed.
         """
         made = cls(selection or PluginSelection())
 
@@ -191,25 +190,25 @@ class Plugins:
 
     @property
     def hook(self) -> Any:
-        """All plugins' implementations: ``plugins.hook.djinn_session_started(session=...)``."""
+        """Implementations of all plugins: ``plugins.hook.djinn_session_started(session=...)``."""
         return self._manager.hook
 
     def registered(self, kind: str) -> dict[str, list[Registered]]:
-        """All objects of a kind, by name. More than one of a name means that a choice of it is ambiguous."""
+        """All objects of a kind, by name. If several have the same name, choosing that name is ambiguous."""
         return {name: list(entries) for name, entries in self._registered[kind].items()}
 
     def find(self, kind: str, default: str | None = None) -> Registered:
-        """Choose one object of a kind, and say where it comes from.
+        """Choose one object of a kind, with its origin.
 
         Args:
-            kind: Out of `KINDS`.
-            default: Name of the object to use where the configuration chooses none; passed over if nobody
-                registered it.
+            kind: One of `KINDS`.
+            default: Name of the object to use if the configuration chooses none; ignored if no plugin has registered
+                it.
 
         Raises:
-            AmbiguousPluginError: Several objects answer and nothing is chosen, or two plugins registered the chosen
+            AmbiguousPluginError: Several objects are possible and none is chosen, or two plugins registered the chosen
                 name.
-            PluginError: No object answers; lists those that exist.
+            PluginError: There is no such object; the error lists those that exist.
         """
         known = self._registered[kind]
         name = self.selection.chosen.get(kind)
@@ -228,7 +227,7 @@ class Plugins:
         """Choose one object of a kind.
 
         Args:
-            kind: Out of `KINDS`.
+            kind: One of `KINDS`.
             default: As for `find`.
 
         Raises:
@@ -237,12 +236,12 @@ class Plugins:
         return self.find(kind, default).value
 
     def find_all(self, kind: str) -> list[Registered]:
-        """All objects of a kind of which many are used, in the order of their names.
+        """All objects of a kind that may have several active objects, ordered by name.
 
-        If the configuration chooses one of the kind, it is the only one.
+        If the configuration chooses one of them, only that one is returned.
 
         Raises:
-            AmbiguousPluginError: Two plugins registered one name.
+            AmbiguousPluginError: Two plugins registered the same name.
             PluginError: The chosen object does not exist.
         """
         if kind in self.selection.chosen:
@@ -253,7 +252,7 @@ class Plugins:
         return [entries[0] for _, entries in sorted(self._registered[kind].items())]
 
     def all(self, kind: str) -> list[Any]:
-        """All objects of a kind of which many are used, in the order of their names.
+        """All objects of a kind that may have several active objects, ordered by name.
 
         Raises:
             AmbiguousPluginError, PluginError: As for `find_all`.
@@ -261,11 +260,11 @@ class Plugins:
         return [entry.value for entry in self.find_all(kind)]
 
     def find_transport(self, scheme: str) -> Registered:
-        """Choose the transport for addresses ``scheme://...``, and say where it comes from.
+        """Choose the transport for addresses ``scheme://...``, with its origin.
 
         Raises:
-            AmbiguousPluginError: Several transports carry the scheme and none of them is chosen.
-            PluginError: No transport carries it; lists the schemes that exist.
+            AmbiguousPluginError: Several transports support the scheme and none of them is chosen.
+            PluginError: No transport supports it; the error lists the supported schemes.
         """
         entries = [entry for entries in self._registered["transport"].values() for entry in entries]
         answers = [entry for entry in entries if entry.value.scheme == scheme]

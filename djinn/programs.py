@@ -1,4 +1,4 @@
-"""From a piece of tape to a program: canonical, position-independent, known by its structure."""
+"""Converts a piece of tape to a program: canonical, position-independent, identified by its structure."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from djinn.wire.forecast import Forecast
 from djinn.wire.messages import Command, Define, Forget, Run, to_wire
 
 MAX_PROGRAMS = 2048
-"""Programs that a session keeps; the least recently used goes first, here and at the executor."""
+"""Most programs that a session keeps; the least recently used are evicted, here and at the executor."""
 
 MAX_SILENT = 16
-"""Pieces in a row that give nothing away of what they are part of, after which they are thought to be of something new.
-"""
+"""After this many pieces in a row that do not reveal their phase, the phase is assumed to be a new one."""
 
 
 @attrs.define(eq=False)
 class KnownProgram:
-    """A program that the executor has been told."""
+    """A program that the executor knows."""
 
     number: int
     program: Program
     order: tuple[int, ...] | None
-    """Order in which the scheduler wants the nodes, if it is not program order."""
+    """The scheduler's order of the nodes, if it differs from program order."""
     telling: tuple[int, ...]
-    """Positions of nodes that may give away what the program is part of."""
+    """Positions of nodes that may reveal the program's phase."""
 
 
 @attrs.frozen
 class Layout:
-    """A piece of tape in canonical form: what is structure, and what varies; the numbers as they travel."""
+    """A piece of tape in canonical form: its structure, its variable parts, and the numbers in wire format."""
 
     key: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -76,7 +75,7 @@ def lay_out(nodes: Sequence[Node], released: set[int]) -> Layout:
 
 
 def program_of(nodes: Sequence[Node], layout: Layout) -> Program:
-    """Write a layout down as a program."""
+    """Convert a layout to a program."""
     templates: dict[int, int] = {}
     bodies: list[Template] = []
     steps: list[Step] = []
@@ -103,7 +102,7 @@ class ProgramTable:
     """The programs of a session, looked up by structure.
 
     Args:
-        arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
+        arrange: Called once per new program for the order of its nodes; ``None`` means program order.
     """
 
     def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None]) -> None:
@@ -119,13 +118,13 @@ class ProgramTable:
 
     @property
     def defined(self) -> int:
-        """How many programs were ever sent."""
+        """How many programs have been sent."""
         return self._last
 
     def new_phase(self) -> ExecutionPhase | None:
-        """Return what the latest programs are part of, as far as they gave it away; ``None`` if it was returned before.
+        """Return the phase of the latest programs, as far as they revealed it; ``None`` if it was returned before.
 
-        Pieces of a step that give nothing away are thought to be part of what was before them.
+        Pieces that reveal nothing are assumed to belong to the same phase as the pieces before them.
         """
         before, self._phase_told = self._phase_told, self._phase
         return None if self._phase is before else self._phase
@@ -133,16 +132,16 @@ class ProgramTable:
     def commands(
         self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None, freed: Sequence[int] = ()
     ) -> tuple[list[Command], Sequence[Node], Layout]:
-        """Make the commands that run a piece of tape.
+        """Create the commands that run a piece of tape.
 
         Args:
             nodes: The piece.
-            released: Numbers of its results that nobody wants.
-            layout: What `lay_out` makes of them, if that is known.
-            freed: Numbers of older values that nobody wants once the piece has run.
+            released: Numbers of results that are released at once.
+            layout: The result of `lay_out` for them, if known.
+            freed: Numbers of older values to free once the piece has run.
 
         Returns:
-            The commands; the nodes in the order in which they run; what was laid out.
+            The commands; the nodes in the order in which they run; the layout.
         """
         layout = layout or lay_out(nodes, released)
         key, commands = layout.key, list[Command]()

@@ -1,7 +1,7 @@
-"""Recording: from a call of an operator to a node on the tape and lazy results.
+"""Recording: converts an operator call to a node on the tape and lazy results.
 
-The path of an operation that has been seen before with the same metadata is `Recorder.dispatch` down to ``return``;
-everything else is off that path, in `djinn.binding` and the session.
+The fast path, for an operation seen before with the same metadata, is `Recorder.dispatch` down to ``return``.
+Everything else is off that path, in `djinn.binding` and the session.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from djinn.ir.value import Slot, Value
 from djinn.tensor import LazyTensor, user_line, wrap
 
 MAX_PLANS = 2048
-"""Entries of each of the metadata cache's two generations: what has not been used for that many others is forgotten."""
+"""Entries in each of the metadata cache's two generations; an entry not used for that many others is dropped."""
 
 _device_type = torch.device
 _inference_mode = torch._C._InferenceMode
@@ -78,7 +78,7 @@ class Recorder:
         self._pending = session.tape.nodes
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out one operation on lazy tensors, or a factory on the logical device."""
+        """Execute one operation on lazy tensors, or a factory on the logical device."""
         binding = self._bindings.get(id(operator))
         if binding is None:
             binding = self.binding(operator)
@@ -87,15 +87,15 @@ class Recorder:
         return self.record(binding, operator, args, kwargs)
 
     def binding(self, operator: Any) -> Binding:
-        """Return what is known of an operator.
+        """Return the facts about an operator.
 
-        It is looked up by identity, because an operator's own hash is a function in Python.
+        The lookup is by identity, because an operator's own hash is a Python function.
         """
         found = self._bindings.get(id(operator))
         return found or self._bindings.setdefault(id(operator), self._bind(operator))
 
     def crossing(self, operator: Any) -> Binding:
-        """Return what is known of an operator whose operands may be on different devices."""
+        """Return the facts about an operator whose operands may be on different devices."""
         found = self._crossing.get(id(operator))
         if found is None:
             found = self._crossing[id(operator)] = attrs.evolve(self.binding(operator), crosses_devices=True)
@@ -146,7 +146,7 @@ class Recorder:
     def apply(
         self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slots: list[Slot], numbers: list[Any]
     ) -> Any:
-        """Record a call whose plan is known; ``slots`` and ``numbers`` are what `scan` found in it."""
+        """Record a call whose plan is known; ``slots`` and ``numbers`` are the output of `scan`."""
         signature = plan.signature
         spec = plan.single
         if spec is not None:
@@ -163,7 +163,7 @@ class Recorder:
         else:
             outputs, made = self.new_results(plan, args, slots)
             result = plan.returned(made, args, kwargs)
-        # Tuples of what needs no garbage collection need none themselves.
+        # The garbage collector stops tracking tuples that contain only untracked objects.
         node = Node(signature, tuple(slots), outputs, tuple(numbers))
         if self.is_debugging:
             node.origin = user_line()
@@ -177,7 +177,7 @@ class Recorder:
     def new_results(
         self, plan: Plan, args: tuple[Any, ...], slots: list[Slot]
     ) -> tuple[tuple[Slot, ...], list[LazyTensor | None]]:
-        """Make slots and lazy tensors for the new results of an operation, ``None`` for absent ones."""
+        """Create slots and lazy tensors for the new results of an operation, ``None`` for absent ones."""
         outputs = []
         made: list[LazyTensor | None] = []
         with self.making(plan, args):
@@ -194,13 +194,13 @@ class Recorder:
 
     @staticmethod
     def making(plan: Plan, args: tuple[Any, ...]) -> AbstractContextManager[Any]:
-        """Return the context in which results are made: in inference mode, a view is what its base is."""
+        """Return the context in which results are created: a view of an inference tensor must be one, too."""
         outside = plan.may_be_view and torch.is_inference_mode_enabled() and not _is_inference(args)
         return _inference_mode(False) if outside else nullcontext()
 
 
 def _is_inference(args: tuple[Any, ...]) -> bool:
-    """Whether the tensor that a view is taken of is an inference tensor; a view must be what its base is."""
+    """Whether the base of a view is an inference tensor; the view must be the same."""
     for item in args:
         if isinstance(item, torch.Tensor):
             return torch.is_inference(item)
@@ -210,17 +210,17 @@ def _is_inference(args: tuple[Any, ...]) -> bool:
 
 
 def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], erase: bool) -> bool:
-    """Take a call apart: metadata and constants into the key, operands and numbers into lists.
+    """Scan a call: append metadata and constants to the key, operands and numbers to lists.
 
     Args:
         items: Arguments.
-        key: Receives what metadata of the results depends on.
+        key: Receives everything that the results' metadata depends on.
         slots: Receives the tensors' slots.
         numbers: Receives the numbers.
-        erase: Whether real numbers do not matter to metadata.
+        erase: Whether real numbers do not affect metadata.
 
     Returns:
-        Whether everything in it is ours: no ordinary tensor, no other device, no generator.
+        Whether all arguments belong to the session: no ordinary tensor, no other device, no generator.
     """
     ours = True
     for item in items:
@@ -252,7 +252,7 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
                 key.append(list)
                 ours = scan(item, key, slots, numbers, erase) and ours
         elif isinstance(item, LazyTensor):
-            # A subclass may have a way of its own.
+            # A subclass may override this.
             value = item._value
             key.append((kind, value.spec))
             slots.append(value.slot)
@@ -263,7 +263,7 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
         else:
             key.append(item)
             if isinstance(item, (int, float, complex)):
-                # A subclass, for example of an enumeration or of numpy.
+                # A subclass, for example of an enumeration or from NumPy.
                 key.append(kind)
                 numbers.append(item)
     return ours

@@ -1,4 +1,4 @@
-"""The process-wide state: the interceptor that is installed, and the session that is running."""
+"""The process-wide state: the installed interceptor and the running session."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _init_time_ms = 0.0
 
 @attrs.frozen
 class RuntimeState:
-    """What is running."""
+    """Description of the running session."""
 
     is_initialized: bool
-    """Whether there is a session."""
+    """Whether a session is running."""
     address: str
-    """Where its executor is."""
+    """Address of its executor."""
     device: str
     """The executor's own device."""
     initialization_time_ms: float
-    """How long it took to start."""
+    """How long its start took."""
 
 
 def install(interceptor: Interceptor) -> None:
@@ -57,20 +57,20 @@ def install(interceptor: Interceptor) -> None:
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
-    """Start a session; a session that is running ends first.
+    """Start a session; a running session is ended first.
 
     Args:
-        server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without
-            ``DJINN_SERVER``, operations run in this process.
+        server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``,
+            operations run in this process.
         **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
             ``tls_cert``, ``tls_key``, ``device``, ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``,
             ``log_component``, ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``,
             ``recovery_timeout_s``, ``local_fallback``.
 
     Raises:
-        ConfigurationError: A setting makes no sense.
+        ConfigurationError: A setting is invalid.
         PluginError: A plugin is missing, broken or ambiguous.
-        TransportError: The server cannot be reached, or refuses.
+        TransportError: The server cannot be reached, or refuses the connection.
     """
     from djinn.config import Config
 
@@ -88,7 +88,7 @@ def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
     def work() -> None:
         try:
             done.set_result(init(server, **settings))
-        except BaseException as error:  # noqa: BLE001  # not swallowed: whoever asks the future receives it
+        except BaseException as error:  # noqa: BLE001  # not swallowed: the future delivers it
             done.set_exception(error)
 
     threading.Thread(target=work, name="djinn-init", daemon=True).start()
@@ -102,7 +102,7 @@ def _start(config: Config) -> Session:
     from djinn.session import Session
 
     if torch.utils.data.get_worker_info() is not None:
-        # PyTorch would collect the tensors in shared memory on their device, and end the worker.
+        # PyTorch would collate the tensors into shared memory on their device, which would end the worker.
         raise UnsupportedTensorError("Workers of a DataLoader cannot use remote tensors.",
                                      hint="Let them make ordinary tensors, and move each batch with .to(device).")
     begin = time.perf_counter()
@@ -147,7 +147,7 @@ def current() -> Session:
 
 
 def shutdown() -> None:
-    """End the session, if there is one. Its lazy tensors become unusable, its remote values are freed."""
+    """End the session, if there is one. Its lazy tensors become unusable, and its remote values are freed."""
     global _session
     with _lock:
         session = _session
@@ -156,14 +156,14 @@ def shutdown() -> None:
             if session is not None and _process == os.getpid():
                 session.close()
         finally:
-            # An interrupt may come before it begins to close.
+            # An interrupt may arrive before it begins to close.
             if session is None or session.closed or _process != os.getpid():
                 _session = None
                 use_pythons_handler()
 
 
 def forget_in_child() -> None:
-    """Leave the parent's session to the parent: a forked child has its own, or none."""
+    """Drop the parent's session in a forked child, which starts its own if it needs one."""
     global _session, _lock
     _session = None
     _lock = threading.RLock()
@@ -188,7 +188,7 @@ def register_init_hook(hook: Callable[[], None]) -> None:
 
 
 def get_runtime_state() -> RuntimeState:
-    """Describe what is running. Starts nothing."""
+    """Describe the running session. Starts none."""
     session = _session
     if session is None:
         return RuntimeState(False, "", "", 0.0)
@@ -206,7 +206,7 @@ def next_seed() -> int:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the remote random numbers; a session that starts later is seeded with the same."""
+    """Seed the remote random generators; later sessions start with the same seed."""
     global _seed
     _seed = seed
     if _session is not None:
@@ -216,17 +216,17 @@ def seed_all(seed: int) -> None:
 _baseline: dict[str, int] = {}
 _LEVELS = frozenset({"journal_bytes", "journal_ms", "journal_nodes", "live_handles", "pending_nodes", "programs_known",
                      "results_kept", "results_kept_bytes"})
-"""Entries of `stats` that are levels, not counters; `reset_stats` leaves them alone."""
+"""Entries of `stats` that are levels, not counters; `reset_stats` does not reset them."""
 
 
 def stats() -> Mapping[str, int]:
-    """Count what has happened since the session began, or since `reset_stats`."""
+    """Return the counts since the session began, or since `reset_stats`."""
     now = current().stats()
     return {name: count - (0 if name in _LEVELS else _baseline.get(name, 0)) for name, count in now.items()}
 
 
 def reset_stats() -> None:
-    """Count from zero again."""
+    """Reset the counters to zero."""
     _baseline.clear()
     _baseline.update(current().stats())
 

@@ -1,4 +1,4 @@
-"""The session: composed of plugins, it records, hands over, and brings home."""
+"""The session: composed of plugins, it records operations, submits them, and fetches values."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _VIEWS_AND_WRITES = torch._C.DispatchKey.ADInplaceOrView
 
 
 class Session:
-    """One client's conversation with its executors.
+    """A client's session with its executors.
 
     Args:
         config: Settings.
-        plugins: Where the parts come from.
-        connections: Open connections, one for each executor.
-        device: The logical device; where the user chooses among several, the first.
+        plugins: The plugins that provide its parts.
+        connections: Open connections, one per executor.
+        device: The logical device; if the user chooses among several, the first.
 
     Concurrency:
-        Any thread may record and materialize; handing over is serialised. Ctrl-C while it hands over or waits cancels
-        what it has handed over.
+        Any thread may record and materialize; submission is serialized. Ctrl-C during submission or a wait cancels the
+        submitted work.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class Session:
         return made
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out one operation."""
+        """Execute one operation."""
         return self.recorder.dispatch(operator, args, kwargs)
 
     def stream(self) -> None:
-        """Hand pending nodes over without waiting and without raising; a broken connection shows at the next wait."""
+        """Submit pending nodes without waiting and without raising; a broken connection shows at the next wait."""
         if not self.pace.is_due(self.tape.nodes):
             return
         try:
@@ -131,34 +131,34 @@ class Session:
             log.warning("streaming flush failed; the next materialization reports it: %s", error)
 
     def flush_after(self, operations: int | str | None) -> None:
-        """Hand pending nodes over after so many operations from now on; see `djinn.config.Config.flush_every`."""
+        """Set after how many operations pending nodes are submitted; see `djinn.config.Config.flush_every`."""
         usual = self._usual_flush_every
         self.flush_every = usual if operations == "auto" else int(operations or 0)
         self.pace.set(self.flush_every, is_fixed=operations != "auto")
 
     def keep_results(self, max_bytes: int) -> None:
-        """Keep so many bytes of results to be used again from now on; see `djinn.config.Config.result_cache_bytes`."""
+        """Set how many bytes of results are kept for reuse; see `djinn.config.Config.result_cache_bytes`."""
         with self.lock:
             self.backend.use_cache(partial(self._open_cache, max_bytes))
 
     def flush(self) -> None:
-        """Hand everything pending over without waiting for results.
+        """Submit everything pending without waiting for results.
 
         Raises:
-            TransportError: The connection is gone.
+            TransportError: The connection is lost.
         """
         with self.lock:
             self.backend.flush()
 
     def materialize(self, tensors: Sequence[Any]) -> list[Any]:
-        """Bring values home in one round trip. Ordinary tensors are given back as they are.
+        """Fetch values in one round trip. Ordinary tensors are returned unchanged.
 
         Returns:
             One CPU tensor each, owned by the caller, outside autograd.
 
         Raises:
-            TransportError: The connection is gone.
-            Exception: What the operation raised that should have computed a value.
+            TransportError: The connection is lost.
+            Exception: The exception of the operation that should have computed a value.
         """
         lazy = [tensor for tensor in tensors if isinstance(tensor, LazyTensor)]
         for tensor in lazy:
@@ -181,14 +181,14 @@ class Session:
         self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
         numbers: Sequence[Any],
     ) -> tuple[Any, Plan | None]:
-        """Run an operation at once and bring home the metadata of its results only.
+        """Run an operation at once and fetch only the metadata of its results.
 
         Returns:
-            What the operation returns; and the plan for the next call with this metadata, unless the result depends on
-            more than that.
+            The operation's return value; and the plan for the next call with this metadata, unless the result depends
+            on more than the metadata.
 
         Raises:
-            Exception: What the operation raises.
+            Exception: Any exception of the operation.
         """
         signature = plan.signature
         outputs = tuple(self._new_slot(slots, alias) for alias in signature.aliases)
@@ -209,7 +209,7 @@ class Session:
             except BaseException:
                 self.released.extend(slot.number for slot in outputs)
                 if changes_metadata:
-                    # Some kernels resize what they write to before they refuse. It is of no use if that stays unknown.
+                    # Some kernels resize their outputs before they refuse. The client must not miss that.
                     with suppress(Exception):
                         change(self.backend.describe(written))
                 raise
@@ -219,13 +219,13 @@ class Session:
             change(items[len(outputs):])
         returned = plan.returned(results, args, kwargs)
         told = plan.told(tuple(None if r is None else r._value.spec for r in results))
-        # Whoever watches has the node already, and wants to know as well.
+        # The watchers have the node already, and need the metadata as well.
         node.signature = told.signature
         depends_on_data = self.recorder.binding(operator).operation_class is OperationClass.DATA_DEPENDENT or (
-            # A mask may be among the indices.
+            # The indices may include a mask.
             torch.Tag.dynamic_output_shape in operator.tags
             and any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in((args, tuple(kwargs.values())))))
-        # A view that cannot be inferred reaches beyond its tensor, into a storage of which only the executor knows.
+        # A view that cannot be inferred reaches beyond its tensor, into a storage that only the executor knows.
         if changes_metadata or depends_on_data or plan.may_be_view:
             return returned, None
         return returned, told
@@ -246,7 +246,7 @@ class Session:
         return Slot(number, inputs[alias].storage if alias >= 0 else number)
 
     def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that gives Python values, and bring them home."""
+        """Run an operation that returns Python values, and fetch them."""
         binding = self.recorder.binding(operator)
         plan = self.planner.plan(binding, operator, args, kwargs)
         slots, numbers = self.recorder.take_apart(args, kwargs)
@@ -260,21 +260,21 @@ class Session:
         return plan.returned(values, args, kwargs)
 
     def upload(self, tensor: torch.Tensor, device: torch.device | None = None) -> LazyTensor:
-        """Copy an ordinary tensor to the executor, or to that of a device."""
+        """Copy an ordinary tensor to the executor, or to the executor of a device."""
         dense = to_dense_cpu(tensor)
         number = next(self.recorder.numbers)
         spec = self.specs.of(dense, device or self.device)
-        # If the upload fails it dies, and frees what may be there.
+        # If the upload fails, this value is destroyed, which frees anything that may have arrived.
         value = Value(Slot(number, number), spec, self.recorder.released)
         with self.lock:
             self.backend.upload(number, dense, device)
         return wrap(spec, value)
 
     def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
-        """Let an upload take the place of the factory that made ``target``, if nothing has used it yet.
+        """Replace the factory that made ``target`` by an upload, if nothing has used its result yet.
 
         Returns:
-            Whether it could; if not, nothing has happened.
+            Whether that was possible; if not, nothing has happened.
         """
         slot = target._value.slot
         with self.lock:
@@ -295,7 +295,7 @@ class Session:
         return self.recorder.record(self.recorder.crossing(operator), operator, args, kwargs)
 
     def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out an operation that also involves ordinary tensors or another device."""
+        """Execute an operation that also involves ordinary tensors or another device."""
         return self.mixer.carry_out(operator, args, kwargs)
 
     def replace(self, target: LazyTensor, new: LazyTensor) -> None:
@@ -305,18 +305,18 @@ class Session:
         target._value = value
 
     def seed(self, seed: int) -> None:
-        """Seed the session's random numbers, in program order."""
+        """Seed the session's random generators, in program order."""
         with self.lock:
             self.backend.seed(seed)
 
     def random_state(self, device: torch.device | None = None) -> torch.Tensor:
-        """Fetch the state of a device's random numbers, ``u8[N]``."""
+        """Fetch the state of a device's random generator, ``u8[N]``."""
         index = 0 if device is None else device.index or 0
         state: torch.Tensor = self._fetch([Slot(GENERATOR_HANDLE, index)])[0]
         return state
 
     def set_random_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
-        """Continue a device's random numbers from a state."""
+        """Set the state of a device's random generator."""
         with self.lock:
             self.backend.flush()
             self.backend.upload(GENERATOR_HANDLE, state.cpu().contiguous(), device)
@@ -325,7 +325,7 @@ class Session:
         """Wait until everything recorded so far has run.
 
         Raises:
-            Exception: What an operation raised, if that has not been reported yet.
+            Exception: The exception of an operation, if it has not been reported yet.
         """
         with self.lock:
             self.backend.synchronize()
@@ -341,7 +341,7 @@ class Session:
                                      hint="Its value went with that session; compute it again in this one.")
 
     def producer_of(self, tensor: LazyTensor) -> str:
-        """Name the pending operation that gives ``tensor``; empty if none does."""
+        """Name the pending operation that produces ``tensor``; empty if there is none."""
         slot = tensor._value.slot
         for node in reversed(self.tape.nodes):
             if slot in node.outputs:
@@ -376,7 +376,7 @@ class Session:
         self.recorder.append = plain if not captures else append_for_one if len(captures) == 1 else append
 
     def stats(self) -> dict[str, int]:
-        """Count what has happened since the session began."""
+        """Return the counts since the session began."""
         with self.lock:
             operations = self.backend.nodes_taken + len(self.tape)
             return {
@@ -388,7 +388,7 @@ class Session:
             }
 
     def close(self) -> None:
-        """End the session: pending nodes are dropped, remote values freed with it."""
+        """End the session: pending nodes are dropped, and remote values are freed."""
         with self.lock:
             if self.closed:
                 return
@@ -409,7 +409,7 @@ class Session:
             self.backend.cancel()
 
     def _hurry(self) -> None:
-        """Hand over with the next operation."""
+        """Submit with the next operation."""
         self.pace.limit = 0
 
     def _bind(self, operator: Any) -> Binding:
@@ -443,7 +443,7 @@ class Session:
         return self._record_changing if facts.changes_metadata and len(facts.argument_names) > 1 else None
 
     def _record_changing(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record what may change a tensor's metadata. If it reads that tensor too, eager may refuse: then ask."""
+        """Record an operation that may change a tensor's metadata; ask the executor if eager might refuse it."""
         binding = self.recorder.binding(operator)
         slots, numbers = self.recorder.take_apart(args, kwargs)
         shares = len({slot.storage for slot in slots}) < len(slots) == len(tensors_in((args, tuple(kwargs.values()))))
@@ -453,13 +453,13 @@ class Session:
         return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
     def decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out a composite by recording its parts."""
+        """Execute a composite operator by recording its parts."""
         excluded = torch._C._dispatch_tls_local_exclude_set()
         if not torch._C._dispatch_has_kernel_for_dispatch_key(facts_of(operator).name, _VIEWS_AND_WRITES.name):
-            # Inference mode leaves it to the parts to say that they are views or writes.
+            # In inference mode, only the parts show whether they are views or writes.
             excluded = excluded.remove(_VIEWS_AND_WRITES)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
-            # PyTorch's own kernel, as eager runs it; decompose() would prefer a rewriting in Python of some.
+            # PyTorch's own kernel, as in eager mode; decompose() would prefer a Python rewrite for some operators.
             return operator._op_dk(_COMPOSITE, *args, **kwargs)
 
 

@@ -35,9 +35,9 @@ from djinn.wire.messages import (
 from djinn.wire.tensors import header_of
 
 MAX_HELD_UPLOAD_BYTES = 64 * 1024
-"""Uploads wait for the next message until they are larger than this, all together."""
+"""Uploads wait for the next message until their total size exceeds this."""
 MAX_FAILURES = 1000
-"""Failures and origins that are remembered, the latest ones."""
+"""Most failures and origins remembered; the latest are kept."""
 
 
 class SingleBackend:
@@ -99,7 +99,7 @@ class SingleBackend:
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing can be sent or received any more."""
+        """Whether nothing more can be sent or received."""
         return self._broken is not None
 
     def wrap_connection(self, wrap: Callable[[Connection], Connection]) -> Callable[[], None]:
@@ -118,19 +118,19 @@ class SingleBackend:
         self._pace.sent()
 
     def settle(self) -> None:
-        """Turn everything pending into commands, which travel with the next message."""
+        """Convert everything pending to commands, which are sent with the next message."""
         self._take(None)
 
     def command(self, command: Command) -> None:
-        """Add a command behind those that wait."""
+        """Add a command after those already waiting."""
         self._commands.append(command)
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
-        """Bring values home.
+        """Fetch values.
 
         Args:
-            slots: Which.
-            whole: Whether to send the whole tape, or only what the values need.
+            slots: The values.
+            whole: Whether to send the whole tape, or only the operations that the values need.
         """
         self._take(None if whole else slots)
         cached = self._cache.fetched(slots)
@@ -148,7 +148,7 @@ class SingleBackend:
         return [self._local(item, data) for item in items]
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
-        """Send everything pending and bring home the metadata of values."""
+        """Send everything pending and fetch the metadata of values."""
         self._take(None)
         items, _ = self._request(Batch([], describe=tuple(slot.number for slot in slots), synchronize=True))
         return [from_wire(item.value) if isinstance(item, Plain) else item for item in items]
@@ -159,7 +159,7 @@ class SingleBackend:
         self._request(Batch([], synchronize=True))
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
-        """Send a dense CPU tensor; small ones wait for company. There is one device, whichever is named."""
+        """Send a dense CPU tensor; small ones are batched. There is only one device, so ``device`` is ignored."""
         length = dense.numel() * dense.element_size()
         self._held_bytes += length
         is_held = self._held_bytes <= MAX_HELD_UPLOAD_BYTES
@@ -171,17 +171,17 @@ class SingleBackend:
             self.submit()
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers after everything pending."""
+        """Seed the random generators after everything pending."""
         self._take(None)
         self._commands.append(Seed(seed))
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
-        """Run a piece of tape again, behind everything pending.
+        """Run a piece of tape again, after everything pending.
 
         Args:
-            nodes: The piece; its slots carry the numbers that hold now.
-            released: Numbers of its results that nobody wants.
-            layout: What `djinn.programs.lay_out` makes of them.
+            nodes: The piece; its slots contain the current numbers.
+            released: Numbers of results that are released at once.
+            layout: The result of `djinn.programs.lay_out` for them.
         """
         self._take(None)
         self._cache.ran(nodes)
@@ -208,7 +208,7 @@ class SingleBackend:
         self.connection.close()
 
     def stats(self) -> dict[str, int]:
-        """Count what went over the link."""
+        """Count the traffic of the link."""
         return {
             "nodes_executed": self.nodes_sent,
             "materializations": self.materializations,
@@ -225,7 +225,7 @@ class SingleBackend:
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
-        """Turn the tape, or the slice that ``wanted`` needs, into commands."""
+        """Convert the tape, or the slice that ``wanted`` needs, to commands."""
         if not (self.tape.nodes or self.released or self._dead):
             return
         nodes, gone = self.tape.take(wanted, self.released, self._dead)
@@ -261,7 +261,7 @@ class SingleBackend:
         self._remember_origins(commands, ordered)
 
     def submit(self) -> None:
-        """Send the commands that wait."""
+        """Send the waiting commands."""
         commands, tensors = self._outgoing()
         if not commands:
             return
@@ -294,7 +294,7 @@ class SingleBackend:
         try:
             return action()
         except DjinnError as error:
-            # A copy: the error's traceback refers to tensors of its callers.
+            # A copy, because the error's traceback refers to tensors of its callers.
             self._broken = type(error)(error.summary, hint=error.hint)
             raise
 
@@ -311,9 +311,9 @@ class SingleBackend:
             self._failures.popitem(last=False)
 
     def _raise_failure(self, result: Result) -> None:
-        """Raise what has not been reported yet, the earliest first, and what poisoned a value that was asked for.
+        """Raise the earliest failure that has not been reported yet, or the failure that poisoned a requested value.
 
-        Nothing here may name the error: its traceback refers to this frame, and so to every tensor of its callers.
+        No local variable may hold the error: its traceback refers to this frame, and so to every tensor of its callers.
         """
         failed = [item.failure for item in result.items if isinstance(item, Poisoned)]
         if self._unreported:

@@ -1,4 +1,4 @@
-"""Lazy tensors: tensors of PyTorch in every respect but the data."""
+"""Lazy tensors: PyTorch tensors in every respect except that their data is remote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from djinn.ir.value import Value
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _call_plainly = torch._C._disabled_torch_function_impl
-"""Calls a function with `_without_functions` in force, all in C."""
+"""Calls a function with `_without_functions` active, entirely in C."""
 _NO_KEYWORDS: dict[str, Any] = {}
 
 
@@ -29,34 +29,34 @@ def _no_session(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 _dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = _no_session
 _functions: Mapping[Callable[..., Any], Callable[..., Any]] = {}
 pending_errors: dict[int, BaseException] = {}
-"""Errors on their way through PyTorch, by thread: a device guard may take one over, a warning may drop it."""
+"""Errors propagating through PyTorch, by thread: a device guard may replace one, a warning may drop it."""
 
 
 def use_dispatcher(dispatcher: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None) -> None:
-    """Let ``dispatcher`` carry out the operations on lazy tensors; ``None`` starts a session when one comes."""
+    """Let ``dispatcher`` execute the operations on lazy tensors; ``None`` starts a session at the next operation."""
     global _dispatch
     _dispatch = _no_session if dispatcher is None else dispatcher
 
 
 def use_functions(functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Carry these functions of PyTorch's Python interface out specially."""
+    """Handle these functions of PyTorch's Python API specially."""
     global _functions
     _functions = functions
 
 
 class MixedGradientError(RuntimeError):
-    """A gradient was wanted of an operation on lazy and ordinary tensors, and autograd does not know that they met."""
+    """A gradient was requested for an operation on lazy and ordinary tensors that autograd did not see as mixed."""
 
 
 class HomeGradientError(MixedGradientError):
-    """The same, where the operation writes into an ordinary tensor."""
+    """The same, where the operation writes to an ordinary tensor."""
 
 
 class LazyTensor(torch.Tensor):
     """A tensor on a remote accelerator.
 
-    Operations on it are recorded. Its size, strides, dtype and device are known at once and never travel; its data
-    comes home when a value is needed: ``item()``, ``cpu()``, ``numpy()``, ``tolist()``, ``print``, ``if``.
+    Operations on it are recorded. Its size, strides, dtype and device are known at once, without a request. Its data is
+    fetched when a value is needed: ``item()``, ``cpu()``, ``numpy()``, ``tolist()``, ``print``, ``if``.
     """
 
     _value: Value
@@ -68,7 +68,7 @@ class LazyTensor(torch.Tensor):
         try:
             return _dispatch(func, args, kwargs or {})
         except BaseException as error:
-            # Called by `__torch_function__`, which will want it back and lets go of it.
+            # The caller, `__torch_function__`, needs this error back, and removes it.
             if not torch._C._is_torch_function_enabled():
                 pending_errors[get_ident()] = error
             raise
@@ -84,8 +84,8 @@ class LazyTensor(torch.Tensor):
             # The handler calls the function again, with all tensors on one side.
             return _functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
         except SystemError as hiding:
-            # PyTorch issues a call's warnings while its exception is on the way out, which hides the exception, or
-            # drops it: looking a method up clears it (`_PyType_Lookup`); and a device guard may have taken it over.
+            # PyTorch issues a call's warnings while its exception propagates. This hides the exception or drops it,
+            # because looking up a method clears it (`_PyType_Lookup`); a device guard may also have replaced it.
             hidden = hiding.__cause__ or pending_errors.get(get_ident())
             if hidden is None:
                 raise
@@ -127,7 +127,7 @@ class LazyTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same values outside autograd, writes into which are not counted; assigning replaces everything."""
+        """The same values outside autograd; writes to them are not counted. Assigning replaces everything."""
         with _without_functions(), torch._C._AutoDispatchBelowADInplaceOrView():
             return self.detach()
 
@@ -207,7 +207,7 @@ class LazyTensor(torch.Tensor):
         return made
 
     def data_ptr(self) -> int:
-        """Return what tells tensors apart as an address would; it is beyond 64 bits, so that nobody can follow it."""
+        """Return a number that is unique like an address; it exceeds 64 bits, so it cannot be dereferenced."""
         spec = self._value.spec
         address = (self._value.slot.storage << 64) + spec.storage_offset * spec.dtype.itemsize
         return 0 if 0 in spec.size else address
@@ -240,7 +240,7 @@ for _make in (torch.randn, torch.rand, torch.zeros, torch.ones, torch.empty, tor
 
 
 class LazyTuple(tuple[Any, ...]):
-    """Several lazy tensors that can come home together."""
+    """Several lazy tensors that can be fetched together."""
 
     __slots__ = ()
 
@@ -249,7 +249,7 @@ class LazyTuple(tuple[Any, ...]):
         return tuple(devices.current_session().materialize(list(self)))
 
     def tolist(self) -> list[Any]:
-        """List the values of every element, all brought home in one round trip."""
+        """List the values of every element, all fetched in one round trip."""
         return [home.tolist() for home in self.materialize()]
 
 
@@ -258,7 +258,7 @@ register_pytree_node(LazyTuple, lambda members: (list(members), None), lambda me
 
 
 def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
-    """Make the lazy tensor that holds ``value``."""
+    """Create the lazy tensor that holds ``value``."""
     made: LazyTensor = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
                                      dtype=spec.dtype, device=spec.device)
     made._value = value
@@ -266,7 +266,7 @@ def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
 
 
 def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec, like: torch.Tensor) -> None:
-    """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for ours.
+    """Give a lazy tensor other metadata, for PyTorch's own bookkeeping as well as for djinn's.
 
     It becomes an inference tensor, or an ordinary one, as ``like`` is.
     """

@@ -1,7 +1,7 @@
-"""The program ``djinn``: what can be refused before PyTorch is imported, which takes seconds, is refused before.
+"""The program ``djinn``: performs checks that are possible before PyTorch is imported, which takes seconds.
 
-An address that is taken is the mistake that is made most often with ``djinn serve``, and service managers make it when
-they start a server while another one still ends.
+An address in use is the most common mistake with ``djinn serve``, and service managers cause it when they start a
+server while another one is still ending.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ USAGE_ERROR = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program and leave it; see `djinn_cli.app.main`."""
+    """Run the program and exit; see `djinn_cli.app.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["serve"] and (taken := taken_address(given[1:])):
         sys.stderr.write(f"djinn: [DJ301] Cannot listen on {taken}: {os.strerror(errno.EADDRINUSE)}. Stop the server "
@@ -34,15 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def taken_address(arguments: Sequence[str]) -> str:
-    """Return the address that ``djinn serve`` would listen on if another process does so already.
+    """Return the address that ``djinn serve`` would listen on if another process already does.
 
-    Everything else, right or wrong, is left to the command itself, which reads the same options again.
+    All other checks are left to the command itself, which reads the same options again.
 
     Args:
-        arguments: Of ``djinn serve``.
+        arguments: Arguments of ``djinn serve``.
 
     Returns:
-        Empty if nobody is known to listen there.
+        Empty if no process is known to listen there.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--host", "--port", "--unix", "--tls-cert", "--config"):
@@ -61,7 +61,7 @@ def taken_address(arguments: Sequence[str]) -> str:
 
 
 def _taken_port(host: str, port: int, scheme: str) -> str:
-    """Bind, as a server does, but do not listen: nobody is to connect to what is about to end."""
+    """Bind, as a server does, but do not listen: clients must not connect to a socket that is about to close."""
     if not port:
         return ""
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

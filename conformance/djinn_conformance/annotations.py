@@ -1,4 +1,4 @@
-"""Meaning for graphs: matches that patterns may find, and annotations of every sort."""
+"""Strategies for annotated graphs: pattern matches, and annotations of every kind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _COUNTS = st.integers(0, 2**70)
 
 @st.composite
 def matches_in(draw: st.DrawFn, graph: RecordedGraph) -> list[PatternMatch]:
-    """Draw matches of the nodes of a graph, of patterns that are known everywhere and of others."""
+    """Draw matches of a graph's nodes, for well-known patterns and for others."""
     nodes = [node.id for node in graph.nodes()]
     found = []
     for _ in range(draw(st.integers(0, 4)) if nodes else 0):
@@ -72,7 +72,7 @@ def _metadata(operation: str) -> st.SearchStrategy[SemanticMetadata]:
 
 @st.composite
 def annotated_graphs(draw: st.DrawFn) -> AnnotatedGraph:
-    """Draw a graph with meaning of every sort, whether it makes sense or not."""
+    """Draw a graph with annotations of every kind, whether they make sense or not."""
     graph, matches = draw(graphs_with_matches())
     kinds = draw(st.lists(_metadata("aten::add.Tensor"), min_size=1, max_size=3))
     nodes = {node.id: attrs.evolve(kinds[place % len(kinds)], operation_type=node.operation)
@@ -86,6 +86,6 @@ def annotated_graphs(draw: st.DrawFn) -> AnnotatedGraph:
 
 
 def bare(graph: RecordedGraph, matches: Sequence[PatternMatch] = ()) -> AnnotatedGraph:
-    """Give a graph as little meaning as there can be."""
+    """Give a graph the smallest possible annotations."""
     nodes: dict[str, Any] = {node.id: SemanticMetadata(node.operation) for node in graph.nodes()}
     return AnnotatedGraph(graph, nodes, {}, tuple(matches), WorkloadProfile(nodes=len(nodes)))

@@ -1,4 +1,4 @@
-"""Assertions that all speak alike: ``what: got ..., should be ... [where]``."""
+"""Assertions with a common message format: ``what: got ..., should be ... [where]``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN_ELEMENTS = 64
 
 
 def describe(value: Any) -> str:
-    """Show a value in one line."""
+    """Describe a value in one line."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     shape = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
@@ -32,7 +32,7 @@ def describe(value: Any) -> str:
 
 
 def violated(what: str, *, got: str, wanted: str, where: str) -> NoReturn:
-    """Say that a law is broken."""
+    """Raise the error for a broken law."""
     __tracebackhide__ = True
     raise AssertionError(f"{what}: got {got}, should be {wanted} [{where}]")
 
@@ -52,7 +52,7 @@ def expect_equal(got: Any, wanted: Any, what: str, where: str) -> None:
 
 
 def expect_same_metadata(got: torch.Tensor, wanted: torch.Tensor, what: str, where: str) -> None:
-    """Check dtype, size, stride and storage offset. Strides of tensors without elements carry no meaning."""
+    """Check dtype, size, stride and storage offset. Strides of tensors without elements are meaningless."""
     __tracebackhide__ = True
     expect_equal(got.dtype, wanted.dtype, f"dtype of {what}", where)
     expect_equal(tuple(got.size()), tuple(wanted.size()), f"size of {what}", where)
@@ -62,7 +62,7 @@ def expect_same_metadata(got: torch.Tensor, wanted: torch.Tensor, what: str, whe
 
 
 def expect_same_spec(got: OutputSpec, wanted: OutputSpec, what: str, where: str) -> None:
-    """Check metadata. Strides of dimensions that have no second element carry no meaning."""
+    """Check metadata. Strides of dimensions without a second element are meaningless."""
     __tracebackhide__ = True
     expect_equal(got.dtype, wanted.dtype, f"dtype of {what}", where)
     expect_equal(tuple(got.size), tuple(wanted.size), f"size of {what}", where)
@@ -72,7 +72,7 @@ def expect_same_spec(got: OutputSpec, wanted: OutputSpec, what: str, where: str)
 
 
 def steps(size: Sequence[int], stride: Sequence[int]) -> tuple[int | None, ...]:
-    """Return strides, ``None`` for dimensions that have no second element."""
+    """Return strides, ``None`` for dimensions without a second element."""
     return tuple(step if extent > 1 else None for step, extent in zip(stride, size, strict=True))
 
 
@@ -98,7 +98,7 @@ def same_elements(got: torch.Tensor, wanted: torch.Tensor, relative: float = 0.0
 
 
 def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Compare elements bit by bit, whatever the strides."""
+    """Compare elements bit by bit, regardless of strides."""
     return bytes_of(got) == bytes_of(wanted)
 
 
@@ -127,7 +127,7 @@ def same_value(got: Any, wanted: Any) -> bool:
 
 
 def expect_raises(kind: type[Error], action: Callable[[], Any], what: str, where: str, *, naming: str = "") -> Error:
-    """Check that something raises, and that the message names what it should."""
+    """Check that an action raises, and that the message contains the expected name."""
     __tracebackhide__ = True
     try:
         returned = action()

@@ -1,4 +1,4 @@
-"""Capabilities: what a plugin may or may not have, without which some laws say nothing."""
+"""Capabilities: optional properties of a plugin that some laws require."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = ("FOUND_OUT", "connect_options", "listen_options", "listening_address"
 
 
 def declares(subject: Subject, capability: str) -> bool:
-    """Whether the object says of itself that it has a capability."""
+    """Whether the object declares a capability."""
     return capability in getattr(subject.registered.value, "capabilities", ())
 
 
 def listening_address(subject: Subject) -> str:
-    """Return an address that a transport of this machine can listen on."""
+    """Return an address on this machine that a transport can listen on."""
     transport = subject.registered.value
     return str(getattr(transport, "loopback_address", f"{transport.scheme}://127.0.0.1:0"))
 
 
 def listen_options(subject: Subject) -> ListenOptions:
-    """Return what a transport is given to listen with: a certificate, if it encrypts."""
+    """Return a transport's options for listening: a certificate, if it encrypts."""
     if not getattr(subject.registered.value, "encrypts", False):
         return ListenOptions()
     return ListenOptions(tls_cert=certificates().server)
 
 
 def connect_options(subject: Subject, **options: Any) -> ConnectOptions:
-    """Return what a transport is given to connect with: whom to trust, if it encrypts."""
+    """Return a transport's options for connecting: the trusted authority, if it encrypts."""
     if not getattr(subject.registered.value, "encrypts", False):
         return ConnectOptions(**options)
     return ConnectOptions(tls_ca=certificates().authority, **options)
@@ -90,14 +90,14 @@ def _has(subject: Subject, capability: str) -> bool:
 
 
 def missing(law: Law, subject: Subject) -> tuple[str, ...]:
-    """List the capabilities that a law requires and a plugin does not have."""
+    """List the capabilities that a law requires and a plugin lacks."""
     if subject.kind == "session" and _adds_nothing(law, subject):
         return ("another session",)
     return tuple(capability for capability in law.requires if not _has(subject, capability))
 
 
 def tolerance_of(law: Law, subject: Subject) -> Tolerance:
-    """Return the tolerance that a law grants a plugin; empty where values must be equal."""
+    """Return the tolerance that a law grants a plugin; empty if values must be equal."""
     if not law.tolerance or not _has(subject, law.tolerance["relaxed_by"]):
         return {}
     return {getattr(torch, name): (float(relative), float(absolute))

@@ -1,4 +1,4 @@
-"""Certificates for transports that encrypt, made for one run of the tests."""
+"""Certificates for encrypting transports, created for one run of the tests."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import attrs
 __all__ = ("FOLDER", "Certificates", "can_be_made", "certificates")
 
 FOLDER = "DJINN_CONFORMANCE_CERTIFICATES"
-"""Environment variable with which the processes of one run have the same."""
+"""Environment variable through which the processes of one run share the certificates."""
 
 
 @attrs.frozen
 class Certificates:
-    """Files: whom clients trust, and what a server on 127.0.0.1 shows, with its key."""
+    """Files: the authorities that clients trust, and the certificate and key of a server on 127.0.0.1."""
 
     authority: str
     server: str
 
 
 def can_be_made() -> bool:
-    """Whether what makes them is installed."""
+    """Whether the library that creates them is installed."""
     try:
         import trustme  # noqa: F401
     except ImportError:

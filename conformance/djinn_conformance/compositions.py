@@ -1,4 +1,4 @@
-"""Sessions as subjects: what plugins make together, with one of them in the place of a default."""
+"""Sessions as subjects: the default plugins together, with one of them replaced by the tested plugin."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ __all__ = ("CHECKED_ONCE", "COMPOSED", "COMPUTING", "SCATTERED", "Composition", 
            "session_of")
 
 COMPUTING = ("interceptor", "shapes", "executor")
-"""Kinds whose plugins may make any operator behave differently."""
+"""Kinds whose plugins may change the behaviour of any operator."""
 COMPOSED = (*COMPUTING, "guard", "classifier", "scheduler", "transport")
 """Kinds whose plugins take part in every session."""
 EXECUTORS = 3
 SCATTERED = frozenset({"session.programs_equal", "session.aliases_seen", "session.slices_equal"})
-"""Laws that a session with several executors is tested by: the others would say nothing new about it."""
+"""Laws tested in a session with several executors; the other laws would test nothing new there."""
 CHECKED_ONCE = frozenset({"session.pressure_invisible", "session.recovery_bounded"})
-"""Laws that do not depend on where the executor is, so that a session in this process would say nothing new."""
+"""Laws that do not depend on where the executor is, so that a session in this process would test nothing new."""
 _OF_SERVERS = ("executor", "guard")
-"""Kinds whose plugins a server has, rather than its clients."""
+"""Kinds whose plugins run in a server, not in its clients."""
 _DEFAULTS = {**DEFAULTS, "transport": "local"}
 
 
 @attrs.frozen
 class Composition:
-    """A session's plugins: the defaults, but for one.
+    """A session's plugins: the defaults, with at most one replaced.
 
     Attributes:
-        part: The subject that takes the place of a default; ``None`` for the defaults alone.
+        part: The subject that replaces a default; ``None`` for the defaults alone.
         device: The executor's device.
-        executors: How many executors it has. With several, operations run on any of them, without reason.
+        executors: How many executors it has. With several, each operation runs on an arbitrary one.
         served: Whether its executors are those of a guarded ``djinn serve`` in another process.
-        repeats: Whether it does in this process what another session does on a server, so that a sample is enough.
+        repeats: Whether it repeats in this process what another session does on a server, so that a sample is enough.
     """
 
     part: Subject | None = None
@@ -54,15 +54,15 @@ class Composition:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of `djinn.init` that compose it, but for a server's address."""
+        """Settings of `djinn.init` that compose the session, except for a server's address."""
         chosen = self._chosen if self.part is not None and self.part.kind != "transport" else ""
         return {"plugins": [chosen] if chosen else [], "device": self.device}
 
     def address(self, servers: Servers, threads: int | None = None) -> str:
-        """Return the address of its server, which is started if there is none; empty without one.
+        """Return the address of its server, which is started if necessary; empty without a server.
 
         Args:
-            servers: Those that there are.
+            servers: The running servers.
             threads: See `Servers.address`.
         """
         if not self.served:
@@ -76,7 +76,7 @@ class Composition:
 
 
 def composed(subjects: Iterable[Subject], kinds: Collection[str], *, served: bool) -> list[Subject]:
-    """List the sessions that plugins of some kinds take part in, each once.
+    """List the sessions in which plugins of some kinds take part, each once.
 
     Args:
         subjects: The plugins.
@@ -85,7 +85,7 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str], *, served: boo
     """
     made: dict[Composition, Subject] = {}
     for subject in subjects:
-        # What is encrypted on its way is the same to a session.
+        # Encryption makes no difference to a session.
         if subject.kind in kinds and not getattr(subject.registered.value, "encrypts", False):
             composition = _composition(subject)
             composition = attrs.evolve(composition, served=composition.served and served)
@@ -100,12 +100,12 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str], *, served: boo
 
 
 def is_second(subject: Subject) -> bool:
-    """Whether a session does in this process what another one does on a server, so that a sample of it is enough."""
+    """Whether a session repeats in this process what another one does on a server, so that a sample is enough."""
     return bool(subject.registered.value.repeats)
 
 
 def session_of(subject: Subject) -> str:
-    """Say where a session's executor is, for the counts that are published."""
+    """Return where a session's executor is, for the published counts."""
     return SERVED if subject.registered.value.served else IN_PROCESS
 
 
@@ -129,11 +129,11 @@ def _as_subject(composition: Composition, subject: Subject) -> Subject:
 
 @contextmanager
 def running(subject: Subject, servers: Servers, **settings: Any) -> Iterator[Session]:
-    """Start the session that a subject of the kind ``session`` is, and end it.
+    """Start the session that a subject of the kind ``session`` describes, and end it afterwards.
 
     Args:
         subject: The subject.
-        servers: Servers that there are; if it needs another one, that stays with them.
+        servers: The running servers; a server started for this session is added.
         **settings: Further settings of `djinn.init`.
     """
     composition: Composition = subject.registered.value

@@ -20,7 +20,7 @@ from djinn_conformance.subjects import Subject
 
 @pytest.fixture(scope="session")
 def subject(request: pytest.FixtureRequest) -> Subject:
-    """What the test is about."""
+    """The subject of the test."""
     found: Subject = request.param
     return found
 
@@ -41,7 +41,7 @@ def executor(subject: Subject) -> Iterator[Executor]:
 
 @pytest.fixture(scope="session")
 def place(subject: Subject) -> Iterator[Place]:
-    """Somewhere that a transport can connect to."""
+    """A server that a transport can connect to."""
     with Place(subject) as served:
         yield served
     assert not served.faults, f"the server's end met {served.faults}"
@@ -49,21 +49,21 @@ def place(subject: Subject) -> Iterator[Place]:
 
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Servers]:
-    """Guarded servers in processes of their own, which all sessions share."""
+    """Guarded servers in separate processes, shared by all sessions."""
     with Servers() as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def session(subject: Subject, servers: Servers) -> Iterator[Session]:
-    """The running session that a subject of the kind ``session`` is."""
+    """The running session that a subject of the kind ``session`` describes."""
     with running(subject, servers) as started:
         yield started
 
 
 @pytest.fixture(autouse=True)
 def _applicable(request: pytest.FixtureRequest, subject: Subject) -> None:
-    """Leave a law out that says nothing about a plugin without some capability."""
+    """Skip a law that requires a capability which the plugin lacks."""
     law = law_of(request.function)
     lacking = missing(law_named(law), subject) if law else ()
     if lacking:

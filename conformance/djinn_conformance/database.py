@@ -1,7 +1,7 @@
-"""PyTorch's own database of operator samples (``op_db``), judged sample by sample against eager.
+"""PyTorch's own database of operator samples (``op_db``), compared sample by sample with eager.
 
 A unit of work is one entry of the database in one dtype and one direction; `judge` goes through all of its samples. It
-runs in a process of its own (`djinn_conformance.workers`), because kernels may end a process.
+runs in a separate process (`djinn_conformance.workers`), because kernels may end a process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DTYPES = ("float32", "float64", "bfloat16", "complex64", "int64", "bool")
 BACKWARD_DTYPES = ("float32",)
 """Dtypes in which gradients are compared."""
 MOST_ELEMENTS = 1 << 17
-"""Samples with more elements than that are left out."""
+"""Samples with more elements than this are left out."""
 _SEED = 20_261
 _CPU = torch.device("cpu")
 _SHOWN = 400
 _RETRIES = 8
-"""How often eager is asked whether it agrees with itself, thrice each time."""
+"""How often eager is checked for agreement with itself, three times each."""
 
 
 STATUSES = {
@@ -48,11 +48,11 @@ STATUSES = {
     "aborted": "ends the process",
     "hung": "does not come back",
 }
-"""Ways in which an outcome may not be eager's."""
+"""Ways in which an outcome may differ from eager's."""
 
 
 class Direction(StrEnum):
-    """What is compared."""
+    """The compared direction."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -74,7 +74,7 @@ class Unit:
 
 @attrs.frozen
 class Difference:
-    """A sample whose outcome is not eager's."""
+    """A sample whose outcome differs from eager's."""
 
     sample: int
     """Position among the unit's samples."""
@@ -85,7 +85,7 @@ class Difference:
 
 @attrs.define
 class Verdict:
-    """What came of a unit."""
+    """The result of a unit."""
 
     total: int = 0
     left_out: int = 0
@@ -117,12 +117,12 @@ def units(operator: str) -> list[Unit]:
 
 
 def judge(unit: Unit, device: torch.device, chosen: Callable[[int], bool] = lambda _: True) -> Verdict:
-    """Run the samples of a unit eagerly and on the remote device, and say where outcomes differ.
+    """Run the samples of a unit eagerly and on the remote device, and return where outcomes differ.
 
     Args:
         unit: What to run.
         device: The remote device.
-        chosen: Which samples, by position.
+        chosen: The samples to run, by position.
     """
     verdict = Verdict()
     with undisturbed():
@@ -152,7 +152,7 @@ def _samples(unit: Unit) -> Iterator[tuple[Any, Any]]:
 
 @attrs.frozen
 class _Outcome:
-    """What a call gave, and what it left its arguments like."""
+    """The result of a call, and its arguments afterwards."""
 
     result: Any = None
     arguments: Sequence[torch.Tensor] = ()
@@ -177,7 +177,7 @@ def _judge_sample(unit: Unit, op: Any, sample: Any, device: torch.device) -> tup
 
 
 def _refined(unit: Unit, op: Any, sample: Any, call: Any, wanted: _Outcome, device: torch.device) -> str:
-    """Say of what kind a difference in elements is, by doing everything again."""
+    """Classify a difference in elements, by repeating the whole sample."""
     for fill in (1.0, float("nan"), -2.0) * _RETRIES:
         again = _run(unit, op, sample, _scribbled(call, fill))
         if not _is_close(again, wanted, exactly=True):
@@ -187,7 +187,7 @@ def _refined(unit: Unit, op: Any, sample: Any, call: Any, wanted: _Outcome, devi
 
 
 def _scribbled(call: Any, fill: float) -> Any:
-    """Copy a call's arguments, and leave something in memory that the next allocations will find."""
+    """Copy a call's arguments, and fill memory that the next allocations will reuse with a pattern."""
     made = copies(call)
     del [torch.full((size,), fill) for size in (1, 4, 16, 64, 256, 1024, 4096)][:]
     return made
@@ -214,7 +214,7 @@ def _run(unit: Unit, op: Any, sample: Any, call: Any, device: torch.device = _CP
             gradients = _gradients(sample, result, call) if unit.direction is Direction.BACKWARD else None
         if device != _CPU:
             runtime.current().synchronize()
-    except Exception as error:  # noqa: BLE001  # whatever is raised is the outcome
+    except Exception as error:  # noqa: BLE001  # any exception is the outcome
         return _Outcome(raised=error)
     return _Outcome(result, _tensors(call), gradients)
 

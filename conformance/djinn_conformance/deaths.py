@@ -1,4 +1,4 @@
-"""Servers that die: connections that break where a test says."""
+"""Servers that die: connections that break where a test chooses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ("DyingConnection", "VirtualTime", "handing_over_each", "let_die", "re
 
 
 class DyingConnection:
-    """A connection that breaks for good after so many messages.
+    """A connection that breaks permanently after a number of messages.
 
     Args:
-        plain: The connection that it stands for.
+        plain: The wrapped connection.
         messages: How many messages still go through.
-        delivers: Whether the last one is carried out before the connection breaks, so that only the answer is missing.
+        delivers: Whether the last one is executed before the connection breaks, so that only the answer is lost.
     """
 
     def __init__(self, plain: Any, messages: int, *, delivers: bool) -> None:
@@ -63,7 +63,7 @@ class DyingConnection:
 
 
 def let_die(session: Session, messages: int = 0, *, delivers: bool = False) -> None:
-    """Let the session's server die after so many more messages, with all that it holds."""
+    """Make the session's server die after this many more messages, with all values that it holds."""
     with session.lock:
         for executor in session.backend.executors:
             executor.wrap_connection(lambda plain: DyingConnection(plain, messages, delivers=delivers))
@@ -93,10 +93,10 @@ def recovering(session: Session) -> Iterator[Any]:
 
 
 class VirtualTime:
-    """A clock that goes on while executors work: each operation takes the same time there.
+    """A clock that advances while executors work: each operation takes the same time.
 
     Args:
-        node_s: How long.
+        node_s: That time.
     """
 
     def __init__(self, node_s: float) -> None:
@@ -104,7 +104,7 @@ class VirtualTime:
         self._node_s = node_s
 
     def __call__(self) -> float:
-        """Tell the time."""
+        """Return the time."""
         return self.now_s
 
     def rule(self, layer: Any, budget_s: float) -> None:
@@ -122,13 +122,13 @@ class VirtualTime:
         layer._make = ruled
 
     def work(self, operations: int) -> float:
-        """Let so many operations be carried out, and say how many seconds that takes."""
+        """Account for a number of operations, and return how many seconds they take."""
         self.now_s += operations * self._node_s
         return operations * self._node_s
 
 
 class _ByTheClock:
-    """A connection whose server says how long it ran by a clock that counts operations."""
+    """A connection whose server reports run times by a clock that counts operations."""
 
     def __init__(self, plain: Any, clock: VirtualTime) -> None:
         self._plain = plain
@@ -140,12 +140,12 @@ class _ByTheClock:
         return getattr(self._plain, name)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a batch, which takes its time."""
+        """Send a batch, and advance the clock."""
         self._look(batch)
         self._plain.submit(batch, tensors)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
-        """Send a batch, which takes its time, and wait for its answer."""
+        """Send a batch, advance the clock, and wait for the answer."""
         self._look(batch)
         result, data = self._plain.request(batch, tensors)
         ran_s, self._ran_s = self._ran_s, 0.0
@@ -161,7 +161,7 @@ class _ByTheClock:
 
 @contextmanager
 def handing_over_each(session: Session) -> Iterator[None]:
-    """Hand every operation over as soon as it is recorded."""
+    """Submit every operation as soon as it is recorded."""
     session.flush_after(1)
     try:
         yield

@@ -1,4 +1,4 @@
-"""First and second derivatives of recorded calls, here and on the remote device."""
+"""First and second derivatives of recorded calls, in this process and on the remote device."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CPU = torch.device("cpu")
 
 
 def differentiable(spec: OperatorSpec) -> list[OperatorSpec]:
-    """Restrict an operator to dtypes that have gradients; nothing is left of some."""
+    """Restrict an operator to dtypes that have gradients; some operators have none."""
     dtypes = tuple(dtype for dtype in domains().dtypes["differentiable"] if getattr(torch, dtype) in spec.dtypes)
     return [attrs.evolve(spec, dtypes=domains().dtypes_named(*dtypes))] if dtypes else []
 
 
 def derivatives(recording: Recording, order: int, seed: int) -> Attempt:
-    """Differentiate a call here.
+    """Differentiate a call in this process.
 
     Args:
         recording: One call.
@@ -46,7 +46,7 @@ def derivatives_remotely(recording: Recording, session: Session, order: int, see
         return attempt
     try:
         session.synchronize()
-    except Exception as error:  # noqa: BLE001  # whatever is raised is the outcome that is compared
+    except Exception as error:  # noqa: BLE001  # any exception is the outcome that is compared
         return Attempt((), error)
     return attempt
 
@@ -72,7 +72,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 def _pulled(
     outputs: Any, inputs: Sequence[torch.Tensor], device: torch.device, seed: int, *, create_graph: bool
 ) -> list[Any]:
-    """Pull cotangents of their own back through whatever depends on the inputs; ``None`` where nothing does."""
+    """Backpropagate separate cotangents from each output that depends on the inputs; ``None`` for the others."""
     depending = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if not depending or not inputs:
         return [None] * len(inputs)

@@ -1,4 +1,4 @@
-"""Running recorded programs on an executor, and comparing with the oracle."""
+"""Runs recorded programs on an executor, and compares the results with the oracle."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from djinn_conformance.programs import Piece, Recording
 __all__ = ("Run", "compare", "execute", "known_values", "prepare")
 
 FIRST_FAILURE = 1000
-"""Failures reported during a run are numbered from here on; smaller numbers are those of inputs poisoned before."""
+"""Failures reported during a run are numbered from here; smaller numbers are those of inputs poisoned before."""
 
 
 @attrs.define
 class Run:
-    """What an executor gave.
+    """The results of an executor.
 
     Attributes:
         values: By the recording's index, inputs included.
-        reports: Position and exception of each reported step, in the order of the reports.
+        reports: Position and exception of each reported step, in the order of reporting.
     """
 
     values: dict[int, Any]
@@ -53,14 +53,14 @@ def execute(
     random: RandomState,
     poisoned: Mapping[int, int] | None = None,
 ) -> Run:
-    """Run compiled programs one after the other, handing values on.
+    """Run compiled programs one after the other, passing values on.
 
     Args:
-        executor: Where.
+        executor: The executor.
         parts: The programs.
         inputs: CPU tensors for the recording's inputs.
         random: The session's random numbers.
-        poisoned: Inputs that are poison instead, by index, with their failure.
+        poisoned: Inputs replaced by poison, by index, with their failure.
     """
     run = Run({-1 - index: executor.put(tensor) for index, tensor in enumerate(inputs)})
     run.values |= {index: Poisoned(failure) for index, failure in (poisoned or {}).items()}
@@ -81,7 +81,7 @@ def execute(
 
 
 def _poison_sharing(values: dict[int, Any], unwritten: torch.Tensor, poison: Poisoned) -> None:
-    """Do what the owner of the values does when a run leaves poison where a write was skipped."""
+    """Poison values that share storage with a skipped write, as the owner of the values does."""
     storage = unwritten.untyped_storage()._cdata
     for index, value in values.items():
         if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
@@ -89,7 +89,7 @@ def _poison_sharing(values: dict[int, Any], unwritten: torch.Tensor, poison: Poi
 
 
 def known_values(parts: Iterable[Piece], recording: Recording) -> list[int]:
-    """List what can be seen after a run: all inputs, and the kept results."""
+    """List the values observable after a run: all inputs, and the kept results."""
     inputs = [-1 - index for index in range(len(recording.inputs))]
     return inputs + [index for part in parts for index in part.outputs]
 
@@ -102,12 +102,12 @@ def compare(
     where: str,
     tolerance: Tolerance | None = None,
 ) -> None:
-    """Hold what an executor gave against the oracle.
+    """Compare an executor's results with the oracle's.
 
     Args:
-        executor: Brings values home.
-        run: What it gave.
-        wanted: What the oracle gives.
+        executor: Fetches values.
+        run: Its results.
+        wanted: The oracle's results.
         indices: The values to compare.
         where: Names the plugin and the program, for messages.
         tolerance: See `djinn_conformance.capabilities.tolerance_of`.

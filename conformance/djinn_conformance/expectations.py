@@ -1,4 +1,4 @@
-"""Differences from eager that are expected, with their reasons: read from ``specs/ops/expectations.toml``."""
+"""Expected differences from eager, with their reasons: read from ``specs/ops/expectations.toml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_conformance.database import DTYPES, STATUSES, Difference, Direction, 
 __all__ = ("Expectation", "expectations", "expected", "parse_expectations")
 
 _UNCERTAIN = frozenset({"unstable", "uninitialised"})
-"""Differences that may be there at one time and not at another."""
+"""Differences that may or may not occur."""
 _OF_ELEMENTS = frozenset({"values", "rounding", "unstable"})
 
 
@@ -35,7 +35,7 @@ def _link(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 @attrs.frozen
 class Expectation:
-    """Some samples of an operator whose outcome is not eager's."""
+    """Samples of an operator whose outcome differs from eager's."""
 
     operator: str
     """Entry of the database."""
@@ -43,18 +43,18 @@ class Expectation:
     status: str = attrs.field(validator=_status)
     """How the outcome differs, one of `djinn_conformance.database.STATUSES`."""
     reason: str = attrs.field(validator=attrs.validators.min_len(20))
-    """Why."""
+    """The reason."""
     link: str = attrs.field(validator=_link)
-    """Where that can be read: an address, or a file of PyTorch's sources and a name in it."""
+    """Source of the reason: an address, or a file of PyTorch's sources and a name in it."""
     dtypes: tuple[str, ...] = attrs.field(default=DTYPES, validator=_dtypes)
-    """In which dtypes."""
+    """The dtypes it applies to."""
     torch: str = ""
     """Releases of PyTorch, as a version specifier; empty for all."""
     device: str = "cpu"
     """Type of the executor's device."""
 
     def covers(self, unit: Unit, device: str) -> bool:
-        """Whether it speaks of a unit, on an executor's device, in the release of PyTorch that is running."""
+        """Whether it applies to a unit, on an executor's device, in the running release of PyTorch."""
         return (
             (self.operator, self.direction) == (unit.operator, unit.direction)
             and unit.dtype in self.dtypes
@@ -63,7 +63,7 @@ class Expectation:
         )
 
     def explains(self, difference: Difference) -> bool:
-        """Whether a difference is one that it expects."""
+        """Whether it predicts a difference."""
         if self.status == "uninitialised":
             return difference.status in _OF_ELEMENTS
         return difference.status == self.status or (
@@ -71,7 +71,7 @@ class Expectation:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the difference is there every time."""
+        """Whether the difference occurs every time."""
         return self.status not in _UNCERTAIN
 
 
@@ -84,7 +84,7 @@ def parse_expectations(text: str, origin: str) -> tuple[Expectation, ...]:
     """Parse a file of expectations.
 
     Raises:
-        specs.SpecError: Names the origin and every fault.
+        specs.SpecError: The error names the origin and every fault.
     """
     return specs.parse(text, origin, _File).expected
 
@@ -97,5 +97,5 @@ def expectations() -> tuple[Expectation, ...]:
 
 
 def expected(unit: Unit, device: str) -> Sequence[Expectation]:
-    """List what is expected of a unit on an executor's device."""
+    """List the expectations for a unit on an executor's device."""
     return [expectation for expectation in expectations() if expectation.covers(unit, device)]

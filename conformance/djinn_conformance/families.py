@@ -1,6 +1,6 @@
-"""Operator families: which overloads there are, which calls of each make sense, and which laws they keep.
+"""Operator families: the overloads, valid calls of each, and the laws they keep.
 
-Read from ``specs/ops``: ``domains.toml`` says what the words of a call's form mean (see `djinn_conformance.forms`),
+Read from ``specs/ops``: ``domains.toml`` defines the words of a call's form (see `djinn_conformance.forms`),
 ``families/*.toml`` list overloads.
 """
 
@@ -23,12 +23,12 @@ __all__ = ("Expected", "Family", "OperatorSpec", "domains", "expected_difference
            "parse_expected", "parse_family", "specs_of")
 
 LAYOUTS = ("contiguous", "permuted", "strided", "offset", "channels_last", "expanded", "overlapping")
-"""How a tensor may lie in memory."""
+"""Memory layouts of tensors."""
 
 
 @attrs.frozen
 class Granted:
-    """A difference in elements that is granted."""
+    """A permitted difference in elements."""
 
     dtypes: tuple[str, ...]
     relative: float
@@ -43,18 +43,18 @@ class Granted:
 
 @attrs.frozen
 class Entry:
-    """One operator as a family lists it; what it leaves out is as in the family."""
+    """An operator as listed in a family; omitted fields are inherited from the family."""
 
     form: str
     dtypes: tuple[str, ...] | None = None
     values: str = ""
     layouts: tuple[str, ...] | None = None
     without: Mapping[str, str] = attrs.field(factory=dict)
-    """Laws of the family that say nothing of this operator, and why."""
+    """Laws of the family that do not apply to this operator, and why."""
     destinations: tuple[str, ...] = ()
-    """What may be given as ``out=``; the rest makes PyTorch itself write where it should not."""
+    """Valid tensors for ``out=``; with others, PyTorch itself writes where it should not."""
     undefined: bool = False
-    """Whether the elements of its results mean nothing, as those of ``empty``."""
+    """Whether the elements of its results are undefined, as those of ``empty``."""
     tolerance: tuple[Granted, ...] = ()
     torch: str = ""
     """Releases of PyTorch that have it, as a version specifier; empty for all."""
@@ -62,7 +62,7 @@ class Entry:
 
 @attrs.frozen
 class FamilyFile:
-    """A family as it is written down."""
+    """A family as written in its file."""
 
     family: str
     summary: str
@@ -77,7 +77,7 @@ class FamilyFile:
 
 @attrs.frozen(eq=False)
 class OperatorSpec:
-    """One overload: calls that make sense, and laws that it keeps."""
+    """One overload: its valid calls, and the laws that it keeps."""
 
     family: str
     operator: torch._ops.OpOverload
@@ -102,7 +102,7 @@ class OperatorSpec:
 
 @attrs.frozen
 class Family:
-    """Operators that have much in common."""
+    """Similar operators."""
 
     name: str
     summary: str
@@ -120,7 +120,7 @@ def parse_domains(text: str, origin: str) -> Domains:
     """Parse ``domains.toml``.
 
     Raises:
-        SpecError: Names the origin and every fault.
+        SpecError: The error names the origin and every fault.
     """
     return parse(text, origin, Domains, _converter)
 
@@ -129,7 +129,7 @@ def parse_family(text: str, origin: str, known: Domains) -> Family:
     """Parse a family.
 
     Raises:
-        SpecError: Names the origin and every fault.
+        SpecError: The error names the origin and every fault.
     """
     raw = parse(text, origin, FamilyFile, _converter)
     specs: list[OperatorSpec] = []
@@ -185,7 +185,8 @@ def families() -> tuple[Family, ...]:
     """Read every family.
 
     Raises:
-        SpecError: One is malformed, named unlike its file, or lists an operator that another lists too.
+        SpecError: A family is malformed, has a name other than its file's, or lists an operator that another family
+            also lists.
     """
     listed = [entry for entry in (folder() / "ops" / "families").iterdir() if entry.name.endswith(".toml")]
     made, seen = [], dict[str, str]()
@@ -221,14 +222,14 @@ class ExpectedFile:
 
 
 def parse_expected(text: str, origin: str) -> tuple[Expected, ...]:
-    """Parse which operators break which laws.
+    """Parse the file of operators that are known to break laws.
 
     Raises:
-        SpecError: Names the origin and every fault, or an operator that no family has.
+        SpecError: The error names the origin and every fault, or an operator that no family has.
     """
     found = parse(text, origin, ExpectedFile, _converter)
     for entry in found.expected:
-        # Variants are called as their operator is, but for what follows the dot.
+        # Variants have the name of their operator, except for the part after the dot.
         if entry.operator.partition(".")[0] not in {repr(spec).partition(".")[0] for spec in specs_of(entry.law)}:
             raise SpecError(f"{origin}: no family has {entry.operator} under {entry.law}")
     return found.expected

@@ -1,4 +1,4 @@
-"""The operators that keep a law, in groups that are small enough for one example each."""
+"""The operators that keep a law, in groups small enough for one example each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_conformance.laws import is_cursory, is_thorough
 __all__ = ("Group", "groups")
 
 _LARGEST = 12
-"""Operators of a group; one example draws a call of each."""
+"""Most operators in a group; one example draws a call of each."""
 
 
 @attrs.frozen
@@ -27,7 +27,7 @@ class Group:
 
     @property
     def tolerance(self) -> Tolerance:
-        """What is granted to a program of them."""
+        """The tolerance for a program of these operators."""
         return {dtype: granted for spec in self.operators for dtype, granted in spec.tolerance.items()}
 
     def __str__(self) -> str:
@@ -35,14 +35,15 @@ class Group:
 
 
 def groups(law: str, choose: Callable[[OperatorSpec], Sequence[OperatorSpec]] = lambda spec: [spec]) -> list[Any]:
-    """List the operators that keep a law as parameters of its test.
+    """List the operators that keep a law, as parameters of its test.
 
-    Each that is expected to break it stands alone, and is called many times so that it does. A cursory run has one
-    group of each family, of operators at equal distances; laws begin at different ones.
+    An operator that is expected to break the law has a group for itself, and is called many times so that the
+    difference occurs. A cursory run uses one group per family, with operators at equal distances; laws start at
+    different ones.
 
     Args:
         law: The law.
-        choose: Which operators an operator of a family stands for.
+        choose: Returns the operators that an operator of a family stands for.
     """
     expected = {entry.operator: entry for entry in expected_differences() if entry.law == law}
     made: list[Any] = []
@@ -61,5 +62,5 @@ def groups(law: str, choose: Callable[[OperatorSpec], Sequence[OperatorSpec]] = 
 
 
 def _expected(entry: Expected) -> pytest.MarkDecorator:
-    """Expect a failure; without one the run fails, if it is a thorough one."""
+    """Expect a failure; in a thorough run, the test fails if it does not occur."""
     return pytest.mark.xfail(strict=is_thorough(), reason=f"{entry.status}: {entry.reason} ({entry.link})")

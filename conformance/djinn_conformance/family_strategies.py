@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 def elements(
     size: Sequence[int], dtype: torch.dtype, values: Values, seed: int, bound: int | None = None
 ) -> torch.Tensor:
-    """Make a contiguous CPU tensor whose elements are drawn from a range by a seed of its own."""
+    """Create a contiguous CPU tensor whose elements are drawn from a range with a separate seed."""
     generator = torch.Generator().manual_seed(seed)
     high = values.high if bound is None else bound - 1
     steps = max(int((high - values.low) / values.step), 0)
@@ -31,7 +31,7 @@ def elements(
         chosen = torch.randperm(torch.Size(size).numel(), generator=generator).view(tuple(size))
     else:
         chosen = torch.randint(0, steps + 1, tuple(size), generator=generator)
-    # Integers of a range of distinct elements are distinct too.
+    # For a range of distinct elements, integers are distinct too.
     counts = values.distinct and not (dtype.is_floating_point or dtype.is_complex)
     whole = chosen.double() if counts else chosen.double() * values.step + values.low
     for excluded in values.exclude:
@@ -102,7 +102,7 @@ _LAYOUTS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def laid_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    """Copy a contiguous tensor into memory that lies otherwise; some layouts repeat elements."""
+    """Copy a contiguous tensor into another memory layout; some layouts repeat elements."""
     return _LAYOUTS[layout](tensor)
 
 
@@ -113,9 +113,9 @@ class _Caller:
     Attributes:
         draw: Hypothesis.
         spec: The operator.
-        values: What a program has so far, by index; new tensors are added to it as inputs.
+        values: The program's values so far, by index; new tensors are added as inputs.
         inputs: The inputs so far.
-        reuses: Whether tensors of the program are taken where they fit.
+        reuses: Whether tensors of the program are used where they fit.
     """
 
     draw: st.DrawFn
@@ -131,7 +131,7 @@ class _Caller:
     first: torch.Tensor | None = None
 
     def call(self) -> Call:
-        """Draw a call; whether PyTorch accepts it is another matter."""
+        """Draw a call; PyTorch may refuse it."""
         args = tuple(self.word(word) for word in self.spec.positional)
         return Call(self.spec.operator, args, {name: self.word(word) for name, word in self.spec.keywords}, 0)
 
@@ -167,7 +167,7 @@ class _Caller:
         return Ref(-len(self.inputs))
 
     def _reused(self, word: TensorWord) -> Ref | None:
-        """Take a tensor of the program, if one fits and nothing is asked of its elements."""
+        """Choose a tensor of the program, if one fits and there are no conditions on its elements."""
         if word.values or self.draw(st.integers(0, 3)) == 3:
             return None
         fitting = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)
@@ -244,7 +244,7 @@ class _Caller:
 
 
 def _scalars(domain: ScalarDomain, first: torch.Tensor | None) -> st.SearchStrategy[Any]:
-    """Make the strategy of an argument that is no tensor; dimensions are those of the call's first tensor."""
+    """Create the strategy for a non-tensor argument; dimensions refer to the call's first tensor."""
     size = [] if first is None else list(first.shape)
     rank = len(size)
     made: Mapping[str, Callable[[], st.SearchStrategy[Any]]] = {
@@ -267,7 +267,7 @@ def _scalars(domain: ScalarDomain, first: torch.Tensor | None) -> st.SearchStrat
 
 @st.composite
 def calls(draw: st.DrawFn, spec: OperatorSpec) -> Recording:
-    """Draw one call of an operator on tensors of its own. PyTorch may refuse it; the number of results is not known."""
+    """Draw one call of an operator on new tensors. PyTorch may refuse it; the number of results is unknown."""
     caller = _Caller(draw, spec, {}, [], reuses=False)
     made = caller.call()
     return Recording(tuple(caller.inputs), (made,))
@@ -283,14 +283,14 @@ def programs(
     draw: st.DrawFn, specs: Sequence[OperatorSpec], *, favoured: Sequence[OperatorSpec] = (), max_calls: int = 12,
     leaves_out: Callable[[Call, Mapping[int, Any]], bool] = lambda made, values: False,
 ) -> Recording:
-    """Draw calls that eager PyTorch carries out one after the other, later ones on the results of earlier ones.
+    """Draw calls that eager PyTorch executes one after the other, later ones on the results of earlier ones.
 
     Args:
         draw: Hypothesis.
-        specs: What to draw from.
+        specs: The operators to draw from.
         favoured: Operators that make up about half of the calls.
         max_calls: Most calls to try.
-        leaves_out: Tells which calls are not made, from the values that they name.
+        leaves_out: Decides which calls to leave out, given the values that they use.
     """
     chosen = st.sampled_from(specs)
     chosen = chosen | st.sampled_from(favoured) if favoured else chosen
@@ -307,7 +307,7 @@ def programs(
 
 
 def _without_unused(recording: Recording) -> Recording:
-    """Leave inputs out that only refused calls had."""
+    """Remove inputs that only refused calls used."""
     used = sorted({-1 - ref.index for made in recording.calls for ref in refs_in([made.args, made.kwargs])
                    if ref.index < 0})
     numbers = {-1 - old: -1 - new for new, old in enumerate(used)}

@@ -1,13 +1,13 @@
-"""Forms of calls: what the words are that the operator families describe arguments with, and what they mean.
+"""Forms of calls: the words with which operator families describe arguments, and their meaning.
 
 A form is a line of words, one for each argument, ``name=`` before those that are passed by name. A word is a literal
 (``None``, ``True``, ``2``, ``0.5``, ``[1,2]``, ``'mean'``), a scalar of ``domains.toml``, or a tensor::
 
     kind[/dtypes][size][~][:values[(bound)]][+]
 
-``size`` names extents by capital letters that mean the same throughout the call; ``*`` stands for any batch. Without
-it the tensor has the size of the call, with ``~`` one that broadcasts with it. ``+`` makes it a list of such tensors,
-``?`` before a word lets it be nothing, and words between ``(`` and ``)`` are one list.
+``size`` names extents by capital letters that have the same value throughout the call; ``*`` represents any batch.
+Without it the tensor has the size of the call, with ``~`` one that broadcasts with it. ``+`` makes it a list of such
+tensors, ``?`` before a word makes the argument optional, and words between ``(`` and ``)`` are one list.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ("Domains", "ListWord", "LiteralWord", "ScalarDomain", "ScalarWord", "
 
 @attrs.frozen
 class Values:
-    """A range of elements: multiples of ``step`` from ``low`` to ``high``, and what else is asked of them."""
+    """A range of elements: multiples of ``step`` from ``low`` to ``high``, with further conditions."""
 
     low: float
     high: float
     step: float
     exclude: tuple[float, ...] = ()
     special: bool = False
-    """Whether infinities, NaN and negative zero are among them, where the dtype has them."""
+    """Whether it includes infinities, NaN and negative zero, if the dtype has them."""
     distinct: bool = False
     definite: bool = False
     """Whether the last two dimensions are symmetric positive definite matrices."""
     bounded: bool = False
-    """Whether ``high`` is one less than the bound that the word names."""
+    """Whether ``high`` is one less than the bound in the word."""
 
     def __attrs_post_init__(self) -> None:
         if self.step <= 0 or self.high < self.low:
@@ -50,38 +50,38 @@ class TensorDomain:
     """A kind of tensor argument."""
 
     dtype: Literal["call", "any", "fixed", "real"]
-    """That of the call, any of the operator's, one of ``fixed``, or the real dtype of the call's."""
+    """The call's dtype, any of the operator's, one of ``fixed``, or the real counterpart of the call's."""
     fixed: tuple[str, ...] = ()
     """Groups or dtypes."""
     values: str = ""
-    """Range of values unless the word names one; empty for the operator's own."""
+    """Range of values unless the word specifies one; empty for the operator's default."""
 
 
 @attrs.frozen
 class ScalarDomain:
-    """A kind of argument that is no tensor."""
+    """A kind of non-tensor argument."""
 
     kind: Literal["choice", "integer", "dimension", "dimensions", "permutation", "size", "own_size", "own_stride",
                   "own_dtype", "last_size", "dtype", "device", "memory_format"]
     of: tuple[Any, ...] = ()
-    """What a choice chooses from; names of dtypes, groups of dtypes or memory formats."""
+    """The options of a choice; names of dtypes, groups of dtypes or memory formats."""
     low: int = 0
     high: int = 3
 
 
 @attrs.frozen
 class Domains:
-    """What the words of forms mean."""
+    """The meaning of the words in forms."""
 
     extents: tuple[int, ...]
-    """What a named extent may be."""
+    """Possible values of a named extent."""
     batches: tuple[tuple[int, ...], ...]
-    """What ``*`` may stand for."""
+    """Batches that ``*`` may represent."""
     sizes: tuple[tuple[int, ...], ...]
     """Sizes of calls, and of new tensors."""
     destinations: tuple[Literal["fitting", "empty", "smaller", "larger", "other_dtype", "strided", "permuted",
                                 "expanded", "input", "shifted"], ...]
-    """What is given as ``out=``: see `djinn_conformance.variants`."""
+    """Tensors given as ``out=``: see `djinn_conformance.variants`."""
     dtypes: Mapping[str, tuple[str, ...]]
     """Groups of dtypes."""
     values: Mapping[str, Values]
@@ -99,10 +99,10 @@ class Domains:
                 raise ValueError(f"tensors.{kind}: no values {domain.values!r}")
 
     def dtypes_named(self, *names: str) -> tuple[torch.dtype, ...]:
-        """List the dtypes that groups and names mean.
+        """List the dtypes of groups and names.
 
         Raises:
-            ValueError: There is no such group and no such dtype.
+            ValueError: There is no such group or dtype.
         """
         found: list[torch.dtype] = []
         for name in names:
@@ -121,7 +121,7 @@ class TensorWord:
 
     domain: TensorDomain
     values: str
-    """Name of the range of its elements; empty for the operator's own."""
+    """Name of the range of its elements; empty for the operator's default."""
     bound: str
     """Extent, number or ``last`` that bounds the elements."""
     size: tuple[str, ...] | None
@@ -133,7 +133,7 @@ class TensorWord:
 
 @attrs.frozen
 class ScalarWord:
-    """An argument that is no tensor."""
+    """A non-tensor argument."""
 
     domain: ScalarDomain
     optional: bool
@@ -141,7 +141,7 @@ class ScalarWord:
 
 @attrs.frozen
 class LiteralWord:
-    """An argument that is always the same."""
+    """A constant argument."""
 
     value: Any
 
@@ -164,7 +164,7 @@ def parse_form(form: str, known: Domains) -> tuple[tuple[Word, ...], tuple[tuple
     """Parse a form into its positional and its named words.
 
     Raises:
-        ValueError: A word means nothing; the message names it.
+        ValueError: A word is unknown; the message names it.
     """
     positional: list[Word] = []
     keywords: list[tuple[str, Word]] = []

@@ -1,4 +1,4 @@
-"""Graphs for analyzers, patterns and schedulers: random ones, those of common blocks of models, and a deep one."""
+"""Graphs for analyzers, patterns and schedulers: random ones, common blocks of models, and a deep one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from djinn_conformance.strategies import filled, recordings
 __all__ = ("DEEP", "EMPTY", "blocks", "deep_graph", "expect_unchanged", "graphs", "renamed", "show", "snapshot")
 
 DEEP = 20_000
-"""Nodes of the deep graph."""
+"""Number of nodes of the deep graph."""
 EMPTY = RecordedGraph(())
 _LOGICAL = torch.device("meta")
 
 
 class _GraphMode(TorchDispatchMode):
-    """Writes the operations of a piece of eager PyTorch down as a graph."""
+    """Records the operations of eager PyTorch code as a graph."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch leaves it untyped
@@ -41,12 +41,12 @@ class _GraphMode(TorchDispatchMode):
         self._specs = SpecTable()
         self._names: dict[int, str] = {}
         self._owners: dict[int, str] = {}
-        # Results are kept, so that no other tensor gets the identity of one that is gone.
+        # Results are kept alive, so that no other tensor gets the identity of a freed one.
         self._alive: list[torch.Tensor] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Leave PyTorch's compiler alone, which takes seconds to import; nothing is compiled here."""
+        """Do not involve PyTorch's compiler, whose import takes seconds; nothing is compiled here."""
         return False
 
     def _name(self, tensor: torch.Tensor) -> str:
@@ -89,7 +89,7 @@ class _GraphMode(TorchDispatchMode):
 
 
 def _argument(item: Any, positions: Iterator[int]) -> Any:
-    """Write an argument as graphs have it: operands by position, constants of PyTorch by name."""
+    """Convert an argument to the form used in graphs: operands by position, PyTorch constants by name."""
     if isinstance(item, torch.Tensor):
         return Operand(next(positions))
     if isinstance(item, (list, tuple)):
@@ -174,14 +174,14 @@ def _graph_of(recording: Recording) -> RecordedGraph:
 
 
 def graphs() -> st.SearchStrategy[RecordedGraph]:
-    """Draw graphs: of random programs with views, writes in place and random numbers, of common blocks, and none."""
+    """Draw graphs: random programs with views, in-place writes and random numbers, common blocks, an empty one."""
     random_ones = recordings(grouped() + RANDOM, favoured=VIEWS + IN_PLACE, max_calls=16).map(_graph_of)
     return st.one_of(st.sampled_from([EMPTY, *blocks()]), random_ones)
 
 
 @lru_cache(maxsize=1)
 def deep_graph() -> RecordedGraph:
-    """Make a chain in which each node also writes in place what an earlier one made."""
+    """Create a chain in which each node also writes in place to the result of an earlier one."""
     spec = SpecTable().of(torch.empty(4, device=_LOGICAL), _LOGICAL)
     return RecordedGraph(tuple(_link(index, spec) for index in range(DEEP)))
 
@@ -196,7 +196,7 @@ def _link(index: int, spec: TensorSpec) -> GraphNode:
 
 
 def renamed(graph: RecordedGraph) -> tuple[RecordedGraph, Mapping[str, str]]:
-    """Give every node and value another name, in another order, and say how nodes were renamed."""
+    """Rename and reorder all nodes and values, and return the mapping of the nodes."""
     nodes = {node.id: f"{position * 7919 % 99991}-node" for position, node in enumerate(graph.nodes())}
     names: dict[str, str] = {}
 
@@ -212,7 +212,7 @@ def renamed(graph: RecordedGraph) -> tuple[RecordedGraph, Mapping[str, str]]:
 
 
 def snapshot(graph: RecordedGraph) -> list[Any]:
-    """Copy everything that a graph says."""
+    """Copy the whole content of a graph."""
     fields = [{name: copy.deepcopy(value) if name == "metadata" else value
                for name, value in attrs.asdict(node, recurse=False).items()} for node in graph.nodes()]
     return [fields, list(graph.edges()), dict(graph.storages), dict(graph.values), graph.backend_type,
@@ -220,7 +220,7 @@ def snapshot(graph: RecordedGraph) -> list[Any]:
 
 
 def expect_unchanged(graph: RecordedGraph, before: list[Any], where: str) -> None:
-    """Check that a graph still says what it said."""
+    """Check that a graph is unchanged."""
     __tracebackhide__ = True
     names = ("nodes", "edges", "storages", "values", "backend type", "reason for falling back")
     for name, got, wanted in zip(names, snapshot(graph), before, strict=True):
@@ -228,7 +228,7 @@ def expect_unchanged(graph: RecordedGraph, before: list[Any], where: str) -> Non
 
 
 def show(graph: RecordedGraph) -> str:
-    """Show a graph in one line."""
+    """Describe a graph in one line."""
     shown = "; ".join(f"{node.id}: {node.operation}({', '.join(node.inputs)}) -> {', '.join(node.outputs) or '()'}"
                       for node in list(graph)[:30])
     return f"{len(graph)} nodes: {shown}"

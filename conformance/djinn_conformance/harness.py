@@ -1,4 +1,4 @@
-"""The other side of a transport: a server, or an executor for transports that have none."""
+"""The other side of a transport: a server, or an executor for transports without a server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LEASE_S = 10.0
 
 
 def open_executor() -> Executor:
-    """Open the executor that a session would use, on the CPU if it has one."""
+    """Open the default executor of a session, on the CPU if it supports that."""
     factory = installed_plugins()[0].choose("executor", "torch")
     devices = factory.devices()
     opened: Executor = factory.open("cpu" if "cpu" in devices else devices[0])
@@ -53,15 +53,15 @@ def open_executor() -> Executor:
 
 
 class Place:
-    """Somewhere in this process that a transport can connect to.
+    """A server in this process that a transport can connect to.
 
     Args:
         subject: The transport.
-        change: Puts something in the place of each channel that is accepted, so that things happen to it.
+        change: Replaces each accepted channel, to inject events.
 
     Attributes:
-        address: What to connect to.
-        faults: What went wrong in serving threads, apart from clients that left.
+        address: The address to connect to.
+        faults: Errors in serving threads, except for clients that left.
     """
 
     def __init__(self, subject: Subject, change: Callable[[Channel], Channel] = lambda channel: channel) -> None:
@@ -92,7 +92,7 @@ class Place:
 
     @property
     def listens(self) -> bool:
-        """Whether sessions travel, rather than stay within this process."""
+        """Whether sessions are transmitted, rather than staying within this process."""
         return self._listener is not None
 
     def connect(self) -> Connection:
@@ -101,7 +101,7 @@ class Place:
         return self._transport.connect(self.address, connect_options(self._subject, open_executor=opener))
 
     def vanish(self) -> None:
-        """Close everything on this side and wait for the threads that served."""
+        """Close everything on this side and wait for the serving threads."""
         if self._listener is not None:
             self._listener.close()
         self._room.close()
@@ -129,7 +129,7 @@ class Place:
         try:
             is_taken_over = self._converse(channel)
         except TransportError:
-            # A client that left, or `vanish`; the client's side is what is tested.
+            # A client that left, or `vanish`; only the client's side is tested.
             pass
         except DjinnError as error:
             self.faults.append(error)
@@ -138,7 +138,7 @@ class Place:
                 channel.close()
 
     def _converse(self, channel: Channel) -> bool:
-        """Serve a connection; whether a session that there was before has taken it over."""
+        """Serve a connection; return whether an existing session has taken it over."""
         received = channel.receive()
         if received is None or self._executor is None:
             return False
@@ -194,7 +194,7 @@ def _welcome_again(channel: Channel, sequence: int, welcome: Welcome) -> None:
 
 
 def watch_over(executor: Executor) -> Watch:
-    """Let the guard that a server would use take up watch: what eager does must pass it."""
+    """Create the watch of a server's default guard: everything that eager does must pass it."""
     plugins = installed_plugins()[0]
     shapes = plugins.choose("shapes", "meta")
     watch: Watch = plugins.choose("guard", "core").watch(Bounds(executor.device, _PROGRAM_BYTES), shapes)
@@ -203,10 +203,10 @@ def watch_over(executor: Executor) -> Watch:
 
 @contextmanager
 def served(subject: Subject) -> Iterator[str]:
-    """Serve a transport, from a process of its own if it has a listening side; yield the address.
+    """Serve a transport, from a separate process if it has a listening side; yield the address.
 
-    Random operators draw from the default generator of their process, and programs that arrive over a transport run
-    while the caller goes on: in the caller's process, one would take numbers from the other.
+    Random operators draw from the default generator of their process, and programs sent over a transport run while the
+    caller continues. In the caller's process, the two would take numbers from each other.
     """
     if not listens(subject):
         yield f"{subject.registered.value.scheme}://"
@@ -220,7 +220,7 @@ def served(subject: Subject) -> Iterator[str]:
         address = process.stdout.readline().strip()
         assert address, f"the server of {subject} ended with {process.wait()}"
         yield address
-        # Its standard input ends, and with it the process.
+        # Closing its standard input ends the process.
         process.communicate()
     assert process.returncode == 0, f"the server of {subject} ended with {process.returncode}"
 

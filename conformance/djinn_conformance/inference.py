@@ -1,4 +1,4 @@
-"""Asking shape inference about recorded calls, and reading what eager says about the same calls."""
+"""Queries shape inference about recorded calls, and records the metadata that eager gives for the same calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _META, _CPU = torch.device("meta"), torch.device("cpu")
 
 
 def placeholder(tensor: torch.Tensor) -> torch.Tensor:
-    """Make a tensor without data that has a tensor's size, stride, offset and dtype."""
+    """Create a tensor without data that has another tensor's size, stride, offset and dtype."""
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = torch.empty(length, dtype=tensor.dtype, device=_META)
     return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -27,13 +27,13 @@ def placeholder(tensor: torch.Tensor) -> torch.Tensor:
 
 @attrs.frozen
 class Asked:
-    """One call, what inference said of it before it ran, and what eager did.
+    """One call, the inferred result, and the result in eager mode.
 
     Attributes:
         call: The call.
-        answer: What inference said; an exception if it raised.
-        wanted: What eager did to metadata; ``None`` where results are not tensors.
-        refused: What eager raised instead.
+        answer: The inferred result; an exception if inference raised.
+        wanted: The effect on metadata in eager mode; ``None`` if results are not tensors.
+        refused: The exception in eager mode, if there was one.
     """
 
     call: Call
@@ -43,9 +43,9 @@ class Asked:
 
 
 def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference | Exception | None:
-    """Ask about a call on values as they are now.
+    """Query a call on the current values.
 
-    A call that writes a tensor which it also reads is not asked about: a placeholder cannot be two arguments.
+    A call that writes a tensor which it also reads is not queried: a placeholder cannot be two arguments.
     """
     tensors = [values[ref.index] for ref in refs_in([call.args, call.kwargs])]
     if written_refs(call) and len(set(map(id, tensors))) < len(tensors):
@@ -58,12 +58,12 @@ def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference
     args, kwargs = fill(call.args, stand_in, _META), fill(call.kwargs, stand_in, _META)
     try:
         return shapes.infer(call.operator, args, kwargs)
-    except Exception as error:  # noqa: BLE001  # whatever a plugin raises is an answer to be judged
+    except Exception as error:  # noqa: BLE001  # any exception of a plugin is a result to be judged
         return error
 
 
 def asked_calls(shapes: ShapeInference, recording: Recording) -> Iterator[Asked]:
-    """Ask about every call of a recording, then carry it out."""
+    """Query every call of a recording, and execute it afterwards."""
     values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(recording.inputs)}
     produced = 0
     with torch.no_grad(), seeded(_CPU, 0):

@@ -1,4 +1,4 @@
-"""Journals: what a procedure leaves behind on a device, step by step, compared with what it leaves on another."""
+"""Journals: the state that a procedure leaves on a device, step by step, compared with another device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ("Journal", "expect_same_journals", "kept")
 
 @attrs.frozen
 class _Tensor:
-    """A tensor as it was: its metadata, and a copy of its elements that later writes do not reach."""
+    """A snapshot of a tensor: its metadata, and a copy of its elements that later writes do not reach."""
 
     elements: torch.Tensor
     metadata: tuple[Any, ...]
@@ -26,11 +26,11 @@ class _Tensor:
 
 @attrs.define
 class Journal:
-    """What happened on one device.
+    """The recorded events on one device.
 
     Attributes:
         device: The device.
-        entries: What was noted, in order.
+        entries: The recorded values, in order.
         raised: The exception that ended the procedure.
     """
 
@@ -39,7 +39,7 @@ class Journal:
     raised: Exception | None = None
 
     def note(self, what: str, value: Any) -> None:
-        """Write down a value as it is now; members of containers one by one."""
+        """Record the current state of a value, with members of containers one by one."""
         if isinstance(value, torch.Tensor):
             self.entries.append((what, _written_down(value, self.device)))
         elif isinstance(value, Mapping):
@@ -57,7 +57,7 @@ class Journal:
 
 
 def kept(procedure: Callable[[Journal], None], device: torch.device) -> Journal:
-    """Run a procedure to its end, or to its exception, which it may raise at once or when the device is waited for."""
+    """Run a procedure to its end or its exception, which may be raised at once or while waiting for the device."""
     journal = Journal(device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -70,7 +70,7 @@ def kept(procedure: Callable[[Journal], None], device: torch.device) -> Journal:
 
 
 def expect_same_journals(got: Journal, wanted: Journal, where: str, tolerance: Tolerance | None = None) -> None:
-    """Check that the remote device leaves behind what eager does, bit for bit unless something is granted."""
+    """Check that the remote device ends in the same state as eager, bit for bit unless a tolerance is granted."""
     __tracebackhide__ = True
     if type(got.raised) is not type(wanted.raised):
         error = AssertionError(f"exception: got {got.raised!r:.300}, should be {wanted.raised!r:.300} [{where}]")
@@ -99,7 +99,7 @@ def _written_down(tensor: torch.Tensor, device: torch.device) -> _Tensor:
 
 
 def _wait(journal: Journal) -> None:
-    """Bring all elements home in one round trip."""
+    """Fetch all elements in one round trip."""
     lazy = [index for index, (_, value) in enumerate(journal.entries)
             if isinstance(value, _Tensor) and isinstance(value.elements, LazyTensor)]
     homes = runtime.current().materialize([journal.entries[index][1].elements for index in lazy])

@@ -40,17 +40,17 @@ PROFILES: Mapping[str, settings] = {
     "full": _profile(200, derandomize=True, database=None),
     "nightly": _profile(5000, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)),
 }
-"""How thoroughly to look, by the value of ``HYPOTHESIS_PROFILE``."""
+"""How thorough a run is, by the value of ``HYPOTHESIS_PROFILE``."""
 _THOROUGH = ("full", "nightly")
 
 
 def is_thorough() -> bool:
-    """Whether suites that go through a whole collection do so, rather than through a sample of it."""
+    """Whether suites go through a whole collection, rather than a sample of it."""
     return os.environ.get("HYPOTHESIS_PROFILE") in _THOROUGH
 
 
 def is_cursory() -> bool:
-    """Whether only a few of a collection's members are looked at."""
+    """Whether only a few of a collection's members are tested."""
     return os.environ.get("HYPOTHESIS_PROFILE") == "smoke"
 
 
@@ -67,7 +67,7 @@ def active_profile() -> settings:
 
 
 def as_found(profile: settings) -> settings:
-    """Let a derandomized run show an example as it was found; to make it smaller takes longer than a test may."""
+    """Report a failing example of a derandomized run as found; shrinking it takes longer than a test may."""
     if not profile.derandomize:
         return profile
     return settings(profile, phases=[phase for phase in profile.phases if phase not in (Phase.shrink, Phase.explain)])
@@ -79,7 +79,7 @@ def law(identity: str, *, effort: float = 1.0, shrinks: bool = True) -> Callable
     Args:
         identity: The law, ``kind.name``. A test written with Hypothesis gets the active profile.
         effort: Share of the profile's examples that it runs.
-        shrinks: Whether a derandomized run makes an example that breaks it smaller, which takes its time.
+        shrinks: Whether a derandomized run shrinks a failing example, which is slow.
 
     Raises:
         SpecError: No specification has that law.
@@ -100,7 +100,7 @@ def law(identity: str, *, effort: float = 1.0, shrinks: bool = True) -> Callable
 
 
 def law_of(test: object) -> str | None:
-    """Return the law that a function is bound to."""
+    """Return the law of a test function."""
     found = getattr(test, _ATTRIBUTE, None)
     return found if isinstance(found, str) else None
 
@@ -112,7 +112,7 @@ def laws_by_test(*modules: str) -> dict[str, str | None]:
 
 
 def mismatches(spec: KindSpec, tests: Mapping[str, str | None]) -> Iterable[str]:
-    """Say where the laws of a kind and the tests of its suite do not correspond one to one."""
+    """List where the laws of a kind and the tests of its suite do not correspond one to one."""
     bound: dict[str, list[str]] = {}
     for test, identity in tests.items():
         if identity is None:

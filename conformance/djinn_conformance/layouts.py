@@ -1,4 +1,4 @@
-"""Calls recorded from PyTorch's database of operator samples, and layouts in which their operands may lie in memory."""
+"""Calls recorded from PyTorch's database of operator samples, and memory layouts for their operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Operands = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps the calls that reach a kernel, with operands as they were."""
+    """Keeps the calls that reach a kernel, with their operands as they were."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped there
@@ -43,11 +43,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def recorded_calls(name: str, dtype: torch.dtype = torch.float32, most_samples: int = 12) -> list[Operands]:
-    """Record what the samples of an entry of the database call, forward and backward.
+    """Record the calls made by the samples of a database entry, forward and backward.
 
     Args:
-        name: Of the entry; see `djinn_conformance.database.operators`.
-        dtype: Of the samples.
+        name: Name of the entry; see `djinn_conformance.database.operators`.
+        dtype: Dtype of the samples.
         most_samples: How many samples to run.
     """
     entry = operators()[name]
@@ -65,7 +65,7 @@ def recorded_calls(name: str, dtype: torch.dtype = torch.float32, most_samples: 
                     if wanted:
                         torch.autograd.backward(wanted, [torch.rand_like(leaf) for leaf in wanted])
             except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
-                continue  # What was recorded before it is good enough.
+                continue  # The calls recorded before that are sufficient.
     return recorder.calls
 
 
@@ -92,7 +92,7 @@ def _expanded(tensor: torch.Tensor, choose: random.Random) -> torch.Tensor:
 
 
 def _odd(tensor: torch.Tensor, choose: random.Random) -> torch.Tensor:
-    """Give dimensions of one element strides that nobody would compute."""
+    """Give dimensions of one element strides that no computation would produce."""
     stride = [choose.choice((1, 2, 7, step)) if extent == 1 else step
               for extent, step in zip(tensor.size(), tensor.stride(), strict=True)]
     return tensor.as_strided(tensor.size(), stride, tensor.storage_offset())
@@ -110,12 +110,12 @@ LAYOUTS: dict[str, Callable[[torch.Tensor, random.Random], torch.Tensor]] = {
 
 
 def laid_out(tensor: torch.Tensor, layout: str, choose: random.Random) -> torch.Tensor:
-    """Lay a tensor out in memory in another way. Only ``expanded`` changes elements; it repeats some."""
+    """Copy a tensor into another memory layout. Only ``expanded`` changes elements; it repeats some."""
     return LAYOUTS[layout](tensor, choose) if tensor.dim() and tensor.numel() else tensor
 
 
 def with_layouts(call: Operands, choose: random.Random, layouts: Sequence[str] = tuple(LAYOUTS)) -> Operands:
-    """Give each operand of a call a layout that is drawn; what is written does not overlap itself."""
+    """Give each operand of a call a drawn layout; written tensors do not overlap themselves."""
     operator, args, kwargs = call
     facts = facts_of(operator)
 
@@ -132,7 +132,7 @@ def with_layouts(call: Operands, choose: random.Random, layouts: Sequence[str] =
 
 
 def unlike(calls: Sequence[Operands]) -> Iterator[Operands]:
-    """Yield the calls that differ in anything but elements and numbers."""
+    """Yield the calls that differ in more than elements and numbers."""
     seen = set()
     for operator, args, kwargs in calls:
         leaves, _ = tree_flatten((args, kwargs))
@@ -157,7 +157,7 @@ _ALONG = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_ba
 
 
 def drawn_calls(choose: random.Random, count: int) -> Iterator[Operands]:
-    """Draw calls that eager accepts of operators whose results are laid out as their operands are."""
+    """Draw calls accepted by eager, of operators whose result layout depends on their operands' layouts."""
     for _ in range(count):
         size = [choose.choice((1, 1, 2, 3, 4)) for _ in range(choose.randint(1, 5))]
         name = choose.choice(choose.choice((_ONE, _TWO, _TWO, _WITH_NUMBER, _THREE, _MASKED, _ALONG, _ALONG)))

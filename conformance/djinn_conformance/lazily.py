@@ -1,4 +1,4 @@
-"""Doing things twice, eagerly and on the remote device: arguments are sent there, and outcomes are compared."""
+"""Runs code eagerly and on the remote device: sends the arguments there, and compares the outcomes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ("compare", "copies", "sent")
 
 @attrs.frozen
 class _Copier:
-    """Copies tensors with their storages, so that those that share memory still do."""
+    """Copies tensors with their storages, so that shared memory stays shared."""
 
     device: torch.device
     storages: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
     done: dict[int, tuple[torch.Tensor, torch.Tensor]] = attrs.field(factory=dict)
-    """By identity: the original, held so that its identity stays its own, and the copy."""
+    """By identity: the original, which is kept alive so that its identity stays unique, and the copy."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
         found = self.done.get(id(tensor))
@@ -60,7 +60,7 @@ class _Copier:
 
 
 def sent(item: Any, device: torch.device) -> Any:
-    """Copy everything in ``item`` that holds data to a device, with strides, aliases and needs of gradients.
+    """Copy all data in ``item`` to a device, preserving strides, aliases and ``requires_grad``.
 
     The CPU itself, as a device or by name, is replaced by ``device``. Objects other than tensors, devices, lists,
     tuples and dictionaries stay as they are.
@@ -69,7 +69,7 @@ def sent(item: Any, device: torch.device) -> Any:
 
 
 def copies(item: Any) -> Any:
-    """Copy everything in ``item`` that holds data to fresh tensors on the CPU, as `sent` does to another device."""
+    """Copy all data in ``item`` to new tensors on the CPU, as `sent` does to another device."""
     return sent(item, torch.device("cpu"))
 
 
@@ -94,15 +94,15 @@ def _mapped(item: Any, copy: Callable[[torch.Tensor], torch.Tensor], device: tor
 def compare(
     got: Any, wanted: Any, what: str, where: str, *, tolerance: Tolerance | None = None, values: bool = True
 ) -> None:
-    """Check that an outcome on the remote device is what eager gives.
+    """Check that an outcome on the remote device equals eager's.
 
     Args:
         got: The outcome, with lazy tensors.
-        wanted: Eager's, with tensors on the CPU, in the same nesting.
-        what: What is compared, for the message.
-        where: In which case, for the message.
-        tolerance: What is granted where bits may differ.
-        values: Whether elements are compared; otherwise metadata alone.
+        wanted: Eager's outcome, with tensors on the CPU, in the same nesting.
+        what: The compared object, for the message.
+        where: The case, for the message.
+        tolerance: The tolerance, if bits may differ.
+        values: Whether to compare elements; otherwise only metadata.
     """
     __tracebackhide__ = True
     if isinstance(wanted, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Lines of random programs: forms with gaps, read from ``specs/machine.toml``, and how their gaps are filled."""
+"""Lines of random programs: forms with gaps, read from ``specs/machine.toml``, and how to fill the gaps."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _NUMBERS = ("2", "1", "-1", "0", "0.5", "3")
 _INDICES = ("0", "-1", "1", "1:", ":-1", "::2", "...", ":", "None", "..., 0", "..., 1:", "0, 1:", ":, 1", "1:, ::2",
             ":, None", "..., :1", "2:1", "True", "1:, 0")
 _WRITING = ("write", "out", "mixed")
-"""Groups in which a source that overlaps the target in part is copied first: eager looks at addresses and refuses."""
+"""Groups in which a source that partly overlaps the target is copied first: eager compares addresses and refuses."""
 _IN_PLACE = re.compile(r"_\(|\] [-+*/]?= |out=|inplace=")
-"""What a line has that writes into tensors."""
+"""Matches lines that write to tensors."""
 
 
 @attrs.frozen
@@ -40,7 +40,7 @@ class Form:
     """A line with gaps.
 
     Attributes:
-        group: What kind of thing the line does.
+        group: The kind of line.
         text: The line.
         pieces: Text and the gap after it, in order; the last gap may be absent.
     """
@@ -56,7 +56,7 @@ class Form:
 
     @property
     def writes(self) -> bool:
-        """Whether it writes into tensors."""
+        """Whether it writes to tensors."""
         return _IN_PLACE.search(self.text) is not None
 
 
@@ -74,11 +74,11 @@ class _File:
 
 @attrs.frozen
 class Table:
-    """What programs consist of.
+    """The content of the specification.
 
     Attributes:
-        programs: How many each profile runs.
-        floors: How often, per program, something must have happened for the machine to be believed.
+        programs: How many programs each profile runs.
+        floors: How often, per program, each event must have happened for the run to be meaningful.
         groups: The forms by group.
     """
 
@@ -116,7 +116,7 @@ def _requires_grad(value: torch.Tensor, *, leaf: bool = False) -> bool:
     try:
         return value.requires_grad and (value.is_leaf or not leaf)
     except RuntimeError:
-        # A view that autograd cannot follow any more: PyTorch raises whatever one asks.
+        # A view that autograd can no longer track: PyTorch raises on any access.
         return False
 
 
@@ -131,7 +131,7 @@ _KINDS: Mapping[str, Callable[[str, torch.Tensor], bool]] = {
     "v": lambda name, value: name.startswith("c"),
     "w": lambda name, value: name.startswith("c"),
 }
-"""Which tensors fit a gap."""
+"""Which tensors fit into a gap."""
 
 
 @lru_cache(maxsize=256)
@@ -146,7 +146,8 @@ class Drawer:
     Attributes:
         draw: Draws from a strategy.
         values: The eager tensors that a line may use, by name.
-        keeps_apart: Whether lines that write get no tensor that overlaps itself, but a copy, if there is no other.
+        keeps_apart: Whether lines that write avoid tensors that overlap themselves, and use a copy if there is no other
+            tensor.
     """
 
     draw: Callable[[st.SearchStrategy[Any]], Any]
@@ -159,7 +160,7 @@ class Drawer:
 
     @property
     def used(self) -> list[torch.Tensor]:
-        """The eager tensors that the form filled last uses."""
+        """The eager tensors used by the last filled form."""
         return [self.values[name.removesuffix(".clone()")] for name in self._chosen.values()]
 
     def pick(self, items: Sequence[T]) -> T:
@@ -167,7 +168,7 @@ class Drawer:
         return items[self.draw(_below(len(items)))] if len(items) > 1 else items[0]
 
     def form(self, forms: Sequence[Form]) -> Form | None:
-        """Draw a form that there are tensors for."""
+        """Draw a form that the existing tensors can fill."""
         lacking = {word for word, fits in _KINDS.items() if not any(fits(n, v) for n, v in self.values.items())}
         lacking |= {"y", "z"} if "x" in lacking else set()
         usable = [form for form in forms if lacking.isdisjoint(form.words)]
@@ -225,7 +226,7 @@ class Drawer:
         return name
 
     def _is_tracked(self, name: str) -> bool:
-        """Whether a tensor is, or has, a view that autograd follows."""
+        """Whether a tensor is, or has, a view that autograd tracks."""
         target = self.values[name]
         return any(value._is_view() and _requires_grad(value) and (value is target or _share(target, value))
                    for value in self.values.values())
@@ -242,33 +243,33 @@ class Drawer:
 
     @property
     def extent(self) -> int:
-        """Extent of the dimension drawn last."""
+        """Size of the last drawn dimension."""
         return self.size[self._dim] if -self.rank <= self._dim < self.rank else 1
 
     def dim(self) -> str:
-        """Draw a dimension, rarely one that is not there."""
+        """Draw a dimension, rarely one that does not exist."""
         self._dim = self.pick([*range(self.rank), *range(self.rank), *range(-self.rank, 0), self.rank])
         return str(self._dim)
 
     def rows(self) -> str:
-        """Draw indices that are in range."""
+        """Draw valid indices."""
         extent = self.extent
         chosen = [self.draw(_below(extent)) for _ in range(self.pick((1, 2, 2)) if self.rank else 1)] if extent else []
         return f"torch.tensor({chosen}, dtype=torch.int64, device=device)"
 
     def where(self) -> str:
-        """Draw indices of the first tensor's size that are in range."""
+        """Draw valid indices, of the first tensor's size."""
         count = torch.Size(self.size).numel()
         return f"torch.arange({count}, device=device).view({self.size}).remainder({max(self.extent, 1)})"
 
     def fitting(self) -> str:
-        """Draw a size that the first tensor can be viewed with."""
+        """Draw a size as which the first tensor can be viewed."""
         size, count = self.size, torch.Size(self.size).numel()
         options = [(-1,), (1, *size), (*size, 1), size[::-1], (count,), tuple(n for n in size if n != 1), (2, -1)]
         return str(self.pick(options))
 
     def smaller(self) -> str:
-        """Draw a size with no more elements than the first tensor has, and room for them."""
+        """Draw a size that fits into the first tensor's memory, with at most as many elements."""
         assert self._first is not None
         room = self._first.untyped_storage().nbytes() // self._first.element_size() - self._first.storage_offset()
         count = min(self._first.numel(), room)
@@ -293,7 +294,7 @@ class Drawer:
         return self._first is not None and self._first.dtype.is_complex
 
     def one(self) -> str:
-        """Give a one of the first tensor's dtype."""
+        """Return a one of the first tensor's dtype."""
         return f"torch.ones((), dtype={self._first.dtype if self._first is not None else 'None'}, device=device)"
 
 
@@ -322,7 +323,7 @@ _GAPS: Mapping[str, Callable[[Drawer], str]] = {
     "index": lambda drawer: drawer.pick(_INDICES),
     "index0": str,
 }
-"""What is drawn for a gap. Words that end in a nought repeat what was drawn last."""
+"""How to fill a gap. Words that end in 0 repeat the previous value."""
 
 
 def _broadcasts(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -335,7 +336,7 @@ def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _overlaps_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether eager refuses to read one while it writes the other, because it sees that they overlap in part."""
+    """Whether eager refuses to read one while writing the other, because it detects a partial overlap."""
     if one is other or not _share(one, other):
         return False
     if not all(is_dense(tuple(value.shape), value.stride()) for value in (one, other)):

@@ -1,7 +1,7 @@
-"""What an interceptor does to a process, found out in a process of its own.
+"""The effects of an interceptor on a process, observed in a separate process.
 
-``python -m djinn_conformance.local_life NAME`` looks at local PyTorch, imports djinn with the interceptor ``NAME``,
-looks again, and prints what it saw as JSON. The order of imports is the point of it: before the first look, djinn has
+``python -m djinn_conformance.local_life NAME`` observes local PyTorch, imports djinn with the interceptor ``NAME``,
+observes again, and prints the results as JSON. The order of imports matters: before the first observation, djinn has
 not been imported.
 """
 
@@ -101,22 +101,22 @@ ACTIONS: Mapping[str, Callable[[], Any]] = {
     "gradients and optimizer": _gradients,
     "saving and copying": _saved,
 }
-"""Local actions; each gives something that JSON can hold."""
+"""Local actions; each returns something that JSON can represent."""
 
 
 def look() -> dict[str, Any]:
-    """Carry the local actions out; an exception is an outcome like any other."""
+    """Run the local actions; an exception is recorded as an outcome."""
     seen: dict[str, Any] = {}
     for name, action in ACTIONS.items():
         try:
             seen[name] = action()
-        except Exception as error:  # noqa: BLE001  # what fails before must fail likewise afterwards
+        except Exception as error:  # noqa: BLE001  # an action that fails before must fail in the same way afterwards
             seen[name] = f"{type(error).__name__}: {error}"
     return seen
 
 
 def _home(tensor: torch.Tensor) -> Any:
-    """Bring a tensor home; what comes must be an ordinary one."""
+    """Fetch a tensor; the result must be an ordinary one."""
     moved = tensor.detach().cpu()
     return [type(moved).__name__, str(moved.device), str(moved.dtype), moved.tolist()]
 
@@ -173,7 +173,7 @@ def _native_threads() -> int:
 
 
 def report_on(name: str) -> dict[str, Any]:
-    """Install an interceptor in this process and say what changed."""
+    """Install an interceptor in this process and return what changed."""
     before = look()
     opened: list[str] = []
     sys.addaudithook(lambda event, _: opened.append(event) if event in _WATCHED else None)
@@ -202,7 +202,7 @@ def report_on(name: str) -> dict[str, Any]:
 
 
 def observe(name: str, timeout_s: float = 120.0) -> dict[str, Any]:
-    """Run `report_on` in an interpreter of its own."""
+    """Run `report_on` in a separate interpreter."""
     path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
     done = subprocess.run(  # noqa: S603  # this interpreter, this module, and the name of a plugin
         [sys.executable, "-m", "djinn_conformance.local_life", name],

@@ -1,4 +1,4 @@
-"""The machine that draws programs and runs each of them twice, eagerly and on the remote device."""
+"""A state machine that draws programs and runs each of them twice, eagerly and on the remote device."""
 
 from __future__ import annotations
 
@@ -37,26 +37,28 @@ from djinn_conformance.twins import (
 __all__ = ("FLUSHES", "Machine", "Statistics")
 
 FLUSHES = ("auto", None, 1, 2, 7)
-"""After how many operations a program hands over; "auto" is the session's own choice, ``None`` is never."""
+"""After how many operations a program submits; "auto" is the session's own choice, ``None`` is never."""
 _INFERENCE = "with torch.inference_mode(): "
 _MODES = (*[""] * 10, "with torch.no_grad(): ", _INFERENCE, "with torch.enable_grad(): ")
 _MOST_NAMES = 10
 _GROUPS_OF_WORKERS = ("view", "write", "compute", "read", "write", "metadata", "gradient")
 _NOT_REPEATABLE = ("gradient", "mixed", "random", "random_state", "sliced")
-"""Groups of lines that may write and then wait: if that tells of an earlier failure, it is too late to repeat them."""
+"""Groups of lines that may write and then wait: if the wait raises an earlier failure, they can no longer be
+repeated.
+"""
 _PLAIN_GROUPS = ("late", "refused", "random_state")
-"""Groups whose lines run in no particular mode."""
+"""Groups whose lines run without a special mode."""
 
 
 @attrs.define
 class Statistics:
-    """What has been drawn.
+    """Counts of drawn programs and events.
 
     Attributes:
         programs: How many programs ran to their end.
-        different: How many did not give what eager gives.
+        different: How many differed from eager.
         counts: How often something happened: lines by group, how they ended, threads, flush settings.
-        forms: How often each form gave something, by its text.
+        forms: How often each form had a result, by its text.
     """
 
     programs: int = 0
@@ -72,7 +74,7 @@ class Statistics:
 
 @contextmanager
 def _flushing(session: Session, every: int | None | str) -> Iterator[None]:
-    """Let a running session hand over after so many operations; starting one for each program would take too long."""
+    """Set after how many operations a running session submits; starting a session per program would take too long."""
     session.flush_after(every)
     try:
         yield
@@ -84,7 +86,7 @@ class Machine(RuleBasedStateMachine):
     """Draws programs for one session.
 
     Attributes:
-        keeps_apart: Whether tensors that overlap themselves are not written, as servers do not.
+        keeps_apart: Whether writes avoid tensors that overlap themselves, because servers refuse such writes.
     """
 
     keeps_apart = False
@@ -108,22 +110,22 @@ class Machine(RuleBasedStateMachine):
         self.eager, self.remote = eager_twin(), remote_twin(session.device)
 
     def _wanted_handles(self) -> int:
-        """Count the values that the executor holds because a tensor wants them."""
+        """Count the values that the executor holds for live tensors."""
         stats = self.session.stats()
         return stats["live_handles"] - stats["results_kept"]
 
     def _drain(self) -> None:
-        """Forget what an earlier program that failed has left behind."""
+        """Clean up after an earlier failed program."""
         for _ in range(10):
             try:
                 djinn.synchronize()
-            except Exception:  # noqa: BLE001, S112  # it has been told about
+            except Exception:  # noqa: BLE001, S112  # it has been reported
                 continue
             return
 
     @initialize(data=st.data(), every=st.sampled_from(FLUSHES), seed=st.integers(0, 9))
     def begin(self, data: Any, every: int | None | str, seed: int) -> None:
-        """Choose when to hand over, and make tensors."""
+        """Choose when to submit, and create tensors."""
         self.flushing.__exit__(None, None, None)
         self.flushing = _flushing(self.session, every)
         self.flushing.__enter__()
@@ -162,14 +164,14 @@ class Machine(RuleBasedStateMachine):
         self._forget_some(drawer)
 
     def _mode(self, drawer: Drawer, group: str) -> str:
-        """Draw the mode that a line runs in.
+        """Draw the mode in which a line runs.
 
-        A view that is made of an inference tensor outside of that mode is an ordinary tensor in a session.
+        In a session, a view of an inference tensor created outside of inference mode is an ordinary tensor.
         """
         if any(value.is_inference() for value in drawer.used):
             return _INFERENCE
         mode = "" if group in _PLAIN_GROUPS else drawer.pick(_MODES)
-        # Going backward in inference mode, eager leaves gradients that can be used nowhere else.
+        # After a backward pass in inference mode, eager's gradients can be used nowhere else.
         return "" if group == "gradient" and mode == _INFERENCE else mode
 
     def _forget_some(self, drawer: Drawer) -> None:
@@ -188,15 +190,15 @@ class Machine(RuleBasedStateMachine):
         self.history.append(str(line))
         self._mirror(line)
         if line.outcome.error is not None:
-            # They were resized before the line was refused: nobody has written what they now hold.
+            # They were resized before the line was refused: their new elements are uninitialized.
             for name in resized:
                 self._do(f"del {name}", "drop")
         return line
 
     def _forget_views(self, names: Sequence[str]) -> None:
-        """Let go of views of tensors that eager has resized, before the other side does.
+        """Drop views of tensors that eager has resized, before the other side resizes them.
 
-        Autograd makes their gradient functions anew by looking at the tensor anew; see docs/compatibility.md.
+        Autograd recreates their gradient functions from the tensor's current state; see docs/compatibility.md.
         """
         bases = [self.eager.space[name] for name in names]
         for name, value in self.eager.tensors.items():
@@ -218,7 +220,8 @@ class Machine(RuleBasedStateMachine):
             outcome = self.remote.run(line.text)
         if line.group == "late" and error is not None and outcome.error is None:
             self.pending.append(error)
-            # What should have been written stays as it was, and decompositions fail only when they are checked.
+            # The values that should have been written are unchanged, and failed decompositions show only when they are
+            # checked.
             is_lost = ".data." not in line.text and ".linalg." not in line.text
             self.held += outcome.tensors if is_lost else ()
             self.statistics.counts["failed late"] += 1
@@ -231,7 +234,7 @@ class Machine(RuleBasedStateMachine):
         compare_metadata(self.eager, self.remote, self._where, self.offsets)
 
     def _count_versions(self, names: Sequence[str], known: Sequence[bool]) -> None:
-        """Remember with which version tensors begin: how many writes make a new one is a kernel's own business."""
+        """Record the initial version counters of tensors: by how much a write increments them is up to the kernel."""
         for name, is_known in zip(names, known, strict=True):
             if name and not is_known:
                 self.offsets[name] = version_offset(self.remote.space[name], self.eager.space[name])
@@ -254,27 +257,27 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def view(self, data: Any) -> None:
-        """Look at a tensor in another way."""
+        """Create a view."""
         self._draw(data, "view")
 
     @rule(data=st.data())
     def view_again(self, data: Any) -> None:
-        """Look at a tensor in another way; views are what this is about."""
+        """Create a view; views are the focus of this machine."""
         self._draw(data, "view")
 
     @rule(data=st.data())
     def write(self, data: Any) -> None:
-        """Write into a tensor."""
+        """Write to a tensor."""
         self._draw(data, "write")
 
     @rule(data=st.data())
     def write_again(self, data: Any) -> None:
-        """Write into a tensor; writes are what this is about."""
+        """Write to a tensor; writes are the focus of this machine."""
         self._draw(data, "write")
 
     @rule(data=st.data())
     def metadata(self, data: Any) -> None:
-        """Change what a tensor is."""
+        """Change a tensor's metadata."""
         self._draw(data, "metadata")
 
     @rule(data=st.data())
@@ -294,42 +297,42 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def random_state(self, data: Any) -> None:
-        """Look at the random numbers to come, or choose others."""
+        """Read or set the random state."""
         self._draw(data, "random_state")
 
     @rule(data=st.data())
     def mixed(self, data: Any) -> None:
-        """Let ordinary tensors and remote ones meet, or one become the other."""
+        """Combine ordinary tensors and remote ones, or convert between them."""
         self._draw(data, "mixed")
 
     @rule(data=st.data())
     def read(self, data: Any) -> None:
-        """Need a value."""
+        """Request a value."""
         self._draw(data, "read")
 
     @rule(data=st.data())
     def sliced(self, data: Any) -> None:
-        """Need a value while others are pending that share its memory."""
+        """Request a value while operations on the same memory are pending."""
         self._draw(data, "sliced")
 
     @rule(data=st.data())
     def data_dependent(self, data: Any) -> None:
-        """Compute a tensor whose size only data tells."""
+        """Compute a tensor whose size depends on data."""
         self._draw(data, "data_dependent")
 
     @rule(data=st.data())
     def gradient(self, data: Any) -> None:
-        """Go backward, or look at what came of it."""
+        """Run a backward pass, or read its results."""
         self._draw(data, "gradient")
 
     @rule(data=st.data())
     def refused(self, data: Any) -> None:
-        """Do what eager refuses."""
+        """Run a line that eager refuses."""
         self._draw(data, "refused")
 
     @rule(data=st.data())
     def late(self, data: Any) -> None:
-        """Do what fails when it runs; what is computed from it must fail too, and nothing else."""
+        """Run a line that fails on execution; results that depend on it must fail too, and nothing else."""
         self._draw(data, "late")
         if self.held and self.pending and self.held[-1].dtype.is_floating_point and data.draw(st.booleans()):
             self.held.append(self.held[-1] * 2)
@@ -337,13 +340,13 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.eager.tensors) > 1)
     @rule(data=st.data())
     def drop(self, data: Any) -> None:
-        """Let names go."""
+        """Delete names."""
         drawer = Drawer(data.draw, self.eager.tensors)
         self._do(f"del {drawer.pick(list(drawer.values))}", "drop")
 
     @rule(what=st.sampled_from(("flush()", "synchronize()", "values()")))
     def wait(self, what: str) -> None:
-        """Hand over, or wait."""
+        """Submit, or wait."""
         self._do(what, "wait")
 
     @rule()
@@ -356,7 +359,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.again)
     @rule(times=st.integers(1, 3), waits=st.booleans())
     def repeat(self, times: int, waits: bool) -> None:
-        """Repeat the latest writes, so that programs are met again and compiled."""
+        """Repeat the latest writes, so that known and compiled programs occur."""
         lines = self.again
         for _ in range(times):
             for line in lines:
@@ -365,7 +368,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), count=st.integers(2, 4))
     def threads(self, data: Any, count: int) -> None:
-        """Run programs that have nothing to do with each other at once, then read everything from several threads."""
+        """Run independent programs at once, then read everything from several threads."""
         self._settle()
         programs = [self._program(data, 1 + index) for index in range(count)]
         faults: list[str] = []
@@ -406,7 +409,7 @@ class Machine(RuleBasedStateMachine):
             compare_values(self.eager, self.remote, got, self._where)
 
     def teardown(self) -> None:
-        """Compare everything, let everything go, and see that nothing is left."""
+        """Compare everything, delete everything, and check that nothing is left."""
         try:
             note("\n".join(self.history))
             if isinstance(sys.exc_info()[1], AssertionError):
@@ -435,7 +438,7 @@ class Machine(RuleBasedStateMachine):
         if immortal:
             self.statistics.counts["refers to itself"] += 1
         else:
-            # Fewer than at the beginning are no loss: garbage of whatever ran before may have gone since.
+            # Fewer than at the beginning is fine: garbage of an earlier program may have been collected since.
             expect(left <= 0, "handles that are left", got=left, wanted="none", where=self._where())
         self.statistics.programs += 1
 
@@ -449,7 +452,7 @@ def _run_all(twin: Twin, lines: list[Line], faults: list[str]) -> None:
 
 
 def _at_once(actions: list[Callable[[], Any]]) -> None:
-    """Run actions on threads of their own, and raise what one of them raised."""
+    """Run actions on separate threads, and raise an exception of one of them."""
     errors: list[BaseException] = []
 
     def guarded(action: Callable[[], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Cases of modules: PyTorch's database of their samples."""
+"""Test cases for modules, from PyTorch's database of samples."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def cases(device: torch.device, *, thorough: bool) -> Iterator[Case]:
     """List all cases; those of one group follow one another.
 
     Args:
-        device: Where eager decides.
-        thorough: Whether to take every sample of every module, rather than some of each third one.
+        device: The device for the eager reference.
+        thorough: Whether to use every sample of every module, rather than some samples of every third module.
     """
     from torch.testing._internal.common_modules import module_db
 
@@ -57,7 +57,7 @@ def _drawn(function: Any, info: Any, dtype: torch.dtype, training: bool) -> list
 
 
 def _train(info: Any, dtype: torch.dtype, sample: Any, training: bool, journal: Journal) -> None:
-    """Make steps of gradient descent, with gradients of the results drawn at random."""
+    """Run steps of gradient descent, with random gradients of the results."""
     module = _moved(info, sample, dtype, journal.device).train(training)
     given = sample.forward_input
     args, kwargs = sent((given.args, given.kwargs), journal.device)
@@ -76,7 +76,7 @@ def _train(info: Any, dtype: torch.dtype, sample: Any, training: bool, journal: 
 
 
 def _moved(info: Any, sample: Any, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """Construct a module on the CPU and move it, as people do."""
+    """Construct a module on the CPU and move it, as users do."""
     given = sample.constructor_input
     module: torch.nn.Module = info.module_cls(*copy.deepcopy(given.args), **copy.deepcopy(given.kwargs))
     return module.to(device).to(dtype)
@@ -99,7 +99,7 @@ def _descend(module: torch.nn.Module, outputs: list[torch.Tensor], step: int, jo
 
 
 def _tensors(item: Any) -> list[torch.Tensor]:
-    """List the leaves that gradients are for."""
+    """List the leaves that receive gradients."""
     if isinstance(item, torch.Tensor):
         return [item] if item.requires_grad and item.is_leaf else []
     members = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()

@@ -1,13 +1,13 @@
-"""Operators that random programs are made of, each with the form of its arguments.
+"""The operators of random programs, each with the form of its arguments.
 
 A form is a list of words, ``name=`` before those that are passed by name: ``t`` a tensor, ``s`` one of the first's size
 and dtype, ``x`` one of real numbers, ``c`` one of complex numbers, ``l`` one of 64-bit integers, ``m`` a mask, ``w``
 one that the first can be multiplied with, ``v`` one that fits the first's last dimension, ``?`` before a word that may
 be nothing, ``T`` a list of like tensors, ``I`` indices (integer tensors, masks or nothing), ``n`` a number, ``f`` a
-real number, ``i`` a small integer, ``k`` one that is not negative, ``d`` a dimension, ``D`` some dimensions,
-``S`` a size, ``Z`` the first's own size, ``L`` the size of its last dimension, ``p`` a permutation of its dimensions,
-``b`` a bool, ``y`` a dtype, ``Y`` a floating-point dtype, ``M`` a memory format, ``V`` a device; anything else is
-itself. Where nothing fits a word, any tensor will do: PyTorch then refuses the call, and it is left out.
+real number, ``i`` a small integer, ``k`` one that is not negative, ``d`` a dimension, ``D`` some dimensions, ``S`` a
+size, ``Z`` the first's own size, ``L`` the size of its last dimension, ``p`` a permutation of its dimensions, ``b`` a
+bool, ``y`` a dtype, ``Y`` a floating-point dtype, ``M`` a memory format, ``V`` a device; anything else is itself. If
+nothing fits a word, any tensor is used: PyTorch then refuses the call, and it is left out.
 """
 
 from __future__ import annotations
@@ -217,11 +217,11 @@ def _read(table: str) -> tuple[Operation, ...]:
 VIEWS = _read(_VIEWS)
 """Results share storage with the first argument."""
 IN_PLACE = _read(_IN_PLACE)
-"""They write arguments, change their metadata, or both."""
+"""Operators that write arguments, change their metadata, or both."""
 RANDOM = _read(_RANDOM)
-"""They draw random numbers."""
+"""Operators that draw random numbers."""
 PLAIN = _read(_PLAIN)
-"""They give Python values."""
+"""Operators that return Python values."""
 OPERATIONS: Mapping[str, tuple[Operation, ...]] = {
     "pointwise": _read(_POINTWISE),
     "reductions": _read(_REDUCTIONS),
@@ -231,7 +231,7 @@ OPERATIONS: Mapping[str, tuple[Operation, ...]] = {
     "views": VIEWS,
     "in place": IN_PLACE,
 }
-"""Deterministic operators that give tensors, by group."""
+"""Deterministic operators that return tensors, by group."""
 
 
 def grouped(*groups: str) -> tuple[Operation, ...]:

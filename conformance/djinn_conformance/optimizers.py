@@ -1,4 +1,4 @@
-"""Cases of optimizers: PyTorch's database of their settings, schedulers, gradient clipping and averaged models."""
+"""Test cases for optimizers: PyTorch's database of settings, schedulers, gradient clipping and averaged models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATA_SEED = 99
 
 
 class Model(torch.nn.Module):
-    """Parameters of many shapes, each of which matters for the loss of the others."""
+    """Parameters of many shapes, each of which affects the gradients of the others."""
 
     def __init__(self, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ def cases(device: torch.device, *, thorough: bool) -> Iterator[Case]:
     """List all cases; those of one group follow one another.
 
     Args:
-        device: Where eager decides: what PyTorch supports depends on its type.
-        thorough: Whether to take every sample, rather than one for each implementation.
+        device: The device for the eager reference; PyTorch's support depends on its type.
+        thorough: Whether to use every sample, rather than one per implementation.
     """
     from torch.testing._internal.common_optimizers import optim_db
 
@@ -63,7 +63,7 @@ def cases(device: torch.device, *, thorough: bool) -> Iterator[Case]:
 
 
 def _settings(info: Any, device: torch.device, *, thorough: bool) -> Iterator[Case]:
-    """List every sample of an optimizer in every implementation that there is on this type of device."""
+    """List every sample of an optimizer in every implementation available on this type of device."""
     spec = training_spec().optimizer(info.name)
     samples = list(info.optim_inputs_func(device.type))
     for implementation, flags in _implementations(info, device):
@@ -93,7 +93,7 @@ def _train(
     info: Any, kwargs: dict[str, Any], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, grouped: bool,
     journal: Journal,
 ) -> None:
-    """Make steps; in the middle, hand the state over to a new optimizer, as a checkpoint does."""
+    """Run steps; in the middle, load the state into a new optimizer, as from a checkpoint."""
     model = Model(shapes, dtype).to(journal.device)
     optimizer = _made(info.optim_cls, model, kwargs, grouped)
     steps = training_spec().steps
@@ -126,7 +126,7 @@ def _step(info: Any, optimizer: torch.optim.Optimizer, model: Model, step: int, 
         return loss
 
     if info.step_requires_closure or step == 1:
-        loss: Any = optimizer.step(closure)  # type: ignore[arg-type]  # a tensor, as everybody gives
+        loss: Any = optimizer.step(closure)  # type: ignore[arg-type]  # a tensor, as in common usage
         journal.note(f"loss of step {step}", loss)
     else:
         closure()
@@ -157,7 +157,7 @@ def _wrong(info: Any, device: torch.device) -> Iterator[Case]:
 
 
 def _refuse(info: Any, wrong: Any, steps: bool, journal: Journal) -> None:
-    """Build an optimizer that cannot be, or cannot step; warnings count as exceptions where they are all there is."""
+    """Build an optimizer that is invalid or cannot step; if there are only warnings, they count as exceptions."""
     import warnings
 
     moved: dict[int, torch.Tensor] = {}
@@ -170,7 +170,7 @@ def _refuse(info: Any, wrong: Any, steps: bool, journal: Journal) -> None:
 
 
 def _moved(given: Any, device: torch.device, moved: dict[int, torch.Tensor]) -> Any:
-    """Move the parameters in the argument of an optimizer; what is one tensor there stays one."""
+    """Move the parameters in an optimizer's argument; a tensor used several times stays one tensor."""
     if isinstance(given, torch.Tensor):
         if id(given) not in moved:
             made = torch.nn.Parameter(given.detach().to(device)) if given.is_leaf else given.to(device)
@@ -186,7 +186,7 @@ def _moved(given: Any, device: torch.device, moved: dict[int, torch.Tensor]) -> 
 
 
 def _its_schedulers(info: Any) -> Iterator[Case]:
-    """List the schedulers that PyTorch's database drives an optimizer with."""
+    """List the schedulers that PyTorch's database combines with an optimizer."""
     sample = next(iter(info.optim_inputs_func("cpu")))
     shapes = training_spec().optimizer(info.name).shapes or ()
     for index, makers in enumerate(info.scheduler_inputs):
@@ -215,13 +215,13 @@ def _plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schedulers() -> Iterator[Case]:
-    """List every scheduler, with a plain learning rate and with one that is a tensor."""
+    """List every scheduler, with a plain learning rate and with a tensor."""
     from torch.testing._internal.common_optimizers import optim_db
 
     sgd = next(info for info in optim_db if info.name == "SGD")
     specs = {spec.name: spec for spec in training_spec().schedulers}
     for name in lr_scheduler.__all__:
-        if name == "LRScheduler":  # what all of them derive from
+        if name == "LRScheduler":  # the base class of all of them
             continue
         for rate in (0.05, torch.tensor(0.05)):
             yield Case(_SUITE, name, "tensor lr" if isinstance(rate, torch.Tensor) else "lr", "float32", "steps", "SGD",

@@ -16,14 +16,14 @@ __all__ = ("Outcome", "Poison", "copied", "has_eager_stream", "perform", "run_co
 
 @attrs.frozen
 class Poison:
-    """A value that could not be computed, and the failures that may be named as the reason."""
+    """A value that could not be computed, and the failures that may be reported as the reason."""
 
     failures: frozenset[int]
 
 
 @attrs.define
 class Outcome:
-    """What a recording gives.
+    """The results of a recording.
 
     Attributes:
         values: By index, results and inputs alike: a tensor, a plain value, or `Poison`.
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy an input to a device with all of its storage, so that stride and offset stay."""
+    """Copy an input to a device with its whole storage, so that stride and offset are preserved."""
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((length,), (1,), 0).to(device, copy=True)
     return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
@@ -43,9 +43,9 @@ def copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed the generators of the CPU and of a device, and give them back as they were.
+    """Seed the generators of the CPU and of a device, and restore them afterwards.
 
-    ``torch.manual_seed`` and ``fork_rng`` would reach every device's generator, the remote ones included.
+    ``torch.manual_seed`` and ``fork_rng`` would affect every device's generator, including remote ones.
     """
     states = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     torch.default_generator.manual_seed(seed)
@@ -65,8 +65,8 @@ def run_eager(recording: Recording, device: torch.device, seed: int | None = Non
 
     Args:
         recording: The calls.
-        device: Where.
-        seed: Seeds the process's generators first; they are as before afterwards.
+        device: The device.
+        seed: Seeds the process's generators first; they are restored afterwards.
     """
     with torch.no_grad(), nullcontext() if seed is None else seeded(device, seed):
         values: dict[int, Any] = {-1 - index: copied(tensor, device) for index, tensor in enumerate(recording.inputs)}
@@ -79,7 +79,7 @@ def run_eager(recording: Recording, device: torch.device, seed: int | None = Non
 
 
 def perform(made: Call, values: Mapping[int, Any], device: torch.device) -> list[Any]:
-    """Carry out one call on known values and list its new results."""
+    """Execute one call on known values and list its new results."""
     args = fill(made.args, lambda ref: values[ref.index], device)
     kwargs = fill(made.kwargs, lambda ref: values[ref.index], device)
     return new_results(made.operator, made.operator(*args, **kwargs))
@@ -88,11 +88,11 @@ def perform(made: Call, values: Mapping[int, Any], device: torch.device) -> list
 def run_contained(
     recording: Recording, device: torch.device, poisoned: Mapping[int, int] | None = None
 ) -> Outcome:
-    """Run every call as an executor must when some of them raise.
+    """Run every call as an executor must if some of them raise.
 
     Args:
         recording: The calls.
-        device: Where.
+        device: The device.
         poisoned: Inputs that are poison from the beginning, by index, with their failure.
 
     Returns:
@@ -120,13 +120,13 @@ def _step(made: Call, position: int, outcome: Outcome, device: torch.device) -> 
         return [poison] * made.results
     try:
         return perform(made, values, device)
-    except Exception as error:  # noqa: BLE001  # whatever eager raises is what the executor must report
+    except Exception as error:  # noqa: BLE001  # the executor must report any exception of eager
         outcome.raised[position] = error
         return [Poison(frozenset({-1 - position}))] * made.results
 
 
 def _spread(poison: Poison, written: list[Ref], values: dict[int, Any]) -> None:
-    """Poison everything that shares storage with what a skipped step would have written."""
+    """Poison all values that share storage with one that a skipped step would have written."""
     storages = {_storage(values[ref.index]) for ref in written if isinstance(values[ref.index], torch.Tensor)}
     for ref in written:
         if isinstance(known := values[ref.index], Poison):

@@ -1,4 +1,4 @@
-"""The pytest plugin: ``--djinn-plugin``, test ids that name plugin and law, and a closing table.
+"""The pytest plugin: ``--djinn-plugin``, test ids that name plugin and law, and a summary table.
 
 It is loaded in every run of pytest where djinn-torch is installed, so it imports nothing heavy before a suite is
 collected.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parent
 _SECONDS = 10
-"""Of what runs on a server, every so manyth is run in this process too."""
+"""Of the tests that run on a server, every tenth is also run in this process."""
 _SUBJECTS: pytest.StashKey[list[Subject]] = pytest.StashKey()
 _PROPERTY = "djinn_law"
 _IGNORED_WARNINGS = (
@@ -26,8 +26,9 @@ _IGNORED_WARNINGS = (
     "ignore:An output with one or more elements was resized:UserWarning",
     "ignore:.*degrees of freedom is <= 0:UserWarning",
 )
-"""PyTorch's remarks on calls that are there on purpose. Sessions are tested with every call there is, so that nobody
-is told."""
+"""PyTorch's warnings on calls that are made deliberately. Sessions are tested with every available call, so these
+warnings are ignored.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse an unknown plugin before anything is collected, and say where counts are recorded."""
+    """Refuse an unknown plugin before collection, and set the file for counts."""
     from djinn_conformance.tally import record_to
 
     record_to(config.getoption("--djinn-report"))
@@ -81,10 +82,10 @@ def _subjects(config: pytest.Config) -> list[Subject]:
 
 
 def _select(name: str | None, *, served: bool) -> list[Subject]:
-    """Choose plugins' objects and the sessions that they take part in.
+    """Choose plugins' objects and the sessions in which they take part.
 
-    A plugin that cannot make operators behave differently is tested in a session if ``session:NAME`` asks for it, or if
-    everything is tested thoroughly.
+    A plugin that cannot change the behaviour of operators is tested in a session only if ``session:NAME`` is requested,
+    or if everything is tested thoroughly.
     """
     from djinn_conformance.compositions import COMPOSED, COMPUTING, composed
     from djinn_conformance.laws import is_thorough
@@ -101,13 +102,13 @@ def _select(name: str | None, *, served: bool) -> list[Subject]:
 
 
 def _kind_of(path: Path) -> str | None:
-    """Name the kind whose suite a file is; the part of the name after it tells suites of one kind apart."""
+    """Name the kind that a suite's file belongs to; the rest of the file's name distinguishes suites of one kind."""
     is_suite = path.parent == _PACKAGE and path.suffix == ".py" and path.name.startswith("test_")
     return path.stem.split("_")[1] if is_suite else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave suites out for which there is nothing to test."""
+    """Ignore suites without a subject."""
     kind = _kind_of(collection_path)
     if kind is None or kind in {subject.kind for subject in _subjects(config)}:
         return None
@@ -131,7 +132,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Hold tests and laws against each other, and remember which test is which law's."""
+    """Check that tests and laws match, and remember the law of each test."""
     _sample_seconds(config, items)
     kinds: set[str] = set()
     for item in items:
@@ -151,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _sample_seconds(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep some of the tests that do in this process what others do on a server."""
+    """Keep a sample of the tests that repeat in this process what others do on a server."""
     if config.getoption("--djinn-in-process"):
         return
     dropped: list[pytest.Item] = []
@@ -178,7 +179,7 @@ def _is_sampled(item: pytest.Function) -> bool:
 
 
 def _subject_of(item: pytest.Function) -> Subject:
-    found: Subject = item.callspec.params["subject"]  # type: ignore[assignment]  # what `pytest_generate_tests` has put there
+    found: Subject = item.callspec.params["subject"]  # type: ignore[assignment]  # set by `pytest_generate_tests`
     return found
 
 
@@ -195,13 +196,13 @@ def _check_correspondence(kinds: Iterable[str]) -> None:
 
 
 def _suites(kind: str) -> list[str]:
-    """Name the modules that a kind's suite consists of."""
+    """Name the modules of a kind's suite."""
     return sorted(f"{_PACKAGE.name}.{path.stem}" for path in _PACKAGE.glob("test_*.py") if _kind_of(path) == kind)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Print the law beside the failure of its test."""
+    """Print the law with the failure of its test."""
     report = yield
     found = dict(item.user_properties).get(_PROPERTY)
     if found is not None and report.failed and isinstance(found, tuple) and found[2]:
@@ -213,9 +214,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Call it a success if the named plugin registers nothing that has laws, and nothing was left to run for it.
+    """Report success if the named plugin registers nothing that has laws, so that there was nothing to run.
 
-    A worker of pytest-xdist also tells the process that prints what it has counted.
+    A worker of pytest-xdist also sends its counts to the process that prints them.
     """
     if hasattr(session.config, "workeroutput"):
         from djinn_conformance.tally import totals
@@ -227,7 +228,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add what a worker of pytest-xdist has counted."""
+    """Add the counts of a pytest-xdist worker."""
     from djinn_conformance.tally import totals
 
     for suite, direction, session, counted in getattr(node, "workeroutput", {}).get(_PROPERTY, ()):

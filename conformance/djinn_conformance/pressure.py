@@ -1,4 +1,4 @@
-"""Sessions whose executor is short of memory: what they hold is taken away again and again, and has to come back."""
+"""Sessions under memory pressure: values are evicted again and again, and must be restored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ("PressedMachine", "Pressure", "expect_exact", "pressed")
 
 _ROOMY_BYTES = 2**40
 _TIGHT_HOST_BYTES = 1
-"""Room for nothing on the host: what cannot be made again stays."""
+"""No room on the host: values that cannot be recomputed stay."""
 
 
 @attrs.define
@@ -36,9 +36,9 @@ class Pressure:
     """How memory is taken away.
 
     Attributes:
-        part: How much of what is held goes before each command.
-        keepers: Those of the session's executors.
-        dice: What goes.
+        part: Fraction of the held bytes evicted before each command.
+        keepers: The keepers of the session's executors.
+        dice: Chooses what to evict.
     """
 
     part: float = 0.0
@@ -53,13 +53,13 @@ class Pressure:
             keeper.host_limit_bytes = 0 if has_host else _TIGHT_HOST_BYTES
 
     def evicted(self) -> dict[str, int]:
-        """Count what went, and what came back."""
+        """Count evictions and restorations."""
         gone = {name.value: sum(keeper.accounts.evicted[name] for keeper in self.keepers) for name in Gone}
         return gone | {"restored": sum(keeper.accounts.restored for keeper in self.keepers)}
 
 
 class _PressedService(BudgetedService):
-    """A session that loses what it holds before each command."""
+    """A session whose values are evicted before each command."""
 
     pressure: Pressure
 
@@ -73,7 +73,7 @@ class _PressedService(BudgetedService):
 
 
 def expect_exact(keeper: Keeper, services: Sequence[BudgetedService], where: str) -> None:
-    """Check that what the books say is what there is, by storages."""
+    """Check that the accounting matches the actual storages."""
     here: dict[int, int] = {}
     ahead: dict[int, int] = {}
     for service in services:
@@ -94,7 +94,7 @@ def expect_exact(keeper: Keeper, services: Sequence[BudgetedService], where: str
 
 
 class _PressedConnection:
-    """A session on an executor of its own in this process; see `djinn.kinds.transport.Connection`."""
+    """A session on a separate executor in this process; see `djinn.kinds.transport.Connection`."""
 
     flush_every = 1024
     bytes_sent = bytes_received = 0
@@ -109,7 +109,7 @@ class _PressedConnection:
         self._executor = executor
         self._service = _PressedService(keeper, executor, watch=watch_over(executor))
         self._service.pressure = pressure
-        # None of the caller's modes is in force on another thread.
+        # The caller's modes do not apply on another thread.
         self._thread = ThreadPoolExecutor(1)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
@@ -135,9 +135,9 @@ class _PressedConnection:
 
 @contextmanager
 def pressed(session: Session) -> Iterator[Pressure]:
-    """Let a running session compute for a while where memory is taken away.
+    """Run a running session under memory pressure for the length of a block.
 
-    What is made in the block belongs to it, and has to be gone at its end.
+    Tensors created in the block belong to it, and must be gone at its end.
     """
     pressure = Pressure()
     with session.lock:
@@ -156,7 +156,7 @@ def pressed(session: Session) -> Iterator[Pressure]:
 
 
 class PressedMachine(Machine):
-    """Draws programs for a session from which memory is taken away."""
+    """Draws programs for a session under memory pressure."""
 
     pressure: Pressure
 
@@ -167,11 +167,11 @@ class PressedMachine(Machine):
     @initialize(seed=st.integers(0, 99), part=st.sampled_from((0.3, 1.0)),
                 has_host=st.sampled_from((True, True, False)))
     def press(self, seed: int, part: float, has_host: bool) -> None:
-        """Choose how much is taken away."""
+        """Choose how much memory is taken away."""
         self.pressure.begin(seed, part, has_host=has_host)
 
     def teardown(self) -> None:
-        """Finish as every program does, and count what went."""
+        """Finish as every program does, and count evictions."""
         super().teardown()
         for name, count in self.pressure.evicted().items():
             self.statistics.counts[f"evicted {name}"] += count - self.before[name]

@@ -1,4 +1,4 @@
-"""Recorded calls, and programs assembled from them without any help from the kernel's own recorder."""
+"""Recorded calls, and programs assembled from them without the kernel's own recorder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ("Call", "Piece", "Recording", "Ref", "assemble", "call", "fill", "new
 
 @attrs.frozen
 class Ref:
-    """Names a value of a recording: result ``index``, or input ``-1 - index`` if it is negative."""
+    """Refers to a value of a recording: result ``index``, or input ``-1 - index`` if it is negative."""
 
     index: int
 
@@ -61,7 +61,7 @@ class Recording:
     """Calls in program order on given inputs."""
 
     inputs: tuple[torch.Tensor, ...]
-    """CPU tensors as they are before the first call."""
+    """CPU tensors in their state before the first call."""
     calls: tuple[Call, ...]
 
     @property
@@ -86,7 +86,7 @@ def call(name: str, *args: Any, results: int = 1, **kwargs: Any) -> Call:
 
 
 def refs_in(item: Any) -> list[Ref]:
-    """List the values that an argument names, in order."""
+    """List the values that an argument refers to, in order."""
     if isinstance(item, Ref):
         return [item]
     if isinstance(item, (list, tuple)):
@@ -102,7 +102,7 @@ def written_refs(made: Call) -> list[Ref]:
 
 
 def fill(item: Any, value_of: Callable[[Ref], Any], device: torch.device) -> Any:
-    """Replace names by values and devices by ``device``."""
+    """Replace references by values and devices by ``device``."""
     if isinstance(item, Ref):
         return value_of(item)
     if isinstance(item, torch.device):
@@ -113,7 +113,7 @@ def fill(item: Any, value_of: Callable[[Ref], Any], device: torch.device) -> Any
 
 
 def new_results(operator: torch._ops.OpOverload, returned: Any) -> list[Any]:
-    """List the new results of a call as a program numbers them.
+    """List the new results of a call in the numbering of programs.
 
     Written arguments do not count, lists count with their length, and an absent tensor counts.
     """
@@ -148,7 +148,7 @@ def _form(item: Any) -> Argument:
 
 
 def numbers_of(form: Argument, item: Any) -> list[Any]:
-    """List the numbers that an argument lifts out of a program."""
+    """List the numbers that are lifted from an argument."""
     if isinstance(form, NumberArgument):
         return [list(item) if isinstance(item, (list, tuple)) else item]
     if isinstance(form, ListArgument):
@@ -158,7 +158,7 @@ def numbers_of(form: Argument, item: Any) -> list[Any]:
 
 @attrs.frozen
 class Piece:
-    """A program with what one run of it needs."""
+    """A program with everything needed for one run."""
 
     program: Program
     numbers: tuple[Any, ...]
@@ -171,7 +171,7 @@ class Piece:
 
 
 def assemble(recording: Recording, start: int, stop: int, keep: Iterable[int]) -> Piece:
-    """Write the calls ``start`` to ``stop`` down as a program.
+    """Convert the calls ``start`` to ``stop`` to a program.
 
     Args:
         recording: The calls.
@@ -208,12 +208,12 @@ def assemble(recording: Recording, start: int, stop: int, keep: Iterable[int]) -
 
 
 def pieces(recording: Recording, cuts: Sequence[int], keep: Iterable[int]) -> list[Piece]:
-    """Write a recording down as several programs that hand values on to each other.
+    """Convert a recording to several programs that pass values on to each other.
 
     Args:
         recording: The calls.
         cuts: Positions of calls that begin a new program.
-        keep: Indices of the results that are wanted in the end.
+        keep: Indices of the results needed at the end.
     """
     bounds = [0, *sorted(set(cuts) - {0, len(recording.calls)}), len(recording.calls)]
     made = []

@@ -1,4 +1,4 @@
-"""Calls that eager makes and a guarded server refuses, with the reasons: read from ``specs/ops/refusals.toml``."""
+"""Calls that eager accepts and a guarded server refuses, with the reasons: read from ``specs/ops/refusals.toml``."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ("IsRefused", "Refusal", "is_listed", "is_listed_call", "is_overlap_er
            "leaves_out_overlaps", "overlaps_itself", "parse_refusals", "refusals", "refused_calls", "runnable")
 
 IsRefused: TypeAlias = Callable[[Call, Mapping[int, Any]], bool]
-"""Tells from a call and the values that it names whether a session may refuse it."""
+"""Decides from a call and its values whether a session may refuse it."""
 _OVERLAP = ("refers to a single memory location", "has a stride of 0")
-"""What is said of a tensor that overlaps itself, or would if it were resized, and would be written."""
+"""PyTorch's messages on writing a tensor that overlaps itself, or would after resizing."""
 
 
 def _pattern(_: object, attribute: attrs.Attribute[str], value: str) -> None:
@@ -36,22 +36,23 @@ def _pattern(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 @attrs.frozen
 class Refusal:
-    """Some operators that a server does not run."""
+    """Operators that a server does not run."""
 
     operators: str = attrs.field(validator=[specs.not_blank, _pattern])
     """A regular expression for whole names of overloads."""
     reason: str = attrs.field(validator=attrs.validators.min_len(20))
-    """Why."""
+    """The reason."""
     link: str = attrs.field(validator=attrs.validators.min_len(5))
-    """Where that can be read."""
+    """Source of the reason."""
     tag: str = ""
-    """A tag of PyTorch's that they also have; empty for any."""
+    """A PyTorch tag that they must also have; empty for any."""
     writes: Literal["", "overlapping", "read"] = ""
-    """``overlapping`` if only calls are refused that write a tensor which may overlap itself; ``read`` if only calls
-    differ that write a tensor which another argument is, too."""
+    """``overlapping`` if only calls that write a tensor which may overlap itself are refused; ``read`` if only calls
+    differ that write a tensor which is also another argument.
+    """
 
     def covers(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it speaks of an overload, or of some of its calls."""
+        """Whether it applies to an overload, or to some of its calls."""
         return re.fullmatch(self.operators, operator.name()) is not None and (
             not self.tag or any(tag.name == self.tag for tag in operator.tags))
 
@@ -65,7 +66,7 @@ def parse_refusals(text: str, origin: str) -> tuple[Refusal, ...]:
     """Parse a file of refusals.
 
     Raises:
-        specs.SpecError: Names the origin and every fault.
+        specs.SpecError: The error names the origin and every fault.
     """
     return specs.parse(text, origin, _File).refused
 
@@ -78,18 +79,18 @@ def refusals() -> tuple[Refusal, ...]:
 
 
 def is_listed(operator: torch._ops.OpOverload) -> bool:
-    """Whether a server may refuse an overload, however it is called."""
+    """Whether a server may refuse any call of an overload."""
     return any(refusal.covers(operator) for refusal in refusals() if not refusal.writes)
 
 
 def runnable(subject: Subject, operators: Iterable[OperatorSpec]) -> tuple[OperatorSpec, ...]:
-    """List the operators that a session has to run: on a server, all that are not listed as refused."""
+    """List the operators that a session must run: on a server, all that are not listed as refused."""
     served = subject.registered.value.served
     return tuple(spec for spec in operators if not (served and is_listed(spec.operator)))
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may lie in one place; strides that do not tell, dimension by dimension, count as such."""
+    """Whether two elements may share a memory location, judged by strides; unclear cases count as such."""
     reach = 0
     for step, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent > 1 and tensor.numel():
@@ -100,7 +101,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def is_listed_call(made: Call, values: Mapping[int, Any]) -> bool:
-    """Whether a server may refuse a call, or do it differently, because of a tensor that it writes."""
+    """Whether a server may refuse a call, or execute it differently, because of a tensor that it writes."""
     ways = {refusal.writes for refusal in refusals() if refusal.covers(made.operator)}
     written = _written(made, values)
     used = [ref.index for ref in refs_in([made.args, made.kwargs])]
@@ -109,7 +110,7 @@ def is_listed_call(made: Call, values: Mapping[int, Any]) -> bool:
 
 
 def _written(made: Call, values: Mapping[int, Any]) -> list[torch.Tensor]:
-    """List the tensors that a call may write; schemas do not say that batch norms write their statistics."""
+    """List the tensors that a call may write; schemas do not mention that batch norms write their statistics."""
     facts = facts_of(made.operator)
     named = [*zip(facts.argument_names, made.args, strict=False), *made.kwargs.items()]
     found = [values[ref.index] for name, item in named if name in facts.written or name.startswith("running_")
@@ -118,12 +119,12 @@ def _written(made: Call, values: Mapping[int, Any]) -> list[torch.Tensor]:
 
 
 def refused_calls(subject: Subject) -> IsRefused:
-    """Return what tells which calls programs leave out: none in a session in this process."""
+    """Return the function that decides which calls programs leave out: none for a session in this process."""
     return is_listed_call if subject.registered.value.served else lambda made, values: False
 
 
 def leaves_out_overlaps(subject: Subject) -> bool:
-    """Whether random programs of a session write no tensor that overlaps itself, since a guard would refuse that."""
+    """Whether a session's random programs avoid writing tensors that overlap themselves, which a guard would refuse."""
     composition = subject.registered.value
     is_of_transport = composition.part is not None and composition.part.kind == "transport"
     is_guarded = composition.served or (is_of_transport and listens(composition.part))
@@ -131,7 +132,7 @@ def leaves_out_overlaps(subject: Subject) -> bool:
 
 
 def is_refused_call(subject: Subject, recording: Recording) -> bool:
-    """Whether a session may refuse the last call of a recording; those before it prepare it."""
+    """Whether a session may refuse the last call of a recording; the calls before it prepare it."""
     if not subject.registered.value.served:
         return False
     device = torch.device("cpu")
@@ -142,5 +143,5 @@ def is_refused_call(subject: Subject, recording: Recording) -> bool:
 
 
 def is_overlap_error(error: Exception | None) -> bool:
-    """Whether a server said that a tensor which overlaps itself would be written."""
+    """Whether an error says that a tensor which overlaps itself would be written."""
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OVERLAP)

@@ -1,4 +1,4 @@
-"""Functions that are called again with one argument changed: what a session remembers of calls is keyed by it."""
+"""Functions called again with one argument changed: tests the keys of the session's caches for calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
-import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
+import torch.nn.functional as F  # noqa: N812  # PyTorch's conventional name
 
 from djinn import runtime
 from djinn_conformance.database import MOST_ELEMENTS, Direction, Unit, operators
@@ -28,7 +28,7 @@ _REALS = (0.0, 0.1, 1.0, 2.0, -0.5)
 
 @attrs.frozen
 class Repeat:
-    """Calls of one entry of the database of operator samples, to be made one after the other.
+    """Consecutive calls of one entry of the database of operator samples.
 
     Attributes:
         entry: Name of the entry, or of another function.
@@ -42,9 +42,9 @@ class Repeat:
 
 
 def _alternatives(value: Any, seen: Sequence[Any]) -> list[Any]:
-    """List what may stand in the place of a plain argument: what other samples have there, and other real numbers.
+    """List alternatives for a plain argument: values from other samples, and other real numbers.
 
-    Other integers may name no mode of an operator, and then kernels may read anywhere.
+    Other integers may not be valid modes of an operator, and kernels may then read out of bounds.
     """
     found = [other for other in seen if type(other) is type(value) or None in (other, value)]
     if type(value) is bool:
@@ -77,11 +77,11 @@ _DOMAINS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], Ma
     "sum": (torch.sum, ((3, 4),), {"dim": (0, 1, -1), "keepdim": (False, True)}),
     "embedding": (F.embedding, ((), (4, 3)), {"padding_idx": (None, 0, 1)}),
 }
-"""Functions that may end in one operation or another: tensors, and what each other argument may be."""
+"""Functions that choose between operators: tensors, and the possible values of each other argument."""
 
 
 def combinations(choose: random.Random, dtype: torch.dtype) -> Iterator[Repeat]:
-    """Yield calls of functions that choose between operators, with one plain argument changed after the other."""
+    """Yield calls of functions that choose between operators, changing one plain argument at a time."""
     for name, (_, sizes, domains) in _DOMAINS.items():
         generator = torch.Generator().manual_seed(_SEED)
         first, *others = [torch.randn(size, generator=generator, dtype=dtype) if size else torch.arange(3)
@@ -101,20 +101,20 @@ def _function(entry: str) -> Callable[..., Any]:
 
 @lru_cache(maxsize=1)
 def named() -> tuple[str, ...]:
-    """List the entries that users call: none of PyTorch's inside, none that is expected to differ anyway."""
+    """List the entries that users call, without PyTorch's internal ones and those that are expected to differ."""
     return tuple(name for name, op in operators().items()
                  if torch.float32 in op.supported_dtypes("cpu") and not name.startswith("_") and "native" not in name
                  and not expected(Unit(name, "float32", Direction.FORWARD), "cpu"))
 
 
 def repeats(entry: str, choose: random.Random, most: int, dtype: torch.dtype = torch.float32) -> Iterator[Repeat]:
-    """Yield samples of an entry, each followed by itself with one plain argument changed after the other.
+    """Yield samples of an entry, each followed by copies with one plain argument changed.
 
     Args:
         entry: Name of the entry; see `djinn_conformance.database.operators`.
         choose: Chooses samples and changes.
         most: How many samples.
-        dtype: Of the samples.
+        dtype: Dtype of the samples.
     """
     with quietly():
         torch.manual_seed(_SEED)
@@ -125,7 +125,7 @@ def repeats(entry: str, choose: random.Random, most: int, dtype: torch.dtype = t
     for place, value in (pair for pairs in places for pair in pairs):
         if _is_plain(value):
             seen.setdefault(place, []).append(value)
-    # Those with the most arguments that can be changed say the most.
+    # Samples with the most changeable arguments test the most.
     ranks = {index: (-sum(_is_plain(value) for _, value in pairs), choose.random())
              for index, pairs in enumerate(places)}
     for index in sorted(ranks, key=ranks.__getitem__)[:most]:
@@ -142,7 +142,7 @@ def repeats(entry: str, choose: random.Random, most: int, dtype: torch.dtype = t
             others = _alternatives(args[place] if isinstance(place, int) else kwargs[place], seen.get(place, ()))
             calls.append(_changed(calls[-1], place, choose.choice(others)) if others else original)
         calls.append(original)
-        # What has been learned from a call before says nothing of another dtype.
+        # Cached results of an earlier call do not apply to another dtype.
         yield Repeat(entry, sample.input, tuple(calls if dtype is torch.float32 else reversed(calls)))
 
 
@@ -162,7 +162,7 @@ def _changed(call: tuple[tuple[Any, ...], dict[str, Any]], place: Any, other: An
 def _outcome(action: Callable[[], Any]) -> _Outcome:
     try:
         return action(), None
-    except Exception as error:  # noqa: BLE001  # whatever is raised is the outcome
+    except Exception as error:  # noqa: BLE001  # any exception is the outcome
         return None, error
 
 
@@ -173,7 +173,7 @@ def _called(entry: Any, arguments: Any) -> _Outcome:
 
 
 def differences(repeat: Repeat, device: torch.device, mode: Any) -> list[str]:
-    """Make the calls here and on the remote device, and say which outcomes differ.
+    """Make the calls in this process and on the remote device, and return which outcomes differ.
 
     Args:
         repeat: The calls.
@@ -185,7 +185,7 @@ def differences(repeat: Repeat, device: torch.device, mode: Any) -> list[str]:
     with undisturbed(), mode():
         there = sent((repeat.tensor, repeat.calls), device)
         here = copies((repeat.tensor, repeat.calls))
-        # Everything is recorded before anything is compared: what is remembered is learned from what is pending.
+        # Everything is recorded before anything is compared, because the caches are filled from pending calls.
         made = [(_called(entry, (here[0], *call)), _called(entry, (there[0], *other)), original)
                 for call, other, original in zip(here[1], there[1], repeat.calls, strict=True)]
         _, reported = _outcome(runtime.current().synchronize)
@@ -196,13 +196,13 @@ def differences(repeat: Repeat, device: torch.device, mode: Any) -> list[str]:
 
 
 def _difference(got: _Outcome, wanted: _Outcome, reported: BaseException | None, where: str) -> str | None:
-    """Say how an outcome differs from eager's, if it does; ``reported`` is the failure that the session reported."""
+    """Describe how an outcome differs from eager's, if it does; ``reported`` is the session's reported failure."""
     (result, raised), (expected_result, refused) = got, wanted
     if raised is None and refused is None:
         different = _outcome(lambda: compare(result, expected_result, "result", where))[1]
         return None if different is None else f"{where}: {different!r}"
     if raised is None:
-        # A write that fails leaves its tensor as it was, and is reported once.
+        # A failed write leaves its tensor unchanged, and is reported once.
         raised = _outcome(lambda: runtime.current().materialize(_tensors(result)))[1] or reported
     return None if type(raised) is type(refused) else f"{where}: {raised!r}, should be {refused!r}"
 

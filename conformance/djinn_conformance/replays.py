@@ -1,4 +1,4 @@
-"""Recorded calls on the remote device: carried out there and here, and compared."""
+"""Recorded calls, executed on the remote device and in this process, and compared."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ("MODES", "Attempt", "attempt_eager", "attempt_lazily", "compare_all",
            "mode_named", "run_program", "unflushed")
 
 MODES = ("gradients", "no_grad", "inference")
-"""What is in force while operations are called."""
+"""The modes in which operations are called."""
 _CPU = torch.device("cpu")
 
 
 def mode_named(name: str) -> AbstractContextManager[None]:
-    """Make the context of one of `MODES`."""
+    """Create the context of one of `MODES`."""
     made: Mapping[str, AbstractContextManager[Any]] = {
         "gradients": nullcontext(), "no_grad": torch.no_grad(), "inference": torch.inference_mode()}
     return made[name]
@@ -43,11 +43,11 @@ def mode_named(name: str) -> AbstractContextManager[None]:
 
 @attrs.frozen
 class Attempt:
-    """What one call gave.
+    """The outcome of one call.
 
     Attributes:
-        results: New results, and then the arguments that it has written.
-        error: What it raised instead.
+        results: New results, followed by the arguments that it has written.
+        error: The exception, if it raised.
     """
 
     results: tuple[Any, ...]
@@ -55,19 +55,19 @@ class Attempt:
 
 
 def _attempt(calls: Sequence[Call], inputs: Sequence[torch.Tensor], device: torch.device) -> Attempt:
-    """Make preparing calls and then the one that is tried."""
+    """Make the preparing calls and then the tested one."""
     values = {-1 - index: tensor for index, tensor in enumerate(inputs)}
     for index, made in enumerate(calls[:-1]):
         [values[index]] = perform(made, values, device)
     try:
         results = perform(calls[-1], values, device)
-    except Exception as error:  # noqa: BLE001  # whatever is raised is the outcome that is compared
+    except Exception as error:  # noqa: BLE001  # any exception is the outcome that is compared
         return Attempt((), error)
     return Attempt((*results, *(values[ref.index] for ref in written_refs(calls[-1]))))
 
 
 def attempt_eager(recording: Recording, mode: str = "gradients", seed: int = 0) -> Attempt:
-    """Carry a call out here, on copies of its inputs; those before it, views of one tensor each, prepare it."""
+    """Execute a call in this process, on copies of its inputs; the calls before it, views of a tensor, prepare it."""
     inputs = [copied(tensor, _CPU) for tensor in recording.inputs]
     with seeded(_CPU, seed), mode_named(mode):
         return _attempt(recording.calls, inputs, _CPU)
@@ -76,13 +76,13 @@ def attempt_eager(recording: Recording, mode: str = "gradients", seed: int = 0) 
 def attempt_lazily(
     recording: Recording, session: Session, mode: str = "gradients", *, must_raise: bool = False
 ) -> Attempt:
-    """Carry a call out remotely, as `attempt_eager` does here.
+    """Execute a call remotely, as `attempt_eager` does locally.
 
     Args:
         recording: The call, and those that prepare it.
         session: The running session.
         mode: One of `MODES`.
-        must_raise: Whether eager raises, so that it is waited for an exception that only data shows.
+        must_raise: Whether eager raises; in that case, wait for an exception that only execution reveals.
     """
     inputs = [copied(tensor, session.device) for tensor in recording.inputs]
     with mode_named(mode):
@@ -98,11 +98,11 @@ def attempt_lazily(
 
 @attrs.frozen
 class Ran:
-    """What a program gave.
+    """The results of a program.
 
     Attributes:
-        values: By index, inputs included, as they are at its end.
-        seen: Copies of all values after each call that wrote something, if they were asked for.
+        values: By index, including inputs, in their final state.
+        seen: Copies of all values after each call that wrote something, if requested.
     """
 
     values: dict[int, Any]
@@ -110,7 +110,7 @@ class Ran:
 
 
 def run_program(recording: Recording, device: torch.device, *, watches: bool = False) -> Ran:
-    """Carry a program out on a device; none of its calls may raise.
+    """Run a program on a device; none of its calls may raise.
 
     Args:
         recording: The program.
@@ -132,13 +132,13 @@ def run_program(recording: Recording, device: torch.device, *, watches: bool = F
 def compare_all(
     session: Session, pairs: Sequence[tuple[str, Any, Any, Tolerance | None]], *, where: str, elements: bool = True
 ) -> None:
-    """Compare values of the session with eager's, and bring all of them home at once.
+    """Compare values of the session with eager's, fetching all of them at once.
 
     Args:
         session: The running session.
-        pairs: What is compared, the session's value, eager's, and the tolerance granted.
-        where: In which case, for messages.
-        elements: Whether elements are compared, and not metadata alone.
+        pairs: For each comparison: the description, the session's value, eager's, and the tolerance.
+        where: The case, for messages.
+        elements: Whether to compare elements, not only metadata.
     """
     __tracebackhide__ = True
     for what, got, wanted, _ in pairs:
@@ -158,7 +158,7 @@ def compare_all(
 
 
 def expect_same_error(got: Exception | None, wanted: Exception, what: str, where: str) -> None:
-    """Check that an exception is of eager's type."""
+    """Check that an exception has the same type as eager's."""
     __tracebackhide__ = True
     if got is None:
         violated(f"outcome of {what}", got="no exception", wanted=f"{type(wanted).__name__}: {wanted}", where=where)
@@ -167,7 +167,7 @@ def expect_same_error(got: Exception | None, wanted: Exception, what: str, where
 
 @contextmanager
 def unflushed(session: Session) -> Iterator[None]:
-    """Let nothing be handed over before it is needed, as in a session with ``flush_every=None``."""
+    """Submit nothing before it is needed, as in a session with ``flush_every=None``."""
     session.flush()
     session.flush_after(None)
     try:
@@ -177,7 +177,7 @@ def unflushed(session: Session) -> Iterator[None]:
 
 
 def expect_metadata(session: Session, told: Sequence[tuple[str, torch.Tensor, OutputSpec]], where: str) -> None:
-    """Let everything run, and hold metadata that was told before against what the executor has."""
+    """Run everything, and compare previously inferred metadata with the executor's."""
     __tracebackhide__ = True
     with session.lock:
         described = session.backend.describe([tensor._value.slot for _, tensor, _ in told])  # type: ignore[attr-defined]  # lazy tensors

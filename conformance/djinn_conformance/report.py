@@ -1,8 +1,8 @@
-"""Publishing what was counted: a table per release of PyTorch and device, and a page about all of them.
+"""Publishes counts: a table per release of PyTorch and device, and a page about all of them.
 
 ``python -m djinn_conformance.report COUNTS --results FOLDER --page FILE`` adds the counts that a run of the suites has
-written (``--djinn-report=COUNTS``) to the published results, under the release of PyTorch that is running, and writes
-the page anew from everything that is in the folder.
+written (``--djinn-report=COUNTS``) to the published results, under the release of PyTorch that is running, and rewrites
+the page from everything in the folder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FIELDS = tuple(field.name for field in attrs.fields(Count))
 
 @attrs.frozen
 class Run:
-    """What a run counted, and where."""
+    """The counts of a run, and where it ran."""
 
     torch: str
     python: str
@@ -69,7 +69,7 @@ class Run:
 
 
 def save(run: Run, folder: Path) -> None:
-    """Write a run's counts as CSV, with a first line that says where they come from."""
+    """Write a run's counts as CSV, with a first line that states their origin."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{run.name}.csv").open("w", encoding="utf-8", newline="") as file:
         head = {name: getattr(run, name) for name in ("torch", "python", "machine", "device", "date")}
@@ -80,10 +80,10 @@ def save(run: Run, folder: Path) -> None:
 
 
 def load(path: Path) -> Run:
-    """Read what `save` has written."""
+    """Read the output of `save`."""
     with path.open(encoding="utf-8", newline="") as file:
         head = json.loads(file.readline().removeprefix("# "))
-        # Before there were counts of two sessions, there was one in the client's process.
+        # Older files contain counts of a single session, in the client's process.
         rows = [{"session": IN_PROCESS} | {name: value for name, value in row.items() if name in _FIELDS}
                 for row in csv.DictReader(file)]
     return Run(**head, counts=tuple(cattrs.Converter().structure(rows, list[Count])))
@@ -128,7 +128,7 @@ def _section(run: Run) -> list[str]:
 
 
 def _table(counts: Sequence[Count]) -> list[str]:
-    """Make a table with columns for each session there are counts of."""
+    """Create a table with columns for each session that has counts."""
     sessions = [session for session in (SERVED, IN_PROCESS) if any(count.session == session for count in counts)]
     head = "".join(f" equal, {name} | different | total | in % |" for name in sessions)
     groups: dict[tuple[str, str], list[Count]] = {}
@@ -186,7 +186,7 @@ def _source(link: str) -> str:
 def _counted(path: Path) -> tuple[Count, ...]:
     with path.open(encoding="utf-8") as file:
         found = cattrs.Converter().structure([json.loads(line) for line in file], list[Count])
-    # Several sessions may be tested in one process: the worst of them counts.
+    # Several sessions may be tested in one process: the worst result counts.
     counts = {attrs.astuple(count)[:-3]: count for count in sorted(found, key=lambda count: -count.equal)}
     return tuple(sorted(counts.values(), key=attrs.astuple))
 

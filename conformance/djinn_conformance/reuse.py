@@ -1,4 +1,4 @@
-"""The machine that repeats itself: what it computes it computes again, with anything that writes in between."""
+"""A machine that repeats computations, with and without writes in between, to test the result cache."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PURE = ("view", "compute", "random", "read", "data_dependent", "late", "out")
 _DISTURBING = ("write", "write", "metadata", "mixed", "gradient", "random_state", "out", "sliced")
 _MOST_LINES = 8
 _ROOM_BYTES = (2**26, 2**26, 2048, 256)
-"""What is enough for everything that a program makes, and what is soon used up."""
+"""Limits that are large enough for every program, and limits that are soon exhausted."""
 _NAME = re.compile(r"\b[tc][0-9]+\b")
 
 
 def reused(session: Session) -> int:
-    """Count what a session has not computed, or not brought home, because it was known."""
+    """Count the results that a session did not compute, or not fetch, because they were cached."""
     stats = session.stats()
     return stats["results_reused"] + stats["results_not_fetched"]
 
@@ -38,7 +38,7 @@ class ReusingMachine(Machine):
 
     @initialize(room=st.sampled_from(_ROOM_BYTES))
     def keep(self, room: int) -> None:
-        """Choose how much may be kept."""
+        """Choose the limit of the cache."""
         self.session.keep_results(room)
         self.statistics.counts[f"room for {room} bytes"] += 1
 
@@ -54,19 +54,19 @@ class ReusingMachine(Machine):
     @precondition(lambda self: self._repeatable())
     @rule(data=st.data())
     def do_again(self, data: Any) -> None:
-        """Do again what was done before."""
+        """Repeat an earlier computation."""
         self._again(data, writes=False)
 
     @precondition(lambda self: self._repeatable())
     @rule(data=st.data())
     def do_again_after_a_write(self, data: Any) -> None:
-        """Do again what was done before, write something, and do it again."""
+        """Repeat an earlier computation, write something, and repeat it again."""
         self._again(data, writes=True)
 
     @precondition(lambda self: self._repeatable())
     @rule(data=st.data())
     def write_into_a_result(self, data: Any) -> None:
-        """Do again what was done before until it is known, write into what it gave, and do it again."""
+        """Repeat a computation until it is cached, write to its result, and repeat it again."""
         names = self._again(data, writes=False)
         there = [name for name in names if name in self.eager.tensors
                  and not (self.keeps_apart and overlaps_itself(self.eager.tensors[name]))]
@@ -77,7 +77,7 @@ class ReusingMachine(Machine):
             self._again(data, writes=False)
 
     def _again(self, data: Any, *, writes: bool) -> tuple[str, ...]:
-        """Do something as often as it takes to be known; gives the names of what it gave at last."""
+        """Repeat a computation until it is cached; return the names of the last results."""
         times, waits = data.draw(st.integers(2, 3)), data.draw(st.sampled_from((True, True, True, False)))
         compares = data.draw(st.booleans())
         line = data.draw(st.sampled_from(self._repeatable()))

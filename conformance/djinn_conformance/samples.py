@@ -1,4 +1,4 @@
-"""Single calls worth asking about: operators of models, of linear algebra, and those with a trap."""
+"""Single calls for shape inference: operators of models, of linear algebra, and tricky ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CPU = torch.device("cpu")
 
 
 def sample(name: str, *args: Any, **kwargs: Any) -> Recording:
-    """Record a call on tensors. One that PyTorch refuses is recorded as if it had one result."""
+    """Record a call on tensors. If PyTorch refuses it, it is recorded as if it had one result."""
     inputs: list[torch.Tensor] = []
 
     def take(item: Any) -> Any:
@@ -46,7 +46,7 @@ def sample(name: str, *args: Any, **kwargs: Any) -> Recording:
         with torch.no_grad(), seeded(_CPU, 0):
             made = attrs.evolve(made, results=len(perform(made, values, _CPU)))
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
-        pass  # A wrong call; its test expects the refusal.
+        pass  # An invalid call; its test expects the refusal.
     return Recording(tuple(inputs), (made,))
 
 
@@ -195,13 +195,13 @@ MODELS: tuple[Recording, ...] = (
     sample("randperm", 5, device=_CPU),
     sample("tril_indices", 3, 3, 0, device=_CPU),
 )
-"""Calls whose results can be inferred, among them those where meta kernels and real ones are known to disagree."""
+"""Calls whose results can be inferred, including some where meta kernels and real ones are known to disagree."""
 
 _CROSSED = (_f(4, 6), _f(6, 4).t())
-"""Two tensors of one size whose dimensions lie in opposite orders in memory."""
+"""Two tensors of equal size with opposite dimension orders in memory."""
 _DEEP = _f(2, 3, 4, 6).transpose(1, 3)
 _TRANSPOSED_HEADS = _f(2, 5, 3, 4).transpose(1, 2)
-"""Heads as every transformer makes them: a projection seen as several heads."""
+"""Attention heads as transformers create them: a projection viewed as several heads."""
 
 DISAGREEING: tuple[Recording, ...] = (
     *(sample(name, *_CROSSED) for name in (
@@ -241,7 +241,7 @@ DISAGREEING: tuple[Recording, ...] = (
     sample("convolution", _last(_IMAGE), _KERNEL, _f(8), [2, 2], [0, 0], [1, 1], False, [0, 0], 1),
     sample("convolution", _f(2, 7, 4).transpose(1, 2), _f(4, 3, 3), None, [2], [2], [1], True, [1], 1),
 )
-"""Calls about which meta kernels and real ones disagree in PyTorch 2.13, found by its own operator samples."""
+"""Calls on which meta kernels and real ones disagree in PyTorch 2.13, found with its own operator samples."""
 
 CHANGING_ARGUMENTS: tuple[Recording, ...] = (
     sample("squeeze_.dim", _f(1, 3), 0),
@@ -261,7 +261,7 @@ CHANGING_ARGUMENTS: tuple[Recording, ...] = (
     sample("add_.Tensor", _f(2, 3).t(), _f(2)),
     sample("_foreach_zero_", [_f(2), _f(3, 2)]),
 )
-"""Calls that change sizes or strides of their arguments, and two that write them and do not."""
+"""Calls that change sizes or strides of their arguments, and two that write them without such changes."""
 
 DATA_DEPENDENT: tuple[tuple[Recording, Recording], ...] = tuple(
     (sample(name, *make(0)), sample(name, *make(1)))
@@ -278,7 +278,7 @@ DATA_DEPENDENT: tuple[tuple[Recording, Recording], ...] = tuple(
         ("repeat_interleave.self_Tensor", lambda one: (_f(2), _i(1, 1 + one))),
     )
 )
-"""Pairs of calls that differ in the elements of their arguments only, and in the sizes of their results."""
+"""Pairs of calls that differ only in the elements of their arguments, and in the sizes of their results."""
 
 PLAIN_RESULTS: tuple[Recording, ...] = (
     sample("_local_scalar_dense", torch.tensor(2.5)),
@@ -288,7 +288,7 @@ PLAIN_RESULTS: tuple[Recording, ...] = (
     sample("allclose", _f(3), _f(3)),
     sample("is_same_size", _f(3), _f(3)),
 )
-"""Calls that give Python values."""
+"""Calls that return Python values."""
 
 WRONG: tuple[Recording, ...] = (
     sample("mm", _f(2, 3), _f(2, 3)),

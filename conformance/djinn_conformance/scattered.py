@@ -1,4 +1,4 @@
-"""Sessions with several executors whose operations run anywhere: no reason is needed for results to be right."""
+"""Sessions with several executors whose operations run on arbitrary ones: the results must be right anyway."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ("Scattered", "scatter")
 
 
 class Scattered:
-    """A placement that draws lots, the same for the same piece of tape.
+    """A random placement, deterministic for equal pieces of tape.
 
     Args:
         executors: How many there are.
-        seed: Of the lots.
+        seed: Seed of the random choices.
     """
 
     shares_generator = True
@@ -46,11 +46,11 @@ class Scattered:
         return [(node, self._lot(f"{index} {node.signature.template.operator}")) for index, node in enumerate(nodes)]
 
     def pin(self, executor: int | None) -> None:
-        """Go on drawing lots."""
+        """Do nothing: placement stays random."""
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Go on drawing lots."""
+        """Do nothing: placement stays random."""
 
     def _lot(self, what: str) -> int:
         return crc32(f"{self._seed} {what}".encode()) % self._executors

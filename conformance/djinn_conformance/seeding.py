@@ -1,4 +1,4 @@
-"""Seeds and samples without what PyTorch notes of each in case its own tests fail, which takes longer than they do."""
+"""Faster seeds and samples: without the diagnostics that PyTorch records for its own failing tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ("quietly", "undisturbed")
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Work `quietly`; what PyTorch draws afterwards is what it would have drawn."""
+    """Run a block `quietly`, without changing what PyTorch draws afterwards."""
     state = torch.get_rng_state()
     try:
         with quietly():
@@ -25,11 +25,11 @@ def undisturbed() -> Iterator[None]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Ignore warnings, seed no device that is not there, and look for no running test of PyTorch's own.
+    """Ignore warnings, skip seeding devices that do not exist, and skip the search for PyTorch's running test.
 
-    ``torch.manual_seed`` keeps the text of the whole stack for each kind of device that may be initialized later, and
-    the databases of samples look through the modules of the whole stack for a `unittest.TestCase` before each sample.
-    What is drawn is the same without either.
+    ``torch.manual_seed`` stores the text of the whole stack for each kind of device that may be initialized later, and
+    the databases of samples search the modules of the whole stack for a `unittest.TestCase` before each sample. Both
+    cost time and do not affect the drawn values.
     """
     from torch.testing._internal import common_utils
 
@@ -44,4 +44,4 @@ def quietly() -> Iterator[None]:
 
 
 def _nothing(*_: object) -> None:
-    """Stand in for a function whose result nobody uses."""
+    """Replace a function whose result is not used."""

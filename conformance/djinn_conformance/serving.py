@@ -1,7 +1,7 @@
-"""Guarded servers for the sessions that are tested: ``djinn serve``, each in a process of its own.
+"""Guarded servers for the tested sessions: ``djinn serve``, each in a separate process.
 
-``python -m djinn_conformance.serving ARGUMENTS`` runs ``djinn serve ARGUMENTS`` until its standard input ends. So a
-server ends with the process that started it, even if that process is killed.
+``python -m djinn_conformance.serving ARGUMENTS`` runs ``djinn serve ARGUMENTS`` until its standard input is closed. So
+a server ends with the process that started it, even if that process is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Server:
 
 
 class Servers:
-    """Servers of one test process, started when they are first asked for, within a ``with`` statement.
+    """Servers of one test process, started on first use, within a ``with`` statement.
 
     Concurrency:
         One thread.
@@ -60,13 +60,13 @@ class Servers:
         """Return the address of a server.
 
         Args:
-            device: Of its executor.
-            plugins: Its plugins where they are not the defaults, as ``DJINN_PLUGINS`` names them.
-            threads: Threads for operations on the CPU; as many as this process has, if ``None``, because sums depend
-                on it.
+            device: Device of its executor.
+            plugins: Its plugins if they are not the defaults, in the form of ``DJINN_PLUGINS``.
+            threads: Threads for operations on the CPU; ``None`` for as many as this process has, because sums depend on
+                the number.
 
         Raises:
-            RuntimeError: The server did not start; the message has its log.
+            RuntimeError: The server did not start; the message contains its log.
         """
         key = (device, plugins, threads or torch.get_num_threads())
         if key not in self._running:
@@ -77,7 +77,7 @@ class Servers:
         """End all of them.
 
         Raises:
-            RuntimeError: One did not end as it should.
+            RuntimeError: A server did not end properly.
         """
         faults = []
         for server in self._running.values():
@@ -102,7 +102,7 @@ class Servers:
             self._folder = Path(tempfile.mkdtemp(prefix="djinn-"))
         name = str(len(self._running))
         log = self._folder / f"{name}.log"
-        # Where there are no Unix-domain sockets, it finds a free port of the loopback interface.
+        # Without Unix-domain sockets, it uses a free port of the loopback interface.
         where = ["--unix", str(self._folder / name)] if hasattr(socket, "AF_UNIX") else []
         environment = {name: value for name, value in os.environ.items() if name not in _OF_CLIENTS}
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))

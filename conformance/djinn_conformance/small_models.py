@@ -1,4 +1,4 @@
-"""Small models for sources of graphs, and calls of them."""
+"""Small models for graph sources, and calls of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Perceptron(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Views, a mask by name, and one module that is called twice."""
+    """Views, a mask by name, and one module called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Attention(nn.Module):
 
 
 class _Convolutions(nn.Module):
-    """Running statistics that training writes, and results that are written in place."""
+    """Running statistics written in training, and results written in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _Convolutions(nn.Module):
 
 
 class _Gathering(nn.Module):
-    """Nested inputs, numbers, tensors that the model makes itself, and a loop."""
+    """Nested inputs, numbers, tensors created by the model, and a loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Gathering(nn.Module):
 
 
 class _Branching(nn.Module):
-    """Control flow that depends on data."""
+    """Data-dependent control flow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Branching(nn.Module):
 
 
 class _Selecting(nn.Module):
-    """Sizes that depend on data."""
+    """Data-dependent sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,27 +129,27 @@ _ASKING = ((_Branching, _signed), (_Selecting, _signed))
 
 @attrs.frozen
 class Call:
-    """A call of a small model, which can be made any number of times."""
+    """A call of a small model, which can be repeated."""
 
     kind: type[nn.Module]
     inputs: Callable[[int, int], tuple[tuple[Any, ...], dict[str, Any]]] = attrs.field(repr=False)
     batch: int
     sign: int
-    """Of the numbers that control flow depends on."""
+    """Sign of the numbers that control flow depends on."""
     trains: bool
     wants_gradients: bool
 
     def model(self) -> nn.Module:
-        """Make the model, the same one each time."""
+        """Create the model, the same one each time."""
         with seeded(torch.device("cpu"), 0):
             return self.kind().train(self.trains)
 
     def given(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Make its inputs."""
+        """Create its inputs."""
         return self.inputs(self.batch, self.sign)
 
     def recorded(self) -> Graph:
-        """Say what the call records on the remote device."""
+        """Return the graph that the call records on the remote device."""
         device = devices.logical_device()
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), self.given())
         model = self.model().to(device)
@@ -165,12 +165,12 @@ def _drawn(models: Sequence[tuple[type[nn.Module], Any]]) -> st.SearchStrategy[C
 
 
 def straight_calls() -> st.SearchStrategy[Call]:
-    """Draw calls of models that ask for no values."""
+    """Draw calls of models that request no values."""
     return _drawn(_STRAIGHT)
 
 
 def asking_calls() -> st.SearchStrategy[Call]:
-    """Draw calls of models whose control flow, or whose sizes, depend on data."""
+    """Draw calls of models with data-dependent control flow or sizes."""
     return _drawn(_ASKING)
 
 
@@ -180,7 +180,7 @@ def calls() -> st.SearchStrategy[Call]:
 
 
 def content(graph: Graph) -> dict[str, list[Any]]:
-    """Reduce a graph to what can be compared: values are called by the order in which nodes mention them."""
+    """Normalize a graph for comparison: values are numbered in the order in which nodes mention them."""
     names: dict[str, int] = {}
     for node in graph.nodes():
         for value in (*node.inputs, *node.outputs):

@@ -22,7 +22,7 @@ __all__ = ("SESSION", "KindSpec", "Law", "SpecError", "fault", "folder", "is_run
 
 _T = TypeVar("_T")
 SESSION = "session"
-"""What plugins make together; it has laws as a kind has."""
+"""The kind of sessions, which have laws as the plugin kinds do."""
 
 
 class SpecError(ValueError):
@@ -40,7 +40,7 @@ def _sentence(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 
 def not_blank(_: object, attribute: attrs.Attribute[str], value: str) -> None:
-    """Refuse a text that says nothing, as a validator of attrs."""
+    """Refuse a blank text, as a validator of attrs."""
     if not value.strip():
         raise ValueError(f"{attribute.name} is empty")
 
@@ -52,13 +52,13 @@ class Law:
     id: str = attrs.field(validator=_identity)
     """Stable identifier, ``kind.name``."""
     statement: str = attrs.field(validator=_sentence)
-    """What holds, in one sentence."""
+    """The property, in one sentence."""
     source: str = attrs.field(validator=not_blank)
-    """Where the rule comes from."""
+    """Origin of the rule."""
     requires: tuple[str, ...] = ()
-    """Capabilities without which the law says nothing."""
+    """Capabilities without which the law does not apply."""
     oracle: str = ""
-    """What decides; empty where the statement does."""
+    """The reference for the comparison; empty if the statement is enough."""
     tolerance: Mapping[str, Any] = attrs.field(factory=dict)
     """``relaxed_by`` names a declared capability; then ``dtype = [relative, absolute]`` holds instead of equality."""
 
@@ -76,10 +76,10 @@ class KindSpec:
     protocol: str
     """Qualified name of the Protocol in ``djinn.kinds``."""
     summary: str = attrs.field(validator=_sentence)
-    """What such a plugin does."""
+    """What a plugin of this kind does."""
     laws: tuple[Law, ...]
     capabilities: Mapping[str, str] = attrs.field(factory=dict)
-    """Capabilities that laws of this kind may require, and how a plugin comes to have each."""
+    """Capabilities that laws of this kind may require, and how a plugin gets each."""
 
     def __attrs_post_init__(self) -> None:
         identities = [law.id for law in self.laws]
@@ -97,7 +97,7 @@ _converter = cattrs.Converter(forbid_extra_keys=True)
 
 
 def fault(error: BaseException, _: type[object] | None) -> str:
-    """Say what is wrong with a value, for ``cattrs.transform_error``."""
+    """Describe an invalid value, for ``cattrs.transform_error``."""
     return str(error) if isinstance(error, ValueError) else cattrs.v.format_exception(error, None)
 
 
@@ -106,12 +106,12 @@ def parse(text: str, origin: str, kind: type[_T], converter: cattrs.Converter = 
 
     Args:
         text: TOML.
-        origin: Where it comes from, for messages.
-        kind: What it describes.
-        converter: Makes that of what TOML has.
+        origin: Its origin, for messages.
+        kind: The class that it describes.
+        converter: Creates the object from TOML data.
 
     Raises:
-        SpecError: Names the origin and every fault.
+        SpecError: The error names the origin and every fault.
     """
     try:
         return converter.structure(tomllib.loads(text), kind)
@@ -127,7 +127,7 @@ def parse_kind(text: str, origin: str) -> KindSpec:
 
 
 def is_running(releases: str) -> bool:
-    """Whether a version specifier names the release of PyTorch that is running; an empty one names all."""
+    """Whether a version specifier matches the running release of PyTorch; an empty one matches all."""
     return Version(torch.__version__) in SpecifierSet(releases, prereleases=True)
 
 
@@ -159,12 +159,12 @@ def kinds() -> tuple[str, ...]:
 
 
 def suites() -> tuple[str, ...]:
-    """List what has laws: the plugin kinds, and sessions."""
+    """List everything that has laws: the plugin kinds, and sessions."""
     return tuple(_all())
 
 
 def kind_spec(kind: str) -> KindSpec:
-    """Look a kind up.
+    """Look up a kind.
 
     Raises:
         SpecError: It has no specification.
@@ -176,10 +176,10 @@ def kind_spec(kind: str) -> KindSpec:
 
 
 def law_named(identity: str) -> Law:
-    """Look a law up.
+    """Look up a law.
 
     Raises:
-        SpecError: No specification has it.
+        SpecError: No specification contains it.
     """
     for law in kind_spec(identity.partition(".")[0]).laws:
         if law.id == identity:

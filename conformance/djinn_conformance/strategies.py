@@ -1,4 +1,4 @@
-"""Hypothesis strategies: tensors, and random programs that eager PyTorch runs without an error."""
+"""Hypothesis strategies: tensors, and random programs that run without an error in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _DTYPES = (torch.float32, torch.float32, torch.float32, torch.float32, torch.int
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16)
 _CPU = torch.device("cpu")
 _TRIES = 2
-"""How often to draw arguments for an operation that PyTorch refuses to carry out with the first ones."""
+"""How often to draw other arguments for an operation that PyTorch refuses."""
 _LARGEST = 512
-"""Elements of the largest result that a program goes on with."""
+"""Most elements of a result that a program continues to use."""
 
 
 def filled(size: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Make a CPU tensor of small values that are exact in every dtype, from a seed of its own."""
+    """Create a CPU tensor of small values that are exact in every dtype, with a separate seed."""
     generator = torch.Generator().manual_seed(seed)
     whole = torch.randint(-8, 9, tuple(size), generator=generator)
     if dtype is torch.bool:
@@ -48,19 +48,19 @@ def _among(elements: tuple[Any, ...]) -> st.SearchStrategy[Any]:
 
 
 def among(*elements: T) -> st.SearchStrategy[T]:
-    """Draw one of some sizes, dtypes, or names. To make a strategy anew for each draw takes longer than to draw."""
+    """Draw one of some sizes, dtypes, or names. Strategies are cached: creating one takes longer than drawing."""
     found: st.SearchStrategy[T] = _among(elements)
     return found
 
 
 def position(count: int) -> st.SearchStrategy[int]:
-    """Draw an index into so many elements, as `hypothesis.strategies.sampled_from` would to choose one of them."""
+    """Draw an index into ``count`` elements, as `hypothesis.strategies.sampled_from` would to choose one of them."""
     return among(*range(count))
 
 
 @st.composite
 def tensors(draw: st.DrawFn, dtypes: Sequence[torch.dtype] = _DTYPES) -> torch.Tensor:
-    """Draw a small dense CPU tensor, its dimensions in any order in memory."""
+    """Draw a small dense CPU tensor, with its dimensions in any memory order."""
     size = draw(among(*_SIZES))
     made = filled(size, draw(among(*dtypes)), draw(st.integers(0, 999)))
     if len(size) < 2 or not draw(st.booleans()):
@@ -98,7 +98,7 @@ _WORDS: Mapping[str, Callable[[int], st.SearchStrategy[Any]]] = {
     "M": lambda rank: st.sampled_from([torch.contiguous_format, torch.preserve_format, torch.channels_last]),
     "V": lambda rank: st.just(_CPU),
 }
-"""What a word of `djinn_conformance.operations` draws, given the first tensor's number of dimensions."""
+"""The value drawn for a word of `djinn_conformance.operations`, given the first tensor's number of dimensions."""
 
 
 @lru_cache(maxsize=256)
@@ -122,13 +122,13 @@ _FITS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], bool]] = {
 
 @attrs.define
 class _Drawer:
-    """Draws arguments by the words of `djinn_conformance.operations`, from the values that a program has so far."""
+    """Draws arguments by the words of `djinn_conformance.operations`, from the program's values so far."""
 
     draw: st.DrawFn
     values: dict[int, Any]
 
     def tensor(self, word: str, first: torch.Tensor | None) -> Ref:
-        """Draw a tensor that fits, if there is one; recent ones more often, so that programs are deep."""
+        """Draw a tensor that fits, if there is one; prefer recent ones, so that programs are deep."""
         known = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)]
 
         def fits(value: torch.Tensor) -> bool:
@@ -139,7 +139,7 @@ class _Drawer:
         return Ref(usable[self.draw(position(len(usable)))])
 
     def indices(self) -> list[Ref | None]:
-        """Draw what indexes a tensor: an integer tensor or mask, perhaps after nothing."""
+        """Draw the indices of a tensor: an integer tensor or mask, possibly after ``None``."""
         usable = [index for index, value in self.values.items() if isinstance(value, torch.Tensor)
                   and value.dtype in (torch.int64, torch.bool) and value.dim()]
         chosen: list[Ref | None] = [Ref(usable[self.draw(position(len(usable)))])] if usable else []
@@ -164,7 +164,7 @@ class _Drawer:
         return _literal(word)
 
     def call(self, operation: Operation) -> Call:
-        """Draw a call of an operation; whether PyTorch accepts it is another matter."""
+        """Draw a call of an operation; PyTorch may refuse it."""
         first: torch.Tensor | None = None
         args: list[Any] = []
         for word in operation.positional:
@@ -187,7 +187,7 @@ def _literal(word: str) -> Any:
 
 
 def attempt(made: Call, values: dict[int, Any]) -> Call | None:
-    """Carry a drawn call out and take its results over, unless PyTorch refuses it or they are too large."""
+    """Execute a drawn call and add its results, unless PyTorch refuses it or they are too large."""
     try:
         returned = perform(made, values, _CPU)
     except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, ArithmeticError):
@@ -206,10 +206,10 @@ def recordings(
     max_calls: int = 12,
     dtypes: Sequence[torch.dtype] = _DTYPES,
 ) -> st.SearchStrategy[Recording]:
-    """Draw calls that eager PyTorch carries out one after the other.
+    """Draw calls that eager PyTorch executes one after the other.
 
     Args:
-        operations: What to draw from; all deterministic operations if omitted.
+        operations: The operations to draw from; all deterministic operations if omitted.
         favoured: Operations that make up about half of the calls.
         max_calls: Most calls to try.
         dtypes: Dtypes of the inputs.

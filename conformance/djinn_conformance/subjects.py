@@ -1,4 +1,4 @@
-"""What is tested: the objects that plugins registered, found through the plugin manager only."""
+"""The tested subjects: objects that plugins registered, found through the plugin manager only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ("SelectionError", "Subject", "installed_plugins", "select")
 
 
 class SelectionError(ValueError):
-    """``--djinn-plugin`` names nothing that can be tested."""
+    """``--djinn-plugin`` does not match anything testable."""
 
 
 @attrs.frozen(repr=False)
@@ -39,26 +39,26 @@ class Subject:
 
 
 def installed_plugins() -> tuple[Plugins, list[PluginError]]:
-    """Load all installed plugins that the environment does not switch off, and say which of them are broken."""
+    """Load all installed plugins that the environment does not disable, and return the errors of broken ones."""
     problems: list[PluginError] = []
     selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))
     return Plugins.load(PluginSelection(selection.disabled), problems=problems), problems
 
 
 def select(name: str | None, plugins: Plugins, problems: Iterable[PluginError] = ()) -> list[Subject]:
-    """Choose what to test.
+    """Choose the subjects to test.
 
     Args:
         name: A plugin's entry point, the name of a registered object, or either after ``kind:``; ``None`` for
             everything.
-        plugins: What is installed.
-        problems: What is wrong with plugins that could not be loaded.
+        plugins: The installed plugins.
+        problems: Errors of plugins that could not be loaded.
 
     Returns:
-        What to test; nothing if the name is that of a plugin which registers nothing that has laws.
+        The subjects; empty if the name is that of a plugin which registers nothing that has laws.
 
     Raises:
-        SelectionError: Nothing answers to the name, or a plugin that may be meant is broken.
+        SelectionError: Nothing has that name, or a plugin that may be meant is broken.
     """
     known = [entry for kind in specs.kinds() for entries in plugins.registered(kind).values() for entry in entries]
     broken = [str(problem) for problem in problems]
@@ -92,7 +92,7 @@ def _subjects(entry: Registered) -> list[Subject]:
 
 
 def torch_device(subject: Subject) -> torch.device:
-    """Return the device on which eager PyTorch decides what an executor should have done: its own, if it has one."""
+    """Return the device of the eager reference for an executor: its own device, if PyTorch supports it directly."""
     try:
         device = torch.device(subject.device)
         torch.empty((), device=device)

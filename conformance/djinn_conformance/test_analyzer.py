@@ -26,7 +26,7 @@ Told = tuple[RecordedGraph, Sequence[PatternMatch]]
 
 
 def _plain(annotations: Annotations) -> list[Any]:
-    """Everything but the time it took."""
+    """Return everything except the times."""
     return [{node: dict(found) for node, found in annotations.nodes.items()}, dict(annotations.values),
             annotations.profile]
 
@@ -34,7 +34,7 @@ def _plain(annotations: Annotations) -> list[Any]:
 @law("analyzer.known_nodes", effort=0.4)
 @given(told=graphs_with_matches())
 def test_known_nodes(subject: Subject, plugin: Analyzer, told: Told) -> None:
-    """Look the annotated nodes and values up."""
+    """Look up the annotated nodes and values."""
     graph, matches = told
     nodes = {node.id for node in graph.nodes()}
     values = {value for node in graph.nodes() for value in (*node.inputs, *node.outputs)} | set(graph.values)
@@ -46,7 +46,7 @@ def test_known_nodes(subject: Subject, plugin: Analyzer, told: Told) -> None:
 @law("analyzer.well_formed", effort=0.4)
 @given(told=graphs_with_matches())
 def test_well_formed(subject: Subject, plugin: Analyzer, told: Told) -> None:
-    """Look at what is said."""
+    """Check the annotations."""
     graph, matches = told
     found, where = plugin.annotate(graph, matches), f"{subject}: {show(graph)}; {matches}"
     for node, said in found.nodes.items():

@@ -67,15 +67,15 @@ def test_triggers_by_schema(subject: Subject, plugin: Classifier) -> None:
 
 @law("classifier.data_dependent_tagged")
 def test_data_dependent_tagged(subject: Subject, plugin: Classifier) -> None:
-    """Classify operators that were seen to give other sizes for other elements, whatever their arguments are."""
+    """Classify operators whose result sizes were seen to depend on elements, for any arguments."""
     for first, second in DATA_DEPENDENT:
         operator = first.calls[0].operator
         sizes = [[tuple(value.shape) for index, value in run_eager(recording, torch.device("cpu")).values.items()
                   if index >= 0] for recording in (first, second)]
         assert sizes[0] != sizes[1], f"{first} and {second} have results of one size; the sample is wrong"
         if operator.name() == "aten::index.Tensor" or facts_of(operator).is_composite:
-            # Without a mask its sizes are known, and shape inference is asked about each call; a composite is
-            # recorded as what it consists of.
+            # Without a mask the sizes are known, and shape inference is queried for each call; a composite is recorded
+            # as its parts.
             continue
         expect_equal(plugin.classify(operator), OperationClass.DATA_DEPENDENT, "class",
                      f"{subject}: {operator.name()} gives results of {sizes[0]} or {sizes[1]}")
@@ -105,7 +105,7 @@ _SIZES = ((), (3,), (1, 3), (3, 3), (2, 3, 3), (1, 3, 4, 4), (1, 2, 3, 3, 3))
 
 
 def _guesses(kind: str, size: tuple[int, ...]) -> list[Any]:
-    """Give values for an argument of a type, worth trying."""
+    """Return values worth trying for an argument of a type."""
     tensor = filled(size, torch.float32, 1)
     table: dict[str, list[Any]] = {
         "Tensor": [tensor, torch.zeros(size, dtype=torch.int64)],
@@ -123,7 +123,7 @@ def _guesses(kind: str, size: tuple[int, ...]) -> list[Any]:
 
 
 def _calls(operator: torch._ops.OpOverload) -> Iterator[list[Any]]:
-    """Make calls of an operator by its schema: arguments without a default, each varied on its own; then the others."""
+    """Create calls of an operator by its schema: vary each argument without a default separately, then the others."""
     arguments = [argument for argument in operator._schema.arguments if not argument.is_out]
     for size in _SIZES:
         base = [argument.default_value if argument.has_default_value() else _guesses(str(argument.type), size)[0]
@@ -142,7 +142,7 @@ def _storages(item: Any) -> set[int]:
 
 @law("classifier.whole_is_new")
 def test_whole_is_new(subject: Subject, plugin: Classifier) -> None:
-    """Call every operator that is kept whole, in many ways, and look at the storages of what comes back."""
+    """Call every operator that is kept whole, in many ways, and check the storages of the results."""
     for operator in filter(plugin.keep_whole, _overloads()):
         silent = [index for index, alias in enumerate(facts_of(operator).aliases) if alias is None]
         if not silent:

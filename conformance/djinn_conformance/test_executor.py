@@ -38,13 +38,13 @@ from djinn_conformance.subjects import Subject, torch_device
 
 _ALIASING = VIEWS + IN_PLACE
 _TOO_MANY_DIMENSIONS = torch.zeros((2,) * 9)
-"""Broadcasts with nothing that a random program has, so that writing it in place always raises."""
+"""Broadcasts with no tensor of a random program, so that an in-place write from it always raises."""
 
 
 _CUTS = st.lists(st.integers(1, 15), max_size=2, unique=True)
 """Positions at which a recording is cut into several programs."""
 _EVERY = st.integers(1, 3)
-"""Of the results, every which one is kept."""
+"""Every how many results one is kept."""
 
 
 def _cut(recording: Recording, cuts: list[int], every: int = 1) -> list[Piece]:
@@ -85,7 +85,7 @@ _ALIASES = Recording((filled((2, 3), torch.float32, 1), filled((3,), torch.float
 @example(recording=_ALIASES, cuts=[])
 @example(recording=_ALIASES, cuts=[2, 5])
 def test_order_kept(subject: Subject, executor: Executor, recording: Recording, cuts: list[int]) -> None:
-    """Cut a program full of aliases into several, which hand aliases on to each other."""
+    """Cut a program full of aliases into several, which pass aliases on to each other."""
     parts = _cut(recording, cuts)
     run = execute(executor, prepare(executor, parts), recording.inputs, executor.random_state(0))
     where = f"{subject}: {recording} cut before {cuts}"
@@ -97,14 +97,14 @@ def test_order_kept(subject: Subject, executor: Executor, recording: Recording, 
 _STATISTICS = Recording(tuple(filled(size, torch.float32, 1) for size in ((2, 3), (3,), (3,))), (
     call("aten::native_batch_norm", Ref(-1), None, None, Ref(-2), Ref(-3), True, 0.1, 1e-5, results=3),
 ))
-"""A schema that does not say what is written."""
+"""A schema that does not mention all of its writes."""
 
 _TAKEN_OVER = Recording(tuple(filled((2, 3), torch.float32, number) for number in (1, 2)), (
     call("aten::detach", Ref(-1)),
     call("aten::set_.source_Tensor", Ref(0), Ref(-2), results=0),
     call("aten::zero_", Ref(0), results=0),
 ))
-"""A tensor that takes over another one's memory, and is written then."""
+"""A tensor that takes over another one's memory, and is then written."""
 
 
 @law("executor.purity_true")
@@ -112,7 +112,7 @@ _TAKEN_OVER = Recording(tuple(filled((2, 3), torch.float32, number) for number i
 @example(recording=_ALIASES)
 @example(recording=_STATISTICS)
 def test_purity_true(subject: Subject, executor: Executor, recording: Recording) -> None:
-    """Run what says that it is pure twice, and look at everything that it might have changed."""
+    """Run programs declared pure twice, and check everything that they might have changed."""
     (part, compiled), = prepare(executor, _cut(recording, []))
     if not isinstance(compiled, EarlyProgram) or not compiled.is_pure(list(part.numbers)):
         return
@@ -138,7 +138,7 @@ def test_purity_true(subject: Subject, executor: Executor, recording: Recording)
 @example(recording=_STATISTICS)
 @example(recording=_TAKEN_OVER)
 def test_effects_true(subject: Subject, executor: Executor, recording: Recording) -> None:
-    """Run what says what it does, and look at everything that it does not name."""
+    """Run programs with declared effects, and check everything that they do not mention."""
     (part, compiled), = prepare(executor, _cut(recording, []))
     if not isinstance(compiled, CandidProgram):
         return
@@ -174,7 +174,7 @@ _FAILS_HALFWAY = Recording((filled((3,), torch.float32, 1), _TOO_MANY_DIMENSIONS
 @given(recording=recordings(grouped() + PLAIN + IN_PLACE, max_calls=4))
 @example(recording=_FAILS_HALFWAY)
 def test_stops_between_steps(subject: Subject, executor: Executor, recording: Recording) -> None:
-    """Run with a reason to stop from the start, and with one that comes when the first step has failed."""
+    """Run with a reason to stop from the start, and with one added when the first step has failed."""
     (part, compiled), = prepare(executor, _cut(recording, []))
     if not isinstance(compiled, StoppableProgram):
         return
@@ -211,7 +211,7 @@ def test_stops_between_steps(subject: Subject, executor: Executor, recording: Re
 
 
 class _Interrupted:
-    """A program whose inputs' memory is given back and given again before it runs."""
+    """A program whose inputs' memory is released and restored before it runs."""
 
     def __init__(self, executor: VacatingExecutor, compiled: CompiledProgram, where: str) -> None:
         self._executor = executor
@@ -236,7 +236,7 @@ class _Interrupted:
 @given(recording=recordings(_ALIASING + PLAIN), cuts=_CUTS)
 @example(recording=_ALIASES, cuts=[2, 4])
 def test_vacates_exactly(subject: Subject, executor: Executor, recording: Recording, cuts: list[int]) -> None:
-    """Hand views and what is written through them from program to program, with their memory given back in between."""
+    """Pass views, and values written through views, between programs, with their memory released in between."""
     if not isinstance(executor, VacatingExecutor):
         return
     parts, where = _cut(recording, cuts), f"{subject}: {recording} cut before {cuts}"
@@ -253,7 +253,7 @@ _CONSTANTS = Recording((filled((3,), torch.float32, 1),), (
     call("aten::mul.Scalar", Ref(-1), 0.5),
     call("aten::add_.Tensor", Ref(0), Ref(1), results=0),
 ))
-"""A factory whose result is written, and a number: both tempt a compiler to remember too much."""
+"""A factory whose result is written, and a number: both tempt a compiler to cache too much."""
 
 
 def _other_numbers(item: Any) -> Any:
@@ -266,7 +266,7 @@ def _other_numbers(item: Any) -> Any:
 
 
 def _varied(recording: Recording, other: int) -> Recording:
-    """Change the elements of inputs and the real numbers among arguments, and nothing of the programs' structure."""
+    """Change the elements of inputs and the real numbers among arguments, but not the programs' structure."""
     inputs = tuple(filled(tensor.shape, tensor.dtype, other + index) for index, tensor in enumerate(recording.inputs))
     return Recording(inputs, tuple(
         attrs.evolve(made, args=tuple(_other_numbers(made.args)), kwargs=_other_numbers(dict(made.kwargs)))
@@ -335,7 +335,7 @@ _FAILING = Recording((filled((2, 3), torch.float32, 1), _TOO_MANY_DIMENSIONS), (
 def test_failure_contained(
     subject: Subject, executor: Executor, recording: Recording, cuts: list[int], every: int
 ) -> None:
-    """Run programs in which steps raise, also when they are run again."""
+    """Run programs in which steps raise, also repeatedly."""
     parts = _cut(recording, cuts, every)
     compiled, wanted = prepare(executor, parts), run_contained(recording, torch_device(subject))
     for number in (1, 2):
@@ -401,7 +401,7 @@ def _own_generators(device: torch.device) -> list[torch.Tensor]:
 @law("executor.put_copies")
 @given(tensor=dense_tensors(tuple(DTYPES.values())))
 def test_put_copies(subject: Subject, executor: Executor, tensor: torch.Tensor) -> None:
-    """Put tensors of every dtype that travels."""
+    """Put tensors of every dtype that can be sent."""
     kept, where = bytes_of(tensor), f"{subject}: put of {tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
     value = executor.put(tensor)
     expect_equal(torch.device(executor.device).type, value.device.type, "type of the device", where)
@@ -413,7 +413,7 @@ def test_put_copies(subject: Subject, executor: Executor, tensor: torch.Tensor) 
 @law("executor.get_copies")
 @given(recording=recordings(VIEWS, max_calls=4))
 def test_get_copies(subject: Subject, executor: Executor, recording: Recording) -> None:
-    """Bring views home: expanded, strided, conjugated, at an offset."""
+    """Fetch views: expanded, strided, conjugated, at an offset."""
     parts = _cut(recording, [])
     run = execute(executor, prepare(executor, parts), recording.inputs, executor.random_state(0))
     wanted = run_eager(recording, torch.device("cpu"))
@@ -435,7 +435,7 @@ def test_get_copies(subject: Subject, executor: Executor, recording: Recording) 
 @law("executor.plain_results", effort=0.2)
 @given(number=st.sampled_from([3, 0.25, True, float("nan"), 1 + 2j]), seed=st.integers(0, 99))
 def test_plain_results(subject: Subject, executor: Executor, number: Any, seed: int) -> None:
-    """Numbers, bools, absent tensors, and a plain value among tensors."""
+    """Return numbers, bools, absent tensors, and a plain value among tensors."""
     scalar, matrix = torch.tensor(number), filled((3, 3), torch.float32, seed)
     recording = Recording((scalar, matrix), (
         call("aten::_local_scalar_dense", Ref(-1)),
@@ -456,7 +456,7 @@ def test_plain_results(subject: Subject, executor: Executor, number: Any, seed: 
 
 
 def _altered(change: dict[str, str]) -> Program:
-    """Make a program of a harmless and an altered operator."""
+    """Create a program of a harmless and an altered operator."""
     recording = Recording((torch.zeros(2),), (call("aten::neg", Ref(-1)), call("aten::add.Tensor", Ref(0), Ref(-1))))
     [piece] = pieces(recording, [], [1])
     harmless, altered = piece.program.templates
@@ -469,7 +469,7 @@ def _altered(change: dict[str, str]) -> Program:
 @pytest.mark.parametrize("operator", ["aten::no_such_operator", "aten::add.no_such_overload", "nowhere::add.Tensor",
                                       "os::system", "aten::__class__", "aten::add.int", "", "add"])
 def test_unknown_operator_named(subject: Subject, executor: Executor, operator: str) -> None:
-    """Names that lead nowhere, or somewhere they should not."""
+    """Use names of operators that do not exist or are not allowed."""
     expect_raises(UnknownOperatorError, lambda: executor.compile(_altered({"operator": operator})),
                   f"compiling the operator {operator!r}", str(subject), naming=operator)
 
@@ -477,7 +477,7 @@ def test_unknown_operator_named(subject: Subject, executor: Executor, operator: 
 @law("executor.schema_mismatch_named")
 @pytest.mark.parametrize("digest", ["0" * 16, ""])
 def test_schema_mismatch_named(subject: Subject, executor: Executor, digest: str) -> None:
-    """A digest of another release."""
+    """Use a digest from another release."""
     expect_raises(SchemaMismatchError, lambda: executor.compile(_altered({"digest": digest})),
                   "compiling an operator of another schema", str(subject), naming="aten::add.Tensor")
 

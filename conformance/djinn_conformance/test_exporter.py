@@ -22,7 +22,7 @@ _LIMIT_S = 20.0
 
 
 def _written(plugin: Exporter, annotated: AnnotatedGraph, before: bytes | None = None) -> tuple[bytes, list[str]]:
-    """Export into a new folder, over a file if ``before`` is given; return the file, and what lies beside it."""
+    """Export into a new folder, over a file if ``before`` is given; return the file, and the other files there."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"graph{plugin.suffix}"
         if before is not None:
@@ -34,7 +34,7 @@ def _written(plugin: Exporter, annotated: AnnotatedGraph, before: bytes | None =
 
 @law("exporter.well_formed")
 def test_well_formed(subject: Subject, plugin: Exporter) -> None:
-    """Look at the suffix."""
+    """Check the suffix."""
     suffix = plugin.suffix
     is_one = suffix.startswith(".") and len(suffix) > 1 and suffix == Path(suffix).name and suffix.isprintable()
     expect(is_one and " " not in suffix, "suffix", got=suffix, wanted="a dot and the end of a file's name",
@@ -100,7 +100,7 @@ def test_deep_graph(subject: Subject, plugin: Exporter) -> None:
     _written(plugin, bare(EMPTY))
     annotated = bare(deep_graph())
     annotated.graph.edges()
-    # Of this thread's processor: whatever else the machine does is no fault of the plugin.
+    # Processor time of this thread: other load on the machine must not count.
     started = time.thread_time()
     _written(plugin, annotated)
     took_s = time.thread_time() - started

@@ -36,12 +36,12 @@ _TENSOR, _NUMBER, _NOTHING = TensorArgument(), NumberArgument(), ConstantArgumen
 
 
 def watch(plugin: Guard, **bounds: Any) -> Watch:
-    """Let a guard take up watch, with the shape inference that a server would use."""
+    """Create a guard's watch, with the shape inference that a server would use."""
     return plugin.watch(Bounds(**{"program_bytes": _GIB, **bounds}), installed_plugins()[0].choose("shapes", "meta"))
 
 
 def one_call(name: str, *arguments: Any, results: int = 1, operands: int | None = None, **keywords: Any) -> Program:
-    """Write down a program of one call; its tensors are inputs."""
+    """Create a program of one call; its tensors are inputs."""
     operator = operator_named(name)
     count = sum(argument == _TENSOR for argument in arguments) if operands is None else operands
     template = Template(name, facts_of(operator).digest, arguments, tuple(keywords.items()))
@@ -66,7 +66,7 @@ _POINTERS = [
 @law("guard.refuses_files")
 @pytest.mark.parametrize("program", _FILES, ids=lambda program: program.templates[0].operator)
 def test_refuses_files(subject: Subject, plugin: Guard, program: Program) -> None:
-    """Programs that are otherwise in order."""
+    """Check programs that are otherwise valid."""
     expect_raises(UnknownOperatorError, lambda: watch(plugin).check(program), "checking it", str(subject),
                   naming=program.templates[0].operator)
 
@@ -74,7 +74,7 @@ def test_refuses_files(subject: Subject, plugin: Guard, program: Program) -> Non
 @law("guard.refuses_pointers")
 @pytest.mark.parametrize("program", _POINTERS, ids=lambda program: program.templates[0].operator)
 def test_refuses_pointers(subject: Subject, plugin: Guard, program: Program) -> None:
-    """Storages, streams, packed weights, and namespaces that nobody has let in."""
+    """Check storages, streams, packed weights, and namespaces that are not allowed."""
     expect_raises(UnknownOperatorError, lambda: watch(plugin).check(program), "checking it", str(subject),
                   naming=program.templates[0].operator)
 
@@ -102,7 +102,7 @@ _MISFITS = {
 @law("guard.refuses_misfits")
 @pytest.mark.parametrize("program", _MISFITS.values(), ids=list(_MISFITS))
 def test_refuses_misfits(subject: Subject, plugin: Guard, program: Program) -> None:
-    """Every way in which a call does not fit its schema."""
+    """Check every way in which a call can mismatch its schema."""
     expect_raises(ProtocolError, lambda: watch(plugin).check(program), "checking it", str(subject))
 
 
@@ -162,7 +162,7 @@ _LIES = [
 @law("guard.refuses_lies")
 @pytest.mark.parametrize("lie", _LIES, ids=[f"{number}-{lie!r}" for number, lie in enumerate(_LIES)])
 def test_refuses_lies(subject: Subject, plugin: Guard, lie: Lie) -> None:
-    """Calls that end the process, or read what is not theirs, if they are made."""
+    """Check calls that would end the process, or read out of bounds."""
     recording = lie.recording
     expect(_is_refused(plugin, recording), "the call", got="let through", wanted="refused",
            where=f"{subject}: {recording}")
@@ -175,7 +175,7 @@ _OPTIMIZED: dict[str, Any] = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "
 
 def _stretched(name: str, *args: Any, results: int = 1, inputs: tuple[torch.Tensor, ...] = (_MANY,),
                size: tuple[int, ...] = (256,), **kwargs: Any) -> Recording:
-    """Return a call that takes, as value 1, the first element of the first input in place of each of many."""
+    """Return a call that takes, as value 1, the first element of the first input, expanded to many elements."""
     return Recording(inputs, (
         call("aten::slice.Tensor", Ref(-1), 0, 0, 1),
         call("aten::expand", Ref(0), list(size)),
@@ -204,7 +204,7 @@ _OVERLAPS = [
 @law("guard.refuses_overlap")
 @pytest.mark.parametrize("recording", _OVERLAPS, ids=_numbered(_OVERLAPS))
 def test_refuses_overlap(subject: Subject, plugin: Guard, recording: Recording) -> None:
-    """Calls that write 256 elements where there is one."""
+    """Check calls that write 256 elements to the memory of one."""
     asked = _asked_last(plugin, recording)
     expect(isinstance(asked, Exception), "the call", got="let through", wanted="refused",
            where=f"{subject}: {recording}")
@@ -233,7 +233,7 @@ _INSIDE = [
 @law("guard.stays_inside")
 @pytest.mark.parametrize("recording", _INSIDE, ids=_numbered(_INSIDE))
 def test_stays_inside(subject: Subject, plugin: Guard, recording: Recording) -> None:
-    """Kernels that take their operands to be dense; beyond the one element that is meant lie others of its storage."""
+    """Check kernels that assume dense operands: next to the intended element lie others of its storage."""
     asked = _asked_last(plugin, recording)
     if isinstance(asked, Exception):
         return
@@ -247,7 +247,7 @@ def test_stays_inside(subject: Subject, plugin: Guard, recording: Recording) -> 
 
 
 def _known_before(recording: Recording) -> dict[int, torch.Tensor]:
-    """Return the inputs, and what comes of all calls but the last."""
+    """Return the inputs, and the results of all calls but the last."""
     known = {-1 - index: copied(tensor, CPU) for index, tensor in enumerate(recording.inputs)}
     for index, made in enumerate(recording.calls[:-1]):
         [known[index]] = perform(made, known, CPU)
@@ -255,7 +255,7 @@ def _known_before(recording: Recording) -> dict[int, torch.Tensor]:
 
 
 def _asked_last(plugin: Guard, recording: Recording) -> Prepared | Exception:
-    """Ask before the last call: what it is to be made with, or why it must not be made."""
+    """Check the last call: return the arguments to use, or the reason for the refusal."""
     [part] = pieces(recording, [], range(recording.results))
     checked = watch(plugin).check(part.program)
     known = _known_before(recording)
@@ -288,7 +288,7 @@ def _inputs(part: Piece, recording: Recording) -> list[Any]:
 def _ask_before(
     checked: CheckedProgram, part: Piece, recording: Recording, values: dict[int, Any], *, makes: bool = True
 ) -> None:
-    """Ask before each call, and make it; a call that should have been refused would end the process."""
+    """Check each call, and make it; a call that should have been refused would end the process."""
     known = {-1 - index: tensor for index, tensor in values.items()}
     produced = 0
     for made, step in zip(recording.calls, part.program.steps, strict=True):
@@ -329,7 +329,7 @@ _BAGS = Recording(
      torch.tensor([3, 3])),
     (call("aten::_embedding_bag_backward", Ref(-1), Ref(-2), Ref(-3), Ref(-4), Ref(-5), Ref(-4), 5, False, 0, False,
           None),))
-"""The last offset begins no bag."""
+"""The last offset does not begin a bag."""
 
 
 @law("guard.accepts_eager")
@@ -341,7 +341,7 @@ _BAGS = Recording(
 @example(recording=_SEGMENTS)
 @example(recording=_BAGS)
 def test_accepts_eager(subject: Subject, plugin: Guard, recording: Recording) -> None:
-    """Check programs that eager runs, their runs, twice, and every call."""
+    """Check programs that eager accepts, their runs, twice, and every call."""
     run_eager(recording, CPU, seed=0)
     where = f"{subject}: {recording}"
     [part] = pieces(recording, [], range(recording.results))
@@ -365,7 +365,7 @@ _LARGE = Recording((_FOUR,), (
 
 @law("guard.bounds_memory")
 def test_bounds_memory(subject: Subject, plugin: Guard) -> None:
-    """A program of small steps and two that would take terabytes, and one that takes a little at a time."""
+    """Check a program of small steps and two that would take terabytes, and one that takes a little at a time."""
     [part] = pieces(_LARGE, [], [1, 3, 5])
     watching = watch(plugin)
     refused = watching.check(part.program).refused([_FOUR], list(part.numbers))
@@ -390,7 +390,7 @@ def test_bounds_memory(subject: Subject, plugin: Guard) -> None:
 @given(recording=recordings(grouped() + RANDOM))
 @example(recording=_RESIZED)
 def test_changes_nothing(subject: Subject, plugin: Guard, recording: Recording) -> None:
-    """Look at inputs and at the process after everything that a guard does."""
+    """Check that inputs and process are unchanged by everything that a guard does."""
     [part] = pieces(recording, [], range(recording.results))
     inputs = [copied(tensor, CPU) for tensor in _inputs(part, recording)]
 

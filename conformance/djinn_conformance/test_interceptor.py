@@ -1,4 +1,4 @@
-"""Laws of interceptors. What they say was seen in a process of its own: see `djinn_conformance.local_life`."""
+"""Laws of interceptors. The effects are observed in a separate process: see `djinn_conformance.local_life`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_conformance.subjects import Subject
 
 @pytest.fixture
 def seen(subject: Subject) -> dict[str, Any]:
-    """What was seen of the interceptor; looked once."""
+    """The observed effects of the interceptor; observed once."""
     return _observe(subject.registered.name)
 
 
@@ -43,7 +43,7 @@ def test_idempotent(subject: Subject, seen: dict[str, Any]) -> None:
 
 @law("interceptor.opens_nothing")
 def test_opens_nothing(subject: Subject, seen: dict[str, Any]) -> None:
-    """Look at threads, processes and sockets."""
+    """Check threads, processes and sockets."""
     expect_equal(seen["opened"], [], "sockets and processes opened by installation", str(subject))
     for name in ("threads", "native threads"):
         expect_equal(seen["changed"][name], 0, f"{name} started by installation", str(subject))

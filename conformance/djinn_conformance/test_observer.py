@@ -21,7 +21,7 @@ _STATS = st.dictionaries(st.sampled_from(_COUNTERS) | st.text(max_size=8), st.in
 @law("observer.does_not_raise")
 @given(stats=_STATS)
 def test_does_not_raise(subject: Subject, plugin: Observer, stats: dict[str, int]) -> None:
-    """Show all sorts of counters."""
+    """Pass counters of all kinds."""
     try:
         plugin.observe(dict(stats))
     except Exception as error:
@@ -32,7 +32,7 @@ def test_does_not_raise(subject: Subject, plugin: Observer, stats: dict[str, int
 @law("observer.stats_unchanged")
 @given(stats=_STATS)
 def test_stats_unchanged(subject: Subject, plugin: Observer, stats: dict[str, int]) -> None:
-    """Show counters that can be written to, and counters that cannot."""
+    """Pass counters that can be written to, and counters that cannot."""
     shown = dict(stats)
     plugin.observe(shown)
     expect_equal(shown, stats, "counters afterwards", str(subject))

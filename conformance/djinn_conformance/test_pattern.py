@@ -26,7 +26,7 @@ def _plain(matches: Sequence[PatternMatch]) -> list[dict[str, Any]]:
 @law("pattern.known_nodes")
 @given(graph=graphs())
 def test_known_nodes(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
-    """Look the matches' nodes up."""
+    """Look up the matches' nodes."""
     position = {node.id: index for index, node in enumerate(graph.topological_sort())}
     for match in plugin.find(graph):
         where = f"{subject}: {show(graph)}"
@@ -80,7 +80,7 @@ def test_graph_unchanged(subject: Subject, plugin: Pattern, graph: RecordedGraph
 @law("pattern.disjoint", effort=0.4)
 @given(graph=graphs())
 def test_disjoint(subject: Subject, plugin: Pattern, graph: RecordedGraph) -> None:
-    """Look for nodes that two matches claim."""
+    """Look for nodes in two matches."""
     nodes = [node for match in plugin.find(graph) for node in dict.fromkeys(match.nodes)]
     twice = sorted({node for node in nodes if nodes.count(node) > 1})
     expect_equal(twice, [], "nodes in two matches", f"{subject}: {show(graph)}")

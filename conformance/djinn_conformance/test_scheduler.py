@@ -27,13 +27,13 @@ _LIMIT_S = 10.0
 
 @st.composite
 def _fleets(draw: st.DrawFn) -> tuple[RecordedGraph, tuple[DeviceInfo, ...]]:
-    """Draw a graph, and devices that hold some of the values that it needs, have copies of some, and differ."""
+    """Draw a graph, and different devices that hold some of the values that it needs, and copies of some."""
     graph, names = draw(graphs()), draw(_NAMES)
     made = {value for node in graph for value in node.outputs}
     outside = sorted({value for node in graph for value in node.inputs} - made)
     holder = {value: draw(st.sampled_from([*names, ""])) for value in outside}
     copied = {value: draw(st.sampled_from([*names, "", ""])) for value in outside}
-    # Views that come from outside are where their storage is.
+    # Views from outside have the location of their storage.
     held = {value: holder[graph.storages.get(value, value)] if graph.storages.get(value, value) in holder
             else holder[value] for value in outside}
     links = st.builds(LinkProfile, st.sampled_from([1e-6, 2e-5, 1e-3]), st.sampled_from([1e8, 1e10]))
@@ -49,7 +49,7 @@ def _expect_rules(
     subject: Subject, schedule: ExecutionSchedule, graph: RecordedGraph, devices: tuple[DeviceInfo, ...],
     rules: tuple[str, ...],
 ) -> bool:
-    """Apply the kernel's own check, as far as it is about these rules; say whether all the others are kept too."""
+    """Apply the kernel's own check for these rules; return whether all other rules are kept too."""
     try:
         check_schedule(schedule, graph, devices)
     except ScheduleError as error:
@@ -63,7 +63,7 @@ def _expect_rules(
 @law("scheduler.complete", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_complete(subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]) -> None:
-    """Look for nodes that are missing, there twice, or made up."""
+    """Look for nodes that are missing, duplicated, or made up."""
     schedule = plugin.schedule(graph, devices)
     known = sorted(node.id for node in graph.nodes())
     where = f"{subject}: {show(graph)}"
@@ -76,7 +76,7 @@ def test_complete(subject: Subject, plugin: Scheduler, graph: RecordedGraph, dev
 def test_order_valid(
     subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
 ) -> None:
-    """Look for edges that point backwards, and for values that cross unlisted."""
+    """Look for edges that point backwards, and for values that cross devices without a transfer."""
     schedule = plugin.schedule(graph, devices)
     position = {node: index for index, node in enumerate(schedule.order)}
     for edge in graph.edges():
@@ -108,7 +108,7 @@ def test_devices_known(
 def test_homes_kept(
     subject: Subject, plugin: Scheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
 ) -> None:
-    """Let several devices hold what the graph reads, writes, and makes views of."""
+    """Let several devices hold storages that the graph reads, writes, and views."""
     graph, devices = fleet
     _expect_rules(subject, plugin.schedule(graph, devices), graph, devices,
                   ("placements", "replicas", "home", "transfers"))
@@ -119,7 +119,7 @@ def test_homes_kept(
 def test_transfers_minimal(
     subject: Subject, plugin: Scheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
 ) -> None:
-    """Look for values that move for nobody, or to where they are."""
+    """Look for transfers that no node needs, or to where the value already is."""
     graph, devices = fleet
     _expect_rules(subject, plugin.schedule(graph, devices), graph, devices, ("needless",))
 
@@ -129,7 +129,7 @@ def test_transfers_minimal(
 def test_memory_kept(
     subject: Subject, plugin: Scheduler, graph: RecordedGraph, names: list[str], share: float
 ) -> None:
-    """Give the first device room for everything, and the others less."""
+    """Give the first device room for everything, and less to the others."""
     whole = sum(Problem(graph, (DeviceInfo("any"),)).size)
     devices = tuple(DeviceInfo(name, int(whole * (1.0 if name == names[0] else share))) for name in names)
     schedule = plugin.schedule(graph, devices)

@@ -1,4 +1,4 @@
-"""Laws of sessions that PyTorch's own database of operator samples tests: one test for each of its entries."""
+"""Laws of sessions tested with PyTorch's own database of operator samples: one test per entry."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from djinn_conformance.workers import THREADS, Pool, Task
 
 _MOST_PROCESSES = 8
 _SAMPLED = 40
-"""Where not everything is run: the first sample of each unit, and every so many after some other one."""
+"""In a sampled run: the first sample of each unit, and every this many samples after some other one."""
 
 Verdicts = Callable[[str, Direction], list[tuple[Unit, Verdict]]]
 
 
 def _tasks(operator: str, direction: Direction) -> list[Task]:
-    """List what is to be done for an entry; where not everything is, the samples differ between units."""
+    """List the tasks for an entry; in a sampled run, the samples differ between units."""
     found = [unit for unit in units(operator) if unit.direction is direction]
     if is_thorough():
         return [Task(unit) for unit in found]
@@ -36,7 +36,7 @@ def _tasks(operator: str, direction: Direction) -> list[Task]:
 
 @attrs.define
 class _Bench:
-    """Hands all chosen entries to the processes before the first verdict is asked for."""
+    """Submits all chosen entries to the processes before the first verdict is requested."""
 
     pool: Pool
     waiting: dict[tuple[str, Direction], list[tuple[Unit, Future[Verdict]]]] = attrs.field(factory=dict)
@@ -51,10 +51,10 @@ class _Bench:
 
 @pytest.fixture(scope="session")
 def bench(request: pytest.FixtureRequest, subject: Subject, servers: Servers) -> Iterator[_Bench]:
-    """Processes that run samples in sessions like the subject's, busy with all chosen tests of it."""
+    """Processes that run samples in sessions like the subject's, for all of its chosen tests."""
     composition: Composition = subject.registered.value
     settings = {"server": composition.address(servers, THREADS), **composition.settings}
-    # To start one takes longer than a tenth of the samples does.
+    # Starting a process takes longer than a tenth of the samples.
     processes = 1 if composition.repeats and not is_thorough() else min(os.cpu_count() or 1, _MOST_PROCESSES)
     made = _Bench(Pool(settings, processes))
     for operator, direction in _chosen(request.session.items, subject):
@@ -122,14 +122,14 @@ def test_samples_forward(subject: Subject, bench: _Bench, operator: str) -> None
 @law("session.samples_backward")
 @_entries(Direction.BACKWARD)
 def test_samples_backward(subject: Subject, bench: _Bench, operator: str) -> None:
-    """Take the gradients of an entry's results."""
+    """Compute the gradients of an entry's results."""
     _check(subject, bench, operator, Direction.BACKWARD)
 
 
 @law("session.samples_refused")
 @_entries(Direction.ERRORS)
 def test_samples_refused(subject: Subject, bench: _Bench, operator: str) -> None:
-    """Make an entry's wrong calls."""
+    """Make an entry's invalid calls."""
     _check(subject, bench, operator, Direction.ERRORS)
 
 

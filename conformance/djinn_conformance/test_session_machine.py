@@ -1,4 +1,4 @@
-"""The law of whole programs: whatever is written down in which order, a session gives what eager gives."""
+"""The law of whole programs: for any sequence of lines, a session gives the same results as eager."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ from djinn_conformance.subjects import Subject
 _LINES = 25
 _FEWER = 6
 _REUSED = 0.2
-"""How often, in each program, repeating a line must have used a result again, for the law to mean anything."""
+"""How often per program a repeated line must have reused a result, for the law to be meaningful."""
 _ENOUGH_TO_REUSE = 50
-"""Fewer programs may happen to have nothing in them that could be used again."""
+"""With fewer programs, there may happen to be nothing to reuse."""
 _TAKEN_AWAY = ("weight", "activation", "unknown", "restored")
 _AT_ONCE = 100
-"""Hypothesis leads programs that begin alike to the same point again, and gives up if other choices are offered there.
-They may be: what threads and garbage have left differs. Then others are drawn, as long as none was different."""
+"""Hypothesis leads programs that begin alike to the same point again, and gives up if the choices there are different.
+That can happen, because leftovers of threads and garbage vary. In that case other programs are drawn, as long as none
+differed.
+"""
 _ENOUGH = 1000
-"""From so many programs on, every form must have given something, and every number must be high."""
+"""From this number of programs on, every form must have had a result, and all counts must be high."""
 
 
 @law("session.programs_equal")
 def test_programs_equal(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
-    """Draw programs, and see that there were enough of every kind."""
+    """Draw programs, and check that there were enough of every kind."""
     wanted = table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"]
     if subject.registered.value.executors > 1 and not is_thorough():
-        # What several executors add is where things run; and each program takes several times as long.
+        # Several executors only change where operations run; and each program takes several times as long.
         wanted = math.ceil(wanted / _FEWER)
     wanted = _sampled(subject, wanted)
     statistics = _run(subject, session, Machine, wanted)
@@ -52,7 +54,7 @@ def test_programs_equal(subject: Subject, session: Session, record_property: Cal
 
 @law("session.reuse_invisible")
 def test_reuse_invisible(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
-    """Draw programs that repeat themselves, let the session keep results, and see that it used some again."""
+    """Draw programs that repeat themselves, let the session keep results, and check that it reused some."""
     wanted = _sampled(subject, max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2))
     statistics = _run(subject, session, ReusingMachine, wanted)
     record_property("djinn_said", f"{statistics}")
@@ -67,10 +69,10 @@ def test_reuse_invisible(subject: Subject, session: Session, record_property: Ca
 def test_pressure_invisible(
     subject: Subject, session: Session, record_property: Callable[[str, object], None]
 ) -> None:
-    """Draw programs, take what they hold away before each command, and see that it came back."""
+    """Draw programs, evict their values before each command, and check that they were restored."""
     wanted = max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 2)
     with pressed(session) as pressure:
-        # A guard stands before such an executor, wherever it is.
+        # Such an executor always has a guard, wherever it is.
         machine = type("PressedMachine", (PressedMachine,), {"pressure": pressure, "keeps_apart": True})
         statistics = _run(subject, session, machine, wanted)
     record_property("djinn_said", f"{statistics}")
@@ -87,7 +89,7 @@ def _sampled(subject: Subject, wanted: int) -> int:
 
 
 def _run(subject: Subject, session: Session, machine: type[Machine], wanted: int) -> Statistics:
-    """Run so many programs."""
+    """Run a number of programs."""
     if leaves_out_overlaps(subject):
         machine = type(machine.__name__, (machine,), {"keeps_apart": True})
     profile = as_found(active_profile())
@@ -107,7 +109,7 @@ def _run(subject: Subject, session: Session, machine: type[Machine], wanted: int
 
 
 def _machines(session: Session, machine: type[Machine], statistics: Statistics, number: int | None) -> Any:
-    """Make what makes the machines; ``number`` is the seed of their programs, if they shall be the same every time."""
+    """Create the machine's class; ``number`` is the seed of the programs, if they should be the same every time."""
 
     def make() -> Machine:
         return machine(session, statistics)

@@ -33,7 +33,7 @@ from djinn_conformance.subjects import Subject
 from djinn_conformance.variants import variant_calls, variants_of
 
 _EFFORT = 0.15 if is_thorough() else 0.02
-"""A share of the examples is enough: each is a call of every operator of a group."""
+"""A fraction of the examples is enough: each one calls every operator of a group."""
 _MODES = st.sampled_from(MODES)
 
 
@@ -45,7 +45,7 @@ def _compare_batch(
     remotely: Callable[[Recording, bool], Attempt],
     mode: str = "",
 ) -> None:
-    """Make each call of a batch here and remotely, and bring all results home at once."""
+    """Make each call of a batch locally and remotely, and fetch all results at once."""
     where = f"{subject}: {mode}" if mode else str(subject)
     pairs: list[tuple[str, Any, Any, Any]] = []
     for spec, recording in batch:
@@ -74,7 +74,7 @@ def _compare_batch(
 @pytest.mark.parametrize("group", groups("session.operations_equal"), ids=str)
 @given(data=st.data(), mode=_MODES)
 def test_operations_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, mode: str) -> None:
-    """Call each operator of a group on arguments of its own."""
+    """Call each operator of a group on separate arguments."""
     operators = runnable(subject, group.operators)
     batch = list(zip(operators, data.draw(call_batches(operators)), strict=True))
     _compare_batch(subject, session, batch, lambda recording: attempt_eager(recording, mode),
@@ -85,7 +85,7 @@ def test_operations_equal(subject: Subject, session: Session, group: Group, data
 @pytest.mark.parametrize("group", groups("session.specs_inferred"), ids=str)
 @given(data=st.data())
 def test_specs_inferred(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
-    """Look at metadata before anything has run, and ask the executor for it afterwards."""
+    """Read metadata before anything has run, and compare it with the executor's afterwards."""
     told: list[tuple[str, torch.Tensor, OutputSpec]] = []
     operators = runnable(subject, group.operators)
     with unflushed(session):
@@ -101,7 +101,7 @@ def test_specs_inferred(subject: Subject, session: Session, group: Group, data: 
 @pytest.mark.parametrize("group", groups("session.variants_equal", variants_of), ids=str)
 @given(data=st.data())
 def test_variants_equal(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
-    """Write into arguments and into destinations of every kind."""
+    """Write to arguments and to destinations of every kind."""
     operators = runnable(subject, group.operators)
     drawn = data.draw(st.tuples(*(variant_calls(spec) for spec in operators)))
     _compare_batch(subject, session, list(zip(operators, drawn, strict=True)), attempt_eager,

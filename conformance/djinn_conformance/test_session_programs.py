@@ -34,7 +34,7 @@ def _named(index: int, where: str) -> str:
 
 
 def _defined(subject: Subject, group: Group) -> list[OperatorSpec]:
-    """List the operators of a group whose results are the same each time."""
+    """List the operators of a group with deterministic results."""
     return [spec for spec in runnable(subject, group.operators) if not spec.undefined]
 
 
@@ -46,7 +46,7 @@ def _pairs(got: dict[int, Any], wanted: dict[int, Any], where: str) -> list[tupl
 @pytest.mark.parametrize("group", groups("session.aliases_seen"), ids=str)
 @given(data=st.data())
 def test_aliases_seen(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
-    """Take views of views, write through them, and look at everything after each write."""
+    """Take views of views, write through them, and check everything after each write."""
     recording = data.draw(programs(runnable(subject, group.operators), favoured=_WRITES, max_calls=8,
                                    leaves_out=refused_calls(subject)))
     here, there = (run_program(recording, device, watches=True) for device in (_CPU, session.device))
@@ -60,7 +60,7 @@ def test_aliases_seen(subject: Subject, session: Session, group: Group, data: st
 @pytest.mark.parametrize("group", groups("session.programs_replay"), ids=str)
 @given(data=st.data())
 def test_programs_replay(subject: Subject, session: Session, group: Group, data: st.DataObject) -> None:
-    """Write down what is recorded, encode and decode it, and run it three times: new, known and compiled."""
+    """Encode and decode a recorded program, and run it three times: new, known and compiled."""
     recording = data.draw(programs(_defined(subject, group), max_calls=6, leaves_out=refused_calls(subject)))
     where = f"{subject}: {recording}"
     wanted = run_program(recording, _CPU).values
@@ -77,7 +77,7 @@ def test_programs_replay(subject: Subject, session: Session, group: Group, data:
 @pytest.mark.parametrize("group", groups("session.slices_equal"), ids=str)
 @given(data=st.data(), order=st.randoms(use_true_random=False))
 def test_slices_equal(subject: Subject, session: Session, group: Group, data: st.DataObject, order: Any) -> None:
-    """Bring a program's values home in any order and let each go, while nothing else hands anything over."""
+    """Fetch and delete a program's values in any order, while nothing else submits operations."""
     recording = data.draw(programs(_defined(subject, group), favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8,
                                    leaves_out=refused_calls(subject)))
     wanted = run_program(recording, _CPU).values
@@ -97,7 +97,7 @@ def test_slices_equal(subject: Subject, session: Session, group: Group, data: st
 def test_recovery_exact(
     subject: Subject, session: Session, group: Group, data: st.DataObject, messages: int, checkpoints: bool
 ) -> None:
-    """Let the server die within a program whose operations are handed over one by one, and again before it is read."""
+    """Let the server die within a program whose operations are submitted one by one, and again before it is read."""
     recording = data.draw(programs(_defined(subject, group), favoured=_WRITES[:8] + _RANDOM[:4], max_calls=8,
                                    leaves_out=refused_calls(subject)))
     wanted = run_program(recording, _CPU).values
@@ -125,7 +125,7 @@ def _tolerant_pairs(
 
 
 def _settled(session: Session) -> int:
-    """Count the handles that are held once nothing is pending."""
+    """Count the handles held once nothing is pending."""
     session.synchronize()
     return session.stats()["live_handles"]
 
@@ -136,11 +136,11 @@ def _settled(session: Session) -> int:
 def test_handles_freed(
     subject: Subject, session: Session, group: Group, data: st.DataObject, home: bool, waits: bool
 ) -> None:
-    """Drop all tensors of a program: some of them brought home before, or all of them computed, or neither."""
+    """Drop all tensors of a program, after fetching some of them, computing all of them, or neither."""
     recording = data.draw(programs(runnable(subject, group.operators), favoured=_WRITES, max_calls=8,
                                    leaves_out=refused_calls(subject)))
     where = f"{subject}: {recording}"
-    # Garbage of an earlier program is not to be counted as freed by this one.
+    # Garbage of an earlier program must not be counted as freed by this one.
     gc.disable()
     try:
         before = _settled(session)

@@ -1,4 +1,4 @@
-"""Laws of sessions about how much a recovery has to do again."""
+"""Laws of sessions about how much work a recovery repeats."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
 
 _NODE_S, _BUDGET_S, _STEPS, _PIECE = 0.001, 0.8, 400, 64
-"""A step is some 15 operations: together they take seven times the budget."""
+"""A step has some 15 operations: together the steps take seven times the budget."""
 
 
 def _trained(
     session: Session, asks_every: int, after_step: Callable[[int], None] = lambda step: None
 ) -> list[torch.Tensor]:
-    """Change weights step by step, through views as well, with data from here and random numbers from there."""
+    """Change weights step by step, also through views, with local data and remote random numbers."""
     device = session.device
     session.seed(5)
     weights = [torch.ones(8, 8).to(device), torch.zeros(8, device=device)]
@@ -41,7 +41,7 @@ def _trained(
 @law("session.recovery_bounded")
 @pytest.mark.parametrize("asks_every", [1, 50, 0], ids=["each step", "each 50 steps", "never"])
 def test_recovery_bounded(subject: Subject, session: Session, asks_every: int) -> None:
-    """Let each operation take a millisecond, and count after each step what a recovery would have to do again."""
+    """Let each operation take a millisecond, and compute after each step how much work a recovery would repeat."""
     wanted = _trained(session, asks_every)
     clock = VirtualTime(_NODE_S)
     session.flush_after(_PIECE)

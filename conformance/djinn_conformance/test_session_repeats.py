@@ -1,4 +1,4 @@
-"""Laws of sessions about what they remember of calls: a call that is like another one is not the same."""
+"""Laws of sessions about their caches for calls: a call similar to an earlier one is not the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from djinn_conformance.subjects import Subject
 _GROUPS = 12
 _SAMPLES = 6 if is_thorough() else 1
 _EVERY = 1 if is_thorough() else 8
-"""Where not everything is run: every so many entries, and all whose operators choose their kernel by a number."""
+"""In a sampled run: every this many entries, and all whose operators choose their kernel by a number."""
 _CHOOSING = ("scaled_dot_product", "layer_norm", "group_norm", "rms_norm", "linalg.norm", "linalg.matrix_norm", "norm.",
              "clamp", "add", "gelu", "softmax", "cdist", "pow")
 
@@ -26,7 +26,7 @@ _CHOOSING = ("scaled_dot_product", "layer_norm", "group_norm", "rms_norm", "lina
 @law("session.calls_repeated")
 @pytest.mark.parametrize("group", ["drawn", *range(_GROUPS)])
 def test_calls_repeated(subject: Subject, session: Session, group: int | str) -> None:
-    """Make calls without gradients, drawn ones and those of PyTorch's database, again with one argument changed."""
+    """Make drawn calls and calls of PyTorch's database, without gradients, again with one argument changed."""
     found = []
     with unflushed(session):
         for repeat, mode in _drawn() if isinstance(group, str) else _recorded(group):

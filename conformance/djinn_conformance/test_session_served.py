@@ -1,4 +1,4 @@
-"""The law of servers: an operator gives on a guarded server what it gives in this process."""
+"""The law of servers: on a guarded server, an operator has the same results as in this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from djinn_conformance.subjects import Subject
 
 _EFFORT = 0.15 if is_thorough() else 0.01
 _HERE = ""
-"""The address of an executor in this process, where no guard stands."""
+"""The address of an executor in this process, which has no guard."""
 
 
 @law("session.served_equals_local", effort=_EFFORT, shrinks=False)
@@ -48,7 +48,7 @@ def test_served_equals_local(
 
 @contextmanager
 def _in_this_process(session: Session) -> Iterator[None]:
-    """Give a running session an executor in this process for a while. Tensors of the block must be gone at its end."""
+    """Give a running session an executor in this process for a block. Tensors of the block must be gone at its end."""
     with session.lock:
         session.flush()
         before = session.backend
@@ -72,7 +72,7 @@ def _home(session: Session, spec: OperatorSpec, recording: Recording, mode: str)
         return got
     try:
         local = session.materialize(list(got.results))
-    except Exception as error:  # noqa: BLE001  # whatever is raised is the outcome that is compared
+    except Exception as error:  # noqa: BLE001  # any exception is the outcome that is compared
         return Attempt((), error)
     return Attempt(tuple(local))
 

@@ -18,9 +18,9 @@ from djinn_conformance.training import Case, check_all
 
 _TIMEOUT_S = 900
 _ALL_EXAMPLES = 200
-"""A profile with fewer goes through fewer cases."""
+"""A profile with fewer examples runs fewer cases."""
 _FEWER = 7
-"""In this process, every so manyth of the cases that are carried out on a server."""
+"""In this process, every this many of the cases that are run on a server."""
 
 
 def _check(suite: str, cases: Callable[..., Iterator[Case]], subject: Subject) -> None:
@@ -36,7 +36,7 @@ def _check(suite: str, cases: Callable[..., Iterator[Case]], subject: Subject) -
 @pytest.mark.timeout(_TIMEOUT_S)
 @law("session.optimizers_equal")
 def test_optimizers_equal(session: Session, subject: Subject) -> None:
-    """Optimizers, and what people use beside them."""
+    """Optimizers, and the tools commonly used with them."""
     _check("optimizers", optimizers.cases, subject)
 
 

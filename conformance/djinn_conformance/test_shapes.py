@@ -64,7 +64,7 @@ def _expect_members(got: Any, wanted: Any, what: str, where: str) -> None:
 @given(recording=_ANY)
 @on_examples(*MODELS, *DISAGREEING, *CHANGING_ARGUMENTS)
 def test_equals_eager(subject: Subject, plugin: ShapeInference, recording: Recording) -> None:
-    """Ask about calls of random programs and of models, and hold the answer against what eager does."""
+    """Query calls of random programs and of models, and compare the result with eager."""
     for asked in asked_calls(plugin, recording):
         where = _where(subject, asked, recording)
         answer = _answer(asked, where)
@@ -79,7 +79,7 @@ def test_equals_eager(subject: Subject, plugin: ShapeInference, recording: Recor
 @given(recording=recordings(grouped() + RANDOM, favoured=IN_PLACE))
 @on_examples(*CHANGING_ARGUMENTS)
 def test_arguments_reported(subject: Subject, plugin: ShapeInference, recording: Recording) -> None:
-    """Ask about calls that write arguments, and hold the arguments against eager's afterwards."""
+    """Query calls that write arguments, and compare the arguments' metadata with eager's afterwards."""
     for asked in asked_calls(plugin, recording):
         where = _where(subject, asked, recording)
         answer = _answer(asked, where)
@@ -92,7 +92,7 @@ def test_arguments_reported(subject: Subject, plugin: ShapeInference, recording:
 
 @law("shapes.no_guess")
 def test_no_guess(subject: Subject, plugin: ShapeInference) -> None:
-    """Ask about calls that nobody can answer without data."""
+    """Query calls that cannot be inferred without data."""
     for pair in DATA_DEPENDENT:
         first, second = (next(asked_calls(plugin, recording)) for recording in pair)
         assert first.wanted != second.wanted, f"{first.call} does not depend on data; the sample is wrong"
@@ -108,7 +108,7 @@ def test_no_guess(subject: Subject, plugin: ShapeInference) -> None:
 @given(recording=st.sampled_from(WRONG))
 @on_examples(*WRONG)
 def test_wrong_calls_unanswered(subject: Subject, plugin: ShapeInference, recording: Recording) -> None:
-    """Ask about calls that eager refuses."""
+    """Query calls that eager refuses."""
     [asked] = asked_calls(plugin, recording)
     assert asked.refused is not None, f"eager carries {recording} out; the sample is wrong"
     expect(asked.answer is None, f"answer for {asked.call}", got=asked.answer,
@@ -117,7 +117,7 @@ def test_wrong_calls_unanswered(subject: Subject, plugin: ShapeInference, record
 
 
 def _answers(plugin: ShapeInference, recordings: Sequence[Recording]) -> list[list[tuple[Call, Any]]]:
-    """Ask about every call of every recording; exceptions count by their type."""
+    """Query every call of every recording; exceptions are compared by type."""
     return [[(asked.call, type(asked.answer) if isinstance(asked.answer, Exception) else asked.answer)
              for asked in asked_calls(plugin, recording)] for recording in recordings]
 
@@ -127,7 +127,7 @@ def _answers(plugin: ShapeInference, recordings: Sequence[Recording]) -> list[li
 def test_deterministic(
     subject: Subject, plugin: ShapeInference, recordings: list[Recording], seed: int
 ) -> None:
-    """Ask again, in another order."""
+    """Query again, in another order."""
     programs = [*recordings, *random.Random(seed).sample(MODELS + CHANGING_ARGUMENTS + WRONG, 3)]
     order = random.Random(seed).sample(range(len(programs)), len(programs))
     first = _answers(plugin, programs)
@@ -139,7 +139,7 @@ def test_deterministic(
 
 @law("shapes.numbers_declared")
 def test_numbers_declared(subject: Subject, plugin: ShapeInference) -> None:
-    """Ask about operators whose results are sized by a real number."""
+    """Query operators whose results are sized by a real number."""
     for pair in SIZED_BY_FLOATS:
         first, second = (next(asked_calls(plugin, recording)) for recording in pair)
         assert first.wanted != second.wanted, f"{first.call} does not depend on the number; the sample is wrong"
@@ -161,7 +161,7 @@ def _process_state() -> dict[str, Any]:
 
 
 class _Watched:
-    """Shape inference that is watched while it answers."""
+    """Shape inference that is watched while it runs."""
 
     def __init__(self, plugin: ShapeInference) -> None:
         self.name = plugin.name
@@ -185,7 +185,7 @@ class _Watched:
 def test_process_untouched(
     subject: Subject, plugin: ShapeInference, recording: Recording, grad: bool, inference: bool
 ) -> None:
-    """Ask in every mode, also about operators that draw random numbers."""
+    """Query in every mode, including operators that draw random numbers."""
     watched = _Watched(plugin)
     with torch.set_grad_enabled(grad), torch.inference_mode(inference):
         _answers(watched, [recording])
@@ -195,7 +195,7 @@ def test_process_untouched(
 @law("shapes.threads", effort=0.1)
 @given(recordings=st.lists(_ANY, min_size=4, max_size=4))
 def test_threads(subject: Subject, plugin: ShapeInference, recordings: list[Recording]) -> None:
-    """Ask on four threads at once."""
+    """Query on four threads at once."""
     wanted = _answers(plugin, recordings)
     with ThreadPoolExecutor(4) as pool:
         got = list(pool.map(lambda recording: _answers(plugin, [recording] * 3), recordings))

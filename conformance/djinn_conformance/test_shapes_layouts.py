@@ -1,4 +1,4 @@
-"""The law of shape inference about operands that lie in memory in different ways."""
+"""The law of shape inference about operands with different memory layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.int64) if is_thorough() else (to
 
 
 def _specs(results: object) -> list[tuple[object, ...]]:
-    """List metadata of results, with every stride as it is."""
+    """List metadata of results, with every stride unchanged."""
     return [(tuple(item.size()), tuple(item.stride()), item.storage_offset(), item.dtype)
             if isinstance(item, torch.Tensor) else
             (tuple(item.size), tuple(item.stride), item.storage_offset, item.dtype)
@@ -52,7 +52,7 @@ def _check(subject: Subject, plugin: ShapeInference, call: Operands) -> None:
 @pytest.mark.parametrize("part", [*(f"recorded-{index}" for index in range(_GROUPS)),
                                   *(f"drawn-{index}" for index in range(_DRAWN_GROUPS))])
 def test_layouts_equal(subject: Subject, plugin: ShapeInference, part: str) -> None:
-    """Ask about calls of PyTorch's database, forward and backward, and about drawn ones, in layouts of all kinds."""
+    """Query calls of PyTorch's database, forward and backward, and drawn ones, in layouts of all kinds."""
     kind, _, group = part.partition("-")
     calls = _recorded(int(group)) if kind == "recorded" else drawn_calls(random.Random(part), _DRAWN // _DRAWN_GROUPS)
     for call in calls:

@@ -1,4 +1,4 @@
-"""Laws of sources. Each graph is made in a session of its own, so that none depends on what was recorded before."""
+"""Laws of sources. Each graph is built in a separate session, so that earlier recordings have no influence."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_graph_well_formed(subject: Subject, plugin: GraphSource, call: Call) ->
 @law("source.as_recorded", effort=0.4)
 @given(call=calls())
 def test_as_recorded(subject: Subject, plugin: GraphSource, call: Call) -> None:
-    """Record the call as well."""
+    """Compare with a recording of the call."""
     with _session():
         graph = _built(plugin, call)
     with _session():
@@ -93,7 +93,7 @@ def test_as_recorded(subject: Subject, plugin: GraphSource, call: Call) -> None:
 @law("source.deterministic", effort=0.2)
 @given(call=calls(), other=calls())
 def test_deterministic(subject: Subject, plugin: GraphSource, call: Call, other: Call) -> None:
-    """Make a graph twice, with another one in between."""
+    """Build a graph twice, with another one in between."""
     graphs = []
     for each in (call, other, call):
         with _session():
@@ -112,7 +112,7 @@ def _tensors(model: torch.nn.Module, inputs: Any) -> list[tuple[str, torch.Tenso
 
 
 def _states(model: torch.nn.Module) -> list[Any]:
-    """List what modules are beside their tensors."""
+    """List the state of modules, without their tensors."""
     return [(name, type(module), module.training, sorted(vars(module)), len(module._forward_hooks),
              len(module._forward_pre_hooks)) for name, module in model.named_modules()]
 
@@ -120,7 +120,7 @@ def _states(model: torch.nn.Module) -> list[Any]:
 @law("source.model_unchanged", effort=0.4)
 @given(call=calls())
 def test_model_unchanged(subject: Subject, plugin: GraphSource, call: Call) -> None:
-    """Compare the model and its inputs with what they were."""
+    """Compare the model and its inputs with their earlier state."""
     model, where = call.model(), f"{subject}: {call}"
     args, kwargs = call.given()
     for parameter in model.parameters():
@@ -144,7 +144,7 @@ def test_model_unchanged(subject: Subject, plugin: GraphSource, call: Call) -> N
 @law("source.fallback_told", effort=0.4)
 @given(straight=straight_calls(), asking=asking_calls())
 def test_fallback_told(subject: Subject, plugin: GraphSource, straight: Call, asking: Call) -> None:
-    """Compare a model that asks for values with one that does not."""
+    """Compare a model that requests values with one that does not."""
     with _session():
         usual = _built(plugin, straight)
     expect_equal(usual.fallback_reason, "", "reason for falling back", f"{subject}: {straight}")
@@ -160,7 +160,7 @@ def test_fallback_told(subject: Subject, plugin: GraphSource, straight: Call, as
 @law("source.sends_nothing_when_traced", effort=0.2)
 @given(call=straight_calls())
 def test_sends_nothing_when_traced(subject: Subject, plugin: GraphSource, call: Call) -> None:
-    """Look at a session's counters and tape, and at the local generator."""
+    """Check a session's counters and tape, and the local generator."""
     model, where = call.model(), f"{subject}: {call}"
     args, kwargs = call.given()
     with _session():
@@ -178,15 +178,15 @@ def test_sends_nothing_when_traced(subject: Subject, plugin: GraphSource, call: 
 @law("source.refused_call")
 @pytest.mark.parametrize("wants_gradients", [False, True])
 def test_refused_call(subject: Subject, plugin: GraphSource, wants_gradients: bool) -> None:
-    """Give inputs of the wrong size, too many inputs, and a model that raises by itself."""
+    """Give inputs of the wrong size, too many inputs, and a model that raises."""
 
     class Stubborn(torch.nn.Linear):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # so PyTorch calls it
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # the name in PyTorch's calls
             raise LookupError("not today")
 
     for model, inputs in ((torch.nn.Linear(4, 4), [torch.ones(2, 3)]), (torch.nn.Linear(4, 4), [torch.ones(2, 4)] * 2),
                           (Stubborn(4, 4), [torch.ones(2, 4)])):
-        with pytest.raises(Exception) as caught:  # noqa: PT011  # whatever it is, it is what is wanted
+        with pytest.raises(Exception) as caught:  # noqa: PT011  # any exception is right
             model(*inputs)
         where = f"{subject}: {model} of {[tuple(given.size()) for given in inputs]}"
         with _session(), torch.set_grad_enabled(wants_gradients):

@@ -1,4 +1,4 @@
-"""Laws of transports, the server's end of a session included."""
+"""Laws of transports, including the server's end of a session."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from djinn_conformance.subjects import Subject
 
 _PATIENCE_S = 10.0
 _LARGE = 2**20 + 3
-"""Elements of a tensor that no buffer on the way holds whole."""
+"""Elements of a tensor that no buffer in between holds whole."""
 
 
 def _program(operator: str, number: int) -> Define:
@@ -77,7 +77,7 @@ def _fetch(connection: Connection, *handles: int) -> list[torch.Tensor]:
 @given(steps=st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(2, 9), st.booleans()), min_size=1, max_size=30))
 @example(steps=[(1, 2, False), (2, 3, False), (1, 4, False), (2, 5, False)])
 def test_batch_order(subject: Subject, place: Place, steps: list[tuple[int, int, bool]]) -> None:
-    """Multiply and add in turn, each in a batch of its own, some of them with an answer."""
+    """Multiply and add alternately, each in a separate batch, some of them with an answer."""
     wanted = 1
     with closing(place.connect()) as connection:
         _upload(connection, [torch.tensor([1])])
@@ -96,7 +96,7 @@ def test_batch_order(subject: Subject, place: Place, steps: list[tuple[int, int,
 @law("transport.tensors_exact")
 @given(tensors=st.lists(dense_tensors(tuple(DTYPES.values())), min_size=1, max_size=4))
 def test_tensors_exact(subject: Subject, place: Place, tensors: list[torch.Tensor]) -> None:
-    """Send tensors there and back."""
+    """Send tensors back and forth."""
     with closing(place.connect()) as connection:
         _upload(connection, tensors)
         for sent, got in zip(tensors, _fetch(connection, *range(1, len(tensors) + 1)), strict=True):
@@ -113,7 +113,7 @@ def test_tensors_exact(subject: Subject, place: Place, tensors: list[torch.Tenso
 def test_one_reply_per_request(
     subject: Subject, place: Place, requests: list[tuple[int, list[int], bool]]
 ) -> None:
-    """Ask for various values after various batches without an answer; one of the values does not exist."""
+    """Request various values after various batches without an answer; one of the values does not exist."""
     where = f"{subject}: {requests}"
     with closing(place.connect()) as connection:
         _upload(connection, [torch.full((handle,), handle) for handle in range(1, 5)])
@@ -146,7 +146,7 @@ def _check_reply(result: Result, tensors: list[torch.Tensor], handles: list[int]
 @law("transport.ownership", effort=0.1)
 @given(size=st.sampled_from([1, 1000, _LARGE]), asks=st.booleans())
 def test_ownership(subject: Subject, place: Place, size: int, asks: bool) -> None:
-    """Overwrite what was sent as soon as the call returns, and what came back."""
+    """Overwrite sent tensors as soon as the call returns, and overwrite received ones."""
     where = f"{subject}: {size} elements"
     wanted = torch.arange(size, dtype=torch.int32)
     with closing(place.connect()) as connection:
@@ -168,7 +168,7 @@ def test_ownership(subject: Subject, place: Place, size: int, asks: bool) -> Non
 @law("transport.sessions_separate", effort=0.1)
 @given(seeds=st.lists(st.integers(0, 1000), min_size=2, max_size=4, unique=True))
 def test_sessions_separate(subject: Subject, place: Place, seeds: list[int]) -> None:
-    """Use the same handles and program numbers in several sessions for different things: in turn, then at once."""
+    """Use the same handles and program numbers in several sessions for different things: alternately, then at once."""
     with ExitStack() as stack:
         sessions = [_Session(stack.enter_context(closing(place.connect())), seed) for seed in seeds]
         for _ in range(3):
@@ -183,7 +183,7 @@ def test_sessions_separate(subject: Subject, place: Place, seeds: list[int]) -> 
 
 
 class _Session:
-    """A session that adds a number of its own twenty times to a value of its own."""
+    """A session that adds its number to its value twenty times."""
 
     def __init__(self, connection: Connection, seed: int) -> None:
         self.connection = connection
@@ -198,14 +198,14 @@ class _Session:
         self.connection.submit(Batch([Run(1, (1,), [self._amount], ())]), [])
 
     def run(self) -> None:
-        """Add for the rest of the times."""
+        """Add the remaining times."""
         while self._left:
             self.step()
 
 
 @law("transport.error_names_address")
 def test_error_names_address(subject: Subject, plugin: Transport) -> None:
-    """Let the other side go away before and during a session."""
+    """Close the other side before and during a session."""
     with Place(subject) as short:
         connection = short.connect()
         _upload(connection, [torch.zeros(4)])
@@ -226,7 +226,7 @@ def test_error_names_address(subject: Subject, plugin: Transport) -> None:
 
 @law("transport.address_checked")
 def test_address_checked(subject: Subject, plugin: Transport) -> None:
-    """Use addresses of another scheme, and text that is none."""
+    """Use addresses with another scheme, and text that is not an address."""
     options = connect_options(subject, connect_timeout_s=1.0, open_executor=open_executor)
     for address in (f"not-{plugin.scheme}://127.0.0.1:1", "no address at all"):
         for name, action in (
@@ -240,7 +240,7 @@ def test_address_checked(subject: Subject, plugin: Transport) -> None:
 
 @law("transport.closed_is_final")
 def test_closed_is_final(subject: Subject, place: Place) -> None:
-    """Close twice, then go on."""
+    """Close twice, then use it."""
     connection = place.connect()
     _upload(connection, [torch.zeros(4)])
     connection.close()
@@ -287,7 +287,7 @@ def test_counters_monotonic(subject: Subject, place: Place, sizes: list[int]) ->
 
 @st.composite
 def _views(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]:
-    """Draw a flat tensor, and size, stride and offset of something that lies in it."""
+    """Draw a flat tensor, and size, stride and offset of a view of it."""
     size = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
     stride = draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 40]), min_size=len(size), max_size=len(size)))
     offset = draw(st.integers(0, 3))
@@ -308,7 +308,7 @@ def test_parcels(
     subject: Subject, place: Place, views: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]],
     order: list[int],
 ) -> None:
-    """Send values that lie in memory in all sorts of ways, one that is no tensor, and one that there is not."""
+    """Send values with all kinds of memory layouts, one that is not a tensor, and one that does not exist."""
     shown = [(str(flat.dtype), size, stride, offset) for flat, size, stride, offset in views]
     where = f"{subject}: {shown}, received in order {order}"
     count = len(views)
@@ -324,7 +324,7 @@ def test_parcels(
         commands.append(Peer(3, address, there.welcome.mailbox))
         commands += [Send(number, 3, number) for number in range(11, 11 + count + 2)]
         here.submit(Batch(commands), [])
-        # What was sent is not what it is changed to.
+        # The sent value must not include this change.
         multiply = _program("aten::mul_.Scalar", 99)
         here.submit(Batch([multiply, *(Run(99, (number,), [0], ()) for number in range(1, count + 1)
                                        if not _is_exotic(views[number - 1][0]))]), [])
@@ -332,7 +332,7 @@ def test_parcels(
         received = [Receive(numbers[place_of], numbers[place_of], here.welcome.session)
                     for place_of in order if place_of < len(numbers)]
         own, _ = here.request(Batch(synchronize=True), [])
-        # From here on, nothing can be waited for in vain.
+        # After this line, no wait can be in vain.
         here.close()
         result, tensors = there.request(Batch(list(received), fetch=numbers, describe=numbers), [])
         _check_views(result, tensors, views, where)
@@ -347,7 +347,7 @@ def test_parcels(
 
 
 def _is_exotic(tensor: torch.Tensor) -> bool:
-    """Whether not even a product can be computed of it everywhere."""
+    """Whether the tensor does not even support multiplication everywhere."""
     return tensor.dtype not in {torch.float32, torch.float64, torch.int32, torch.int64}
 
 
@@ -367,12 +367,12 @@ def _check_views(
 
 
 class _Breaking:
-    """A channel whose connection breaks at certain messages, and on which messages come twice.
+    """A channel whose connection breaks at certain messages, and on which some messages are duplicated.
 
     Args:
         channel: The channel.
-        plan: What happens to the next messages of the session, on whichever connection: "before" it is read, "after",
-            "instead" of its answer, or it comes "twice".
+        plan: Events for the next messages of the session, on any connection: a break "before" the message is read,
+            "after" it, or "instead" of its answer; or the message arrives "twice".
     """
 
     def __init__(self, channel: Channel, plan: list[str]) -> None:
@@ -420,7 +420,7 @@ _EVENTS = st.sampled_from(["nothing", "before", "after", "instead", "twice"])
 @example(plan=["nothing", "nothing", "instead", "twice", "before", "after"], asks=[True, True, False, True, False])
 @example(plan=["nothing", "nothing", "twice", "twice", "instead", "instead"], asks=[False, True, True, True, False])
 def test_exactly_once(subject: Subject, plan: list[str], asks: list[bool]) -> None:
-    """Multiply and add in turn while connections break, and ask for the value now and then."""
+    """Multiply and add alternately while connections break, and request the value now and then."""
     where = f"{subject}: {plan}, {asks}"
     left = list(plan)
     with Place(subject, lambda channel: _Breaking(channel, left)) as place, closing(place.connect()) as connection:
@@ -446,7 +446,7 @@ def test_exactly_once(subject: Subject, plan: list[str], asks: list[bool]) -> No
        sizes=st.lists(st.sampled_from([1, 1000, 2**18, _LARGE]), min_size=1, max_size=4))
 @example(plan=["before", "after", "instead"], sizes=[_LARGE, 1000])
 def test_resumed(subject: Subject, plan: list[str], sizes: list[int]) -> None:
-    """Upload and fetch while connections break, and overwrite what was handed over."""
+    """Upload and fetch while connections break, and overwrite submitted tensors."""
     where = f"{subject}: {plan}, {sizes}"
     left = list(plan)
     with Place(subject, lambda channel: _Breaking(channel, left)) as place, closing(place.connect()) as connection:

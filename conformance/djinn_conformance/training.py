@@ -1,4 +1,4 @@
-"""Cases of training, carried out eagerly and on the remote device, and what is known to differ."""
+"""Test cases for training, run eagerly and on the remote device, and their known differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ("Case", "Expectation", "OptimizerSpec", "SchedulerSpec", "TrainingSpe
 _SEED = 4711
 _ROUNDING: Tolerance = {torch.float32: (2e-5, 1e-6), torch.float64: (1e-12, 1e-13), torch.bfloat16: (4e-2, 4e-2),
                         torch.float16: (4e-3, 4e-3), torch.complex64: (2e-5, 1e-6)}
-"""What a sum of few numbers in another order, or with another accumulator, may differ by."""
+"""Permitted difference of a sum of few numbers with another order or accumulator."""
 
 
 @attrs.frozen
@@ -32,8 +32,8 @@ class Case:
 
     Attributes:
         suite, name, variant, dtype, direction: See `djinn_conformance.tally.record`.
-        sample: What tells samples of one variant apart.
-        procedure: What is done, on the journal's device, and written into the journal.
+        sample: Distinguishes samples of one variant.
+        procedure: Runs on the journal's device, and records its results in the journal.
     """
 
     suite: str
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def group(self) -> dict[str, str]:
-        """What is counted together."""
+        """The fields by which cases are counted together."""
         return {"suite": self.suite, "name": self.name, "variant": self.variant, "dtype": self.dtype,
                 "direction": self.direction}
 
@@ -61,10 +61,12 @@ class Expectation:
     case: str = attrs.field(validator=not_blank)
     """``suite/name/variant/dtype/direction/sample``, with wildcards as in file names."""
     status: Literal["differs", "refused", "rounds"]
-    """Whether all of them differ, are refused where eager refuses nothing or otherwise, or some differ by rounding."""
+    """Whether all of them differ, are refused (where eager accepts, or with another error), or some differ by
+    rounding.
+    """
     reason: str = attrs.field(validator=not_blank)
     link: str = attrs.field(validator=not_blank)
-    """Where that can be read: an address, or a file."""
+    """Source of the reason: an address, or a file."""
     torch: str = ""
     """Releases of PyTorch, as a version specifier; empty for all."""
     device: str = "cpu"
@@ -73,23 +75,23 @@ class Expectation:
     """Where the executor is; empty for everywhere."""
 
     def covers(self, case: Case, device: str, session: str) -> bool:
-        """Whether it speaks of a case, on a type of device, of a session, in the release of PyTorch that is running."""
+        """Whether it applies to a case, on a type of device, in a session, with the running release of PyTorch."""
         return fnmatchcase(str(case), self.case) and self.applies(device, session)
 
     def applies(self, device: str, session: str) -> bool:
-        """Whether it speaks of a type of device and a session, in the release of PyTorch that is running."""
+        """Whether it applies to a type of device and a session, with the running release of PyTorch."""
         is_release = is_running(self.torch)
         return is_release and self.device in ("", device) and self.session in ("", session)
 
 
 @attrs.frozen
 class OptimizerSpec:
-    """What an optimizer is driven with where that is not the rule.
+    """Exceptions to the defaults for one optimizer.
 
     Attributes:
         name: Its class.
-        shapes: Of its parameters.
-        dtypes: Of its parameters.
+        shapes: Shapes of its parameters.
+        dtypes: Dtypes of its parameters.
     """
 
     name: str
@@ -99,13 +101,13 @@ class OptimizerSpec:
 
 @attrs.frozen
 class SchedulerSpec:
-    """How a learning-rate scheduler is driven.
+    """How a learning-rate scheduler is tested.
 
     Attributes:
         name: Its class.
-        arguments: Plain ones.
+        arguments: Plain arguments.
         powers: Arguments that are functions of the epoch, by their base.
-        schedulers: Others that it combines, in the argument ``schedulers``.
+        schedulers: Other schedulers that it combines, in the argument ``schedulers``.
         takes_metric: Whether a step takes a metric.
     """
 
@@ -118,16 +120,16 @@ class SchedulerSpec:
 
 @attrs.frozen
 class TrainingSpec:
-    """What is trained, how, and what is known to differ.
+    """The training cases, and their known differences.
 
     Attributes:
         steps: How many steps each case makes.
-        shapes: Of the parameters that optimizers get.
-        dtypes: Of these parameters.
-        module_dtypes: Dtypes of modules, where PyTorch's database lists them.
+        shapes: Shapes of the optimizers' parameters.
+        dtypes: Dtypes of these parameters.
+        module_dtypes: Dtypes of modules, if PyTorch's database lists them.
         optimizers: Exceptions to ``shapes`` and ``dtypes``.
         schedulers: Every class of ``torch.optim.lr_scheduler``.
-        expectations: What is known to differ.
+        expectations: Known differences.
     """
 
     steps: int
@@ -139,7 +141,7 @@ class TrainingSpec:
     expectations: tuple[Expectation, ...] = ()
 
     def optimizer(self, name: str) -> OptimizerSpec:
-        """Return what an optimizer is driven with."""
+        """Return the settings for an optimizer."""
         own = next((spec for spec in self.optimizers if spec.name == name), OptimizerSpec(name))
         return OptimizerSpec(name, own.shapes or self.shapes, own.dtypes or self.dtypes)
 
@@ -149,7 +151,7 @@ def training_spec() -> TrainingSpec:
     """Read ``specs/training.toml``.
 
     Raises:
-        SpecError: Names every fault.
+        SpecError: The error names every fault.
     """
     text = (folder() / "training.toml").read_text(encoding="utf-8")
     try:
@@ -162,7 +164,7 @@ def training_spec() -> TrainingSpec:
 
 @attrs.define
 class _Judge:
-    """Decides case by case, and remembers what is not as expected."""
+    """Judges cases, and collects unexpected results."""
 
     eager: torch.device
     remote: torch.device
@@ -171,7 +173,7 @@ class _Judge:
     met: set[Expectation] = attrs.field(factory=set)
 
     def outcome(self, case: Case) -> str:
-        """Carry a case out on both devices: ``equal``, ``different`` as expected, or a ``fault``."""
+        """Run a case on both devices: ``equal``, ``different`` as expected, or a ``fault``."""
         expected = next((one for one in training_spec().expectations
                          if one.covers(case, self.eager.type, self.session)), None)
         journals = _journals(case, self.eager, self.remote)
@@ -193,12 +195,12 @@ class _Judge:
 def check_all(
     suite: str, cases: Iterable[Case], eager: torch.device, remote: torch.device, *, session: str, thorough: bool
 ) -> None:
-    """Carry out every case on both devices, record the counts, and fail with a list of all that is not as expected.
+    """Run every case on both devices, record the counts, and fail with a list of all unexpected results.
 
     Args:
-        suite: Which the cases are of.
-        cases: Those of one group follow one another.
-        eager: Where eager decides.
+        suite: The suite of the cases.
+        cases: The cases; those of one group are consecutive.
+        eager: The device for the eager reference.
         remote: The logical device.
         session: Where its executor is, for the counts.
         thorough: Whether these are all cases, so that each expectation must be met.
@@ -219,7 +221,7 @@ def check_all(
 
 
 def _journals(case: Case, eager: torch.device, remote: torch.device) -> tuple[Journal, Journal]:
-    """Carry out a case with the same random numbers on both devices."""
+    """Run a case with the same random numbers on both devices."""
     journals = []
     for device in (remote, eager):
         torch.manual_seed(_SEED)
@@ -228,7 +230,7 @@ def _journals(case: Case, eager: torch.device, remote: torch.device) -> tuple[Jo
 
 
 def _difference(case: Case, journals: tuple[Journal, Journal], tolerance: Tolerance | None = None) -> str:
-    """Say what differs."""
+    """Describe the differences."""
     try:
         expect_same_journals(*journals, str(case), tolerance)
     except AssertionError as error:
@@ -237,7 +239,7 @@ def _difference(case: Case, journals: tuple[Journal, Journal], tolerance: Tolera
 
 
 def _unexpected(case: Case, expected: Expectation, journals: tuple[Journal, Journal]) -> str:
-    """Say in what a difference is not the one that is expected."""
+    """Describe how a difference deviates from the expected one."""
     if expected.status == "rounds":
         return _difference(case, journals, _ROUNDING)
     is_refused = type(journals[0].raised) is not type(journals[1].raised)

@@ -20,12 +20,12 @@ __all__ = ("variant_calls", "variants_of")
 
 
 def _key(operator: torch._ops.OpOverload) -> tuple[tuple[str, str], ...]:
-    """What two variants of one operator have in common: the arguments that are not destinations."""
+    """Return the common part of an operator's variants: the arguments that are not destinations."""
     return tuple((argument.name, str(argument.type)) for argument in operator._schema.arguments if not argument.is_out)
 
 
 def _overloads(packet: torch._ops.OpOverloadPacket | None) -> list[torch._ops.OpOverload]:
-    """List the overloads that can be called; TorchScript's own words among them cannot."""
+    """List the overloads that can be called; TorchScript's own operators cannot."""
     found = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
     return [overload for overload in found if torch._C._dispatch_has_kernel(overload.name())]
 
@@ -61,7 +61,7 @@ _DESTINATIONS: Mapping[str, Any] = {
     "permuted": _permuted,
     "expanded": lambda wanted: _sized((1,) * wanted.dim(), wanted).expand(wanted.shape),
 }
-"""Makes a tensor to write a result to, given the result."""
+"""Creates a tensor to write a result to, given the result."""
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Recording a program in a session, and running what comes out of its encoding at an executor of its own."""
+"""Records a program in a session, encodes it, and runs the decoded program on a separate executor."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PROGRAM = 1
 
 @attrs.frozen
 class Written:
-    """A recorded program in the form in which it travels.
+    """A recorded program in wire format.
 
     Attributes:
         data: A batch that uploads the inputs, defines the program, runs it and fetches its results.
         tensors: The uploads.
-        handles: By index of the recording, the handle of each value that it still has.
+        handles: By index of the recording, the handles of the values that still exist.
         fetched: The handles that the batch fetches.
     """
 
@@ -119,7 +119,7 @@ def _run(connection: Connection, batch: Batch, written: Written, where: str) -> 
 
 
 def expect_freed(session: Session, handles: Sequence[int], where: str) -> None:
-    """Check that the executor has none of these values any more."""
+    """Check that the executor no longer has any of these values."""
     __tracebackhide__ = True
     with session.lock:
         connection = session.backend.executors[0].connection

@@ -1,7 +1,7 @@
-"""Processes that judge units of PyTorch's operator database, because a kernel may end or hold up a process.
+"""Processes that judge units of PyTorch's operator database, because a kernel may end or block a process.
 
 ``python -m djinn_conformance.workers SETTINGS`` is such a process: it starts the session that ``SETTINGS`` (JSON)
-describes, reads one unit a line from standard input, and writes one verdict a line to standard output.
+describes, reads one unit per line from standard input, and writes one verdict per line to standard output.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from djinn_conformance.database import Difference, Unit, Verdict, judge
 __all__ = ("THREADS", "Pool", "Task")
 
 THREADS = 1
-"""Threads that each process has for operations on the CPU."""
+"""Threads of each process for operations on the CPU."""
 LONGEST_UNIT_S = 240.0
 """How long a unit may take before its process counts as hung."""
 
 
 @attrs.frozen
 class Task:
-    """A unit, and which of its samples: the very first, and every ``every``-th beginning with the ``first``."""
+    """A unit, and which of its samples: the very first, and every ``every``-th starting with the ``first``."""
 
     unit: Unit
     first: int = 0
     every: int = 1
 
     def chooses(self, index: int) -> bool:
-        """Whether the sample at a position is one of them."""
+        """Whether the sample at a position is chosen."""
         return index == 0 or index % self.every == self.first % self.every
 
 
 class Pool:
-    """Some processes that work through tasks in the order in which they were handed in.
+    """Processes that work through tasks in the order of submission.
 
     Concurrency:
-        `submit` may be called from any thread; each process is looked after by a thread of its own.
+        Any thread may call `submit`; a separate thread manages each process.
     """
 
     def __init__(self, settings: dict[str, Any], processes: int) -> None:
@@ -60,13 +60,13 @@ class Pool:
             thread.start()
 
     def submit(self, task: Task) -> Future[Verdict]:
-        """Hand a task in."""
+        """Submit a task."""
         future: Future[Verdict] = Future()
         self._tasks.put((task, future))
         return future
 
     def close(self) -> None:
-        """Drop what has not begun, and end the processes."""
+        """Drop pending tasks, and end the processes."""
         try:
             while True:
                 waiting = self._tasks.get_nowait()
@@ -86,14 +86,14 @@ class Pool:
                 task, future = received
                 try:
                     future.set_result(process.judge(task))
-                except Exception as error:  # noqa: BLE001  # not swallowed: whoever waits for the verdict receives it
+                except Exception as error:  # noqa: BLE001  # not swallowed: the future delivers it
                     future.set_exception(error)
         finally:
             process.end()
 
 
 class _Process:
-    """One process, started when there is something to do and again when it has ended."""
+    """One process, started when there is a task, and again after it has ended."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._command = [sys.executable, "-m", "djinn_conformance.workers", json.dumps(settings)]
@@ -128,11 +128,11 @@ class _Process:
         return Verdict(1, 0, [Difference(0, "aborted", f"the process ended with {status}")])
 
     def end(self) -> None:
-        """Let the process end, and give back what connected to it."""
+        """Let the process end, and release its pipes."""
         running, self._running = self._running, None
         if running is None:
             return
-        # What was written to a process that has ended cannot be flushed.
+        # Data written to an ended process cannot be flushed.
         with contextlib.suppress(BrokenPipeError):
             running.communicate()
         for pipe in (running.stdin, running.stdout):
@@ -149,7 +149,7 @@ class _Process:
 
 
 def serve(lines: Iterable[str], settings: dict[str, Any]) -> Iterator[str]:
-    """Judge one task a line.
+    """Judge one task per line.
 
     Args:
         lines: Tasks as JSON.
@@ -168,7 +168,7 @@ def serve(lines: Iterable[str], settings: dict[str, Any]) -> Iterator[str]:
         task = cattrs.structure(json.loads(line), Task)
         verdict = judge(task.unit, device, task.chooses)
         if not _is_alive(device):
-            # Sessions share a server. If it was another one's unit that ended it, this one passes now.
+            # Sessions share a server. If another session's unit ended it, this one passes when repeated.
             djinn.init(**settings)
             verdict = judge(task.unit, device, task.chooses)
             if not _is_alive(device):

@@ -1,6 +1,6 @@
-"""Canonical programs: what a piece of tape is once names, shapes and numbers are taken out of it.
+"""Canonical programs: pieces of tape without names, shapes and numbers.
 
-These are the types that travel, so they are `msgspec.Struct`: decoding checks every field's type, and a tagged union
+These types are sent over the wire, so they are `msgspec.Struct`: decoding checks every field's type, and a tagged union
 decodes to the right class without any class name on the wire.
 """
 
@@ -38,7 +38,7 @@ class TorchArgument(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
 
 class ListArgument(msgspec.Struct, frozen=True, array_like=True, tag="l"):
-    """A list whose items are arguments themselves."""
+    """A list of arguments."""
 
     items: tuple[Argument, ...]
 
@@ -54,7 +54,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
         digest: Digest of the operator's schema in the client's PyTorch release.
         arguments: Positional arguments.
         keywords: Keyword arguments, in order.
-        default_dtype: PyTorch's default dtype when the call was recorded, where results depend on it.
+        default_dtype: PyTorch's default dtype when the call was recorded, if results depend on it.
     """
 
     operator: str
@@ -70,8 +70,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         template: Index into the program's templates.
         operands: For each tensor argument, in order: a result's index, or ``-1 - i`` for input ``i``.
-        results: How many results the call has; they are numbered on from those of earlier steps. A call that gives a
-            list is counted with its length.
+        results: How many results the call has; their numbering continues that of earlier steps. A returned list counts
+            with its length.
     """
 
     template: int
@@ -86,7 +86,7 @@ class Program(msgspec.Struct, frozen=True, array_like=True):
         templates: Distinct operator calls.
         steps: Calls in program order.
         inputs: How many values it reads from outside.
-        keep: Indices of the results that outlive it, in rising order.
+        keep: Indices of the results that outlive it, in increasing order.
     """
 
     templates: tuple[Template, ...]
@@ -95,10 +95,10 @@ class Program(msgspec.Struct, frozen=True, array_like=True):
     keep: tuple[int, ...]
 
     def check(self) -> None:
-        """Check every index against what exists.
+        """Check that every index is valid.
 
         Raises:
-            ProtocolError: The program refers to something that is not there. Nothing was executed.
+            ProtocolError: An index is invalid. Nothing was executed.
         """
         if len(self.steps) > MAX_STEPS:
             raise ProtocolError(f"A program of {len(self.steps)} steps; {MAX_STEPS} is the limit.")
@@ -142,4 +142,4 @@ def count_tensors(argument: Argument, depth: int = 0) -> int:
 
 
 Number: TypeAlias = Any
-"""An int, float, complex, or list of these: one lifted number of a run. Complex travels as a two-element map."""
+"""An int, float, complex, or list of these: one lifted number of a run. Complex is sent as a two-element map."""

@@ -1,4 +1,4 @@
-"""What an operator's schema says: all that djinn needs to know of an operator without knowing its name."""
+"""Facts from an operator's schema: all that djinn needs to know about an operator without knowing its name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _QUALIFIED = re.compile(r"(?P<namespace>\w{1,100})::(?P<name>\w{1,200})(\.(?P<ov
 
 
 class ReturnKind(enum.Enum):
-    """What one return of a schema is."""
+    """The kind of one return of a schema."""
 
     TENSOR = "tensor"
     LIST = "list"
     PLAIN = "plain"
     WRITTEN = "written"
-    """An argument that the operator has written, given back; no new value."""
+    """An argument that the operator has written, returned again; not a new value."""
 
 
 @attrs.frozen
@@ -32,7 +32,7 @@ class SchemaFacts:
     name: str
     """Qualified overload, ``namespace::name.overload``."""
     digest: str
-    """Digest of the schema's text; equal on two machines if they mean the same operator."""
+    """Digest of the schema's text; equal on two machines if they have the same operator."""
     returns: tuple[ReturnKind, ...]
     """Kind of each return."""
     written: frozenset[str]
@@ -42,11 +42,11 @@ class SchemaFacts:
     argument_names: tuple[str, ...]
     """Names of all arguments, in order."""
     is_random: bool
-    """Whether it draws random numbers: tagged so, or has an argument that is a dropout probability."""
+    """Whether it draws random numbers: it has the tag, or an argument that is a dropout probability."""
     changes_metadata: bool
     """Whether it changes sizes or strides of an argument in place."""
     is_composite: bool
-    """Whether it consists of other operators for every device."""
+    """Whether it is decomposed into other operators on every device."""
 
 
 @cache
@@ -55,7 +55,7 @@ def facts_of(operator: torch._ops.OpOverload) -> SchemaFacts:
     schema = operator._schema
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     by_set = {frozenset(a.alias_info.before_set): a.name for a in schema.arguments if a.alias_info is not None}
-    # The annotation of a list of views names no set; it means the one argument that is annotated.
+    # The annotation of a list of views names no alias set; it refers to the only annotated argument.
     by_set[frozenset()] = next(iter(by_set.values()), "")
     has_out = any(a.is_out for a in schema.arguments)
     return SchemaFacts(
@@ -83,10 +83,10 @@ def _kind_of(value: torch._C.Argument) -> ReturnKind:
 
 
 def operator_named(name: str) -> torch._ops.OpOverload:
-    """Find the overload that a qualified name means, without creating anything for a name that means nothing.
+    """Find the overload with a qualified name, without creating anything for unknown names.
 
     Raises:
-        UnknownOperatorError: There is none in this PyTorch.
+        UnknownOperatorError: This PyTorch has no such overload.
     """
     match = _QUALIFIED.fullmatch(name)
     overload = match["overload"] if match else None
@@ -99,6 +99,6 @@ def operator_named(name: str) -> torch._ops.OpOverload:
     packet = getattr(getattr(torch.ops, match["namespace"]), match["name"])
     found = getattr(packet, overload or "default", None)
     if not isinstance(found, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(found.name()):
-        # TorchScript's own words, for integers and lists, have a schema and never reach a device.
+        # TorchScript's own operators, for integers and lists, have a schema but never reach a device.
         raise UnknownOperatorError(f"{name[:120]!r} cannot be called as an operator.")
     return found

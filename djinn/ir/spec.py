@@ -1,4 +1,4 @@
-"""Interned descriptions of tensors that have no data here."""
+"""Interned metadata of tensors whose data is remote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TensorSpec:
     """
 
     size: torch.Size
-    """Extent of each dimension."""
+    """Size of each dimension."""
     stride: tuple[int, ...]
     """Step of each dimension, in elements."""
     storage_offset: int
@@ -42,7 +42,7 @@ class TensorSpec:
 
     @property
     def reach_bytes(self) -> int:
-        """Bytes from the beginning of the storage to the last element; what is expanded takes its room once."""
+        """Bytes from the beginning of the storage to the last element; expanded dimensions count once."""
         if not self.numel:
             return 0
         last = sum((extent - 1) * step for extent, step in zip(self.size, self.stride, strict=True))
@@ -55,8 +55,8 @@ class TensorSpec:
 class SpecTable:
     """The specs of one session.
 
-    A spec lives as long as something refers to it. A spec that another session made is never found here, which is how
-    tensors of a closed session are recognised without a check on every operation.
+    A spec lives as long as something refers to it. A spec of another session is never found here; so tensors of a
+    closed session are recognized without a check in every operation.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class SpecTable:
         dtype: torch.dtype,
         device: torch.device,
     ) -> TensorSpec:
-        """Return the one spec with this metadata."""
+        """Return the unique spec with this metadata."""
         made = TensorSpec(size, stride, storage_offset, dtype, device)
         return self._known.setdefault(_key(made), made)
 

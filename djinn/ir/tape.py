@@ -1,4 +1,4 @@
-"""The tape: recorded operations that have not been handed over, in program order."""
+"""The tape: recorded operations that have not been submitted, in program order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.value import Slot
 
 _RANDOM = 0
-"""Stands for the random generator where storages are compared; values are numbered from 1."""
+"""Represents the random generator where storages are compared; values are numbered from 1."""
 
 
 class Signature:
-    """All that is known of an operation once its metadata has been inferred; shared by every node that repeats it.
+    """Everything known about an operation after its metadata has been inferred; shared by every node that repeats it.
 
     Attributes:
         template: The operator and the form of its arguments.
@@ -28,8 +28,8 @@ class Signature:
         writes: Positions of the operands that are written.
         is_random: Whether random numbers are drawn.
         operands: Metadata of the tensor operands.
-        has_effect: Whether it matters even if nobody keeps a result.
-        phase: What it gives away of the work that it is part of; ``None`` if operations of its kind never do.
+        has_effect: Whether it must run even if no result is kept.
+        phase: The execution phase that it reveals; ``None`` if operations of its kind never reveal one.
     """
 
     __slots__ = ("aliases", "has_effect", "is_random", "operands", "phase", "results", "template", "template_number",
@@ -61,11 +61,11 @@ class Node(msgspec.Struct, eq=False, gc=False):
     """One recorded operation.
 
     Attributes:
-        signature: What it does.
+        signature: The signature of its operation.
         inputs: Its tensor operands, in order.
         outputs: Its new results, in order.
         numbers: Its lifted numbers, in order.
-        origin: The user's line, in debug mode.
+        origin: The line of user code, in debug mode.
     """
 
     signature: Signature
@@ -79,8 +79,8 @@ class Tape:
     """Pending nodes.
 
     Concurrency:
-        Any thread may append to ``nodes``; cutting is for the holder of the session's lock. Both rest on list
-        operations that the interpreter carries out undivided.
+        Any thread may append to ``nodes``; only the holder of the session's lock may cut. Both rely on list operations
+        that the interpreter executes atomically.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Tape:
         return len(self.nodes)
 
     def cut(self) -> list[Node]:
-        """Take all nodes that are there now."""
+        """Take all current nodes."""
         count = len(self.nodes)
         piece = self.nodes[:count]
         del self.nodes[:count]
@@ -99,16 +99,16 @@ class Tape:
     def take(
         self, wanted: Sequence[Slot] | None, released: deque[int], dead: set[int]
     ) -> tuple[list[Node], set[int]]:
-        """Take all nodes, or those that ``wanted`` needs, and tell which dead values go with them.
+        """Take all nodes, or those that ``wanted`` needs, and return which dead values can be freed with them.
 
-        What died is read before the tape: a value that is dead by then has all its uses on the tape, because a use is
-        recorded while the value's tensor is alive. A dead value that a node left behind still reads stays until that
-        node goes.
+        The list of dead values is read before the tape. All uses of a value that is dead by then are on the tape,
+        because uses are recorded while the value's tensor is alive. A dead value that a remaining node still reads
+        stays until that node is taken.
 
         Args:
-            wanted: Values that are waited for; ``None``: take everything.
-            released: Values that died lately; emptied into ``dead``.
-            dead: Values that nobody names and that have not gone.
+            wanted: Requested values; ``None``: take everything.
+            released: Values that died recently; emptied into ``dead``.
+            dead: Values that are no longer referenced but not freed yet.
         """
         while released:
             dead.add(released.popleft())
@@ -126,10 +126,10 @@ class Tape:
 
 
 def needed_for(nodes: Sequence[Node], wanted: Iterable[Slot]) -> list[bool]:
-    """Tell which nodes must run so that reading ``wanted`` now gives what whole execution in order would give.
+    """Return which nodes must run so that reading ``wanted`` now gives the same result as running all nodes in order.
 
-    A node is needed if a needed node, or the reading itself, uses its result, or if the two touch one storage and at
-    least one of them writes it. What stays behind may then run later: it neither feeds nor disturbs what goes ahead.
+    A node is needed if a needed node, or the reading itself, uses its result, or if the two access one storage and at
+    least one of them writes it. The other nodes may run later: they neither feed nor disturb the needed ones.
     """
     values = set(wanted)
     reads = {slot.storage for slot in values}
@@ -153,7 +153,7 @@ def needed_for(nodes: Sequence[Node], wanted: Iterable[Slot]) -> list[bool]:
 
 
 def without_dead(nodes: Sequence[Node], released: set[int]) -> list[Node]:
-    """Leave out nodes whose results nobody can ever see and that change nothing."""
+    """Leave out nodes whose results cannot be observed and that change nothing."""
     used: set[Slot] = set()
     alive: list[Node] = []
     for node in reversed(nodes):

@@ -1,8 +1,8 @@
 """Identity and lifetime of values.
 
-Two objects share the work. A `Slot` names a value and is what recorded nodes refer to; it says nothing about whether
-anybody still wants the value. A `Value` is held by the lazy tensor alone and reports the slot's number when it dies.
-Both are made for every operation: as structs without cycle collection they cost a third of ordinary objects.
+Two objects share the work. A `Slot` names a value, and recorded nodes refer to it; it does not show whether the value
+is still referenced. A `Value` is held only by the lazy tensor, and reports the slot's number when it is destroyed. Both
+are created for every operation: as structs without cycle collection they cost a third of ordinary objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Slot(msgspec.Struct, eq=False, gc=False):
 
     Attributes:
         number: The value's handle, chosen by the client.
-        storage: Number of the value that first owned the storage; views share it.
+        storage: Number of the value that originally owned the storage; views share it.
     """
 
     number: int
@@ -27,15 +27,15 @@ class Slot(msgspec.Struct, eq=False, gc=False):
 
 
 class Value(msgspec.Struct, eq=False, gc=False):
-    """A lazy tensor's claim on a value.
+    """A lazy tensor's reference to a value.
 
     Attributes:
         slot: The value's name.
-        spec: Its present metadata.
-        released: Receives the slot's number.
+        spec: Its current metadata.
+        released: Receives the slot's number when the value is released.
 
     Concurrency:
-        May die on any thread, also during garbage collection; ``released`` must be atomic and must not raise.
+        May be destroyed on any thread, also during garbage collection; ``released`` must be atomic and must not raise.
     """
 
     slot: Slot

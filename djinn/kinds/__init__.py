@@ -1,7 +1,7 @@
-"""One module per plugin kind: the Protocol that a plugin of that kind satisfies.
+"""One module per plugin kind, with the Protocol that plugins of that kind implement.
 
-The laws that go with each are in ``specs/kinds``; this command checks them:
-``pytest --pyargs djinn_conformance --djinn-plugin=NAME``.
+Each kind's laws are in ``specs/kinds``; this command checks them: ``pytest --pyargs djinn_conformance
+--djinn-plugin=NAME``.
 """
 
 from __future__ import annotations

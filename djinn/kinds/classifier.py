@@ -1,4 +1,4 @@
-"""Classifiers say how an operation is carried out."""
+"""Classifiers decide how an operation is executed."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from djinn.ir.phase import ExecutionPhase
 
 
 class OperationClass(enum.Enum):
-    """How an operation is carried out."""
+    """How an operation is executed."""
 
     COMPUTE = "compute"
-    """Recorded; gives tensors whose metadata can be inferred."""
+    """Recorded; returns tensors whose metadata can be inferred."""
     REDUCTION = "reduction"
-    """Recorded; the result is much smaller than what it reads, so it should run where its input is."""
+    """Recorded; the result is much smaller than the input, so it should run where its input is."""
     TUPLE = "tuple"
-    """Recorded; gives several tensors."""
+    """Recorded; returns several tensors."""
     DATA_DEPENDENT = "data_dependent"
-    """Runs at once; the shape of the result comes home, the data stays."""
+    """Runs at once; the client fetches the shape of the result, and the data stays remote."""
     TRIGGER = "trigger"
-    """Runs at once; the result is a Python value and comes home."""
+    """Runs at once; the result is a Python value, which the client fetches."""
 
 
 class Classifier(Protocol):
-    """Classifies operators. Asked once per operator and session."""
+    """Classifies operators. Called once per operator and session."""
 
     name: str
     """Name in the configuration."""
 
     def classify(self, operator: torch._ops.OpOverload) -> OperationClass:
-        """Say how the operator is carried out.
+        """Return how the operator is executed.
 
         Laws:
-            classifier.total, classifier.deterministic, classifier.triggers_by_schema,
-            classifier.data_dependent_tagged, classifier.tuples_by_schema
+            classifier.total, classifier.deterministic, classifier.triggers_by_schema, classifier.data_dependent_tagged,
+            classifier.tuples_by_schema
         """
 
     def is_random(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it may draw from the random generator, which orders it among all that do.
+        """Whether it may draw from the random generator, so that it must keep its order among such operators.
 
         Laws:
             classifier.random_tagged
         """
 
     def keep_whole(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether a composite operator is recorded as it is; if not, it is recorded as what it consists of.
+        """Whether a composite operator is recorded as a whole; otherwise, its parts are recorded.
 
         Only an operator that never returns one of its arguments, or a view of one, may be kept whole unless its schema
         says so.
@@ -60,26 +60,26 @@ class Classifier(Protocol):
 
 @runtime_checkable
 class TellingClassifier(Classifier, Protocol):
-    """What a classifier may have beside the methods of `Classifier`: with it, servers learn what is urgent."""
+    """Optional methods of a `Classifier` that let servers learn which work is urgent."""
 
     def tells_phase(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether the sizes of an operator's operands may tell what the work is part of. Asked once per session."""
+        """Whether the sizes of an operator's operands may reveal the execution phase. Called once per session."""
 
     def phase_told(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
-        """Say which phase such an operator is part of; ``UNKNOWN`` if these sizes do not tell. Asked once per metadata.
+        """Return the execution phase of such an operator; ``UNKNOWN`` if not revealed. Called once per metadata.
 
         Args:
-            operator: One of which `tells_phase` was true.
-            sizes: Of its tensors, in order.
+            operator: An operator for which `tells_phase` returned true.
+            sizes: Sizes of its tensors, in order.
         """
 
 
 @runtime_checkable
 class CandidClassifier(Classifier, Protocol):
-    """What a classifier may have beside the methods of `Classifier`: with them, results can be used again."""
+    """Optional methods of a `Classifier` that allow results to be reused."""
 
     def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it may write what its schema does not say, or depend on more than its arguments and the generator."""
+        """Whether it may write values not in its schema, or depend on more than its arguments and the generator."""
 
     def shares_silently(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether results may share memory with its first tensor though its schema does not say so."""
+        """Whether results may share memory with its first tensor although its schema does not say so."""

@@ -12,7 +12,7 @@ from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
 
 Report: TypeAlias = Callable[[int, BaseException], Poisoned]
-"""Reports that a step (by position) raised, and gives the poison that stands for its results."""
+"""Reports that a step (by position) raised, and returns the poison that stands for its results."""
 
 
 @runtime_checkable
@@ -20,7 +20,7 @@ class RandomState(Protocol):
     """A stream of random numbers that belongs to one session."""
 
     def seed(self, seed: int) -> None:
-        """Start again from ``seed``, as ``torch.manual_seed`` would."""
+        """Restart from ``seed``, as ``torch.manual_seed`` would."""
 
     def get(self) -> torch.Tensor:
         """Return the state, ``u8[N]`` on the CPU."""
@@ -31,9 +31,9 @@ class RandomState(Protocol):
 
 @runtime_checkable
 class CompiledProgram(Protocol):
-    """A program made ready to run.
+    """A program ready to run.
 
-    What may run before it is asked for is a `djinn_lib_service.abilities.EarlyProgram` as well.
+    A program that may run before the client requests it is also a `djinn_lib_service.abilities.EarlyProgram`.
     """
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
@@ -44,12 +44,12 @@ class CompiledProgram(Protocol):
                 would have written, or one sharing its storage, is replaced by the poison.
             numbers: The lifted numbers in the order of the steps.
             random: The session's random numbers; drawn from in program order.
-            report: Called for a step that raises; the run goes on with the steps that do not depend on it.
+            report: Called for a step that raises; the run continues with the steps that do not depend on it.
 
         Returns:
-            The kept results, in order. A step that raises leaves what it would have written as it was, as eager does,
-            and its results are `Poisoned`. A step with a poisoned operand is skipped; its results, and what it would
-            have written, carry that poison on.
+            The kept results, in order. A step that raises leaves the values that it would have written unchanged, as in
+            eager mode, and its results are `Poisoned`. A step with a poisoned operand is skipped; its results, and the
+            values that it would have written, get the same poison.
 
         Laws:
             executor.equals_eager, executor.order_kept, executor.replay_stable, executor.failure_contained,
@@ -57,7 +57,7 @@ class CompiledProgram(Protocol):
             executor.stops_between_steps
 
         Concurrency:
-            Called from any thread; an executor serialises runs on its device itself.
+            Any thread may call this; an executor serializes runs on its device itself.
         """
 
 
@@ -68,13 +68,13 @@ class Executor(Protocol):
     name: str
     """Name in the configuration, for example ``torch``."""
     device: str
-    """Device in PyTorch's words, for example ``cpu`` or ``cuda:0``."""
+    """Device in PyTorch's notation, for example ``cpu`` or ``cuda:0``."""
 
     def compile(self, program: Program) -> CompiledProgram:
         """Prepare a checked program.
 
         Raises:
-            UnknownOperatorError, SchemaMismatchError: An operator cannot be run here; names it.
+            UnknownOperatorError, SchemaMismatchError: An operator cannot be run here; the error names it.
 
         Laws:
             executor.unknown_operator_named, executor.schema_mismatch_named
@@ -84,36 +84,36 @@ class Executor(Protocol):
         """Copy a CPU tensor to the device.
 
         Ownership:
-            The argument is the caller's and may change as soon as this returns.
+            The argument belongs to the caller and may change as soon as this returns.
 
         Laws:
             executor.put_copies
         """
 
     def get(self, value: torch.Tensor) -> torch.Tensor:
-        """Copy a value to a new dense CPU tensor that is no inference tensor, strides kept where they are dense.
+        """Copy a value to a new dense CPU tensor that is not an inference tensor; preserve dense strides.
 
         Laws:
             executor.get_copies
         """
 
     def random_state(self, seed: int) -> RandomState:
-        """Make a session's own stream of random numbers."""
+        """Create a session's own stream of random numbers."""
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
 
 
 @attrs.frozen
 class Effects:
-    """What a program does to what it is given, whatever the numbers are.
+    """What a program does to its inputs, for any numbers.
 
     Attributes:
-        written: Inputs that it may write, or whose sizes it may change, or that share a storage with such a one.
+        written: Inputs that it may write or resize, and inputs that share a storage with one of these.
         changes_storages: Whether a value may get another storage, or a storage another size.
-        repeats: Whether it gives the same to the last bit if it is run again on the same, as far as it is pure.
-        grown: By position among the kept results: the input whose elements the result has, and more of them.
-        patched: Inputs that are written in part.
+        repeats: Whether a repeated run on the same inputs gives bitwise the same results, as far as it is pure.
+        grown: By position among the kept results: the input whose elements the result contains, with further elements.
+        patched: Inputs that are partly written.
         attended: Inputs (``-1 - i``) and kept results (by position) that attention reads as keys or values.
     """
 
@@ -127,22 +127,22 @@ class Effects:
 
 @runtime_checkable
 class CandidProgram(CompiledProgram, Protocol):
-    """What a compiled program may have beside the methods of `CompiledProgram`: it says what it does.
+    """Optional attribute of a `CompiledProgram` that declares its effects.
 
     Laws:
         executor.effects_true
     """
 
     effects: Effects
-    """What it may do at most; what it says of caches is believed where being wrong costs time alone."""
+    """An upper bound of its effects. The statements on caches are hints: errors there only cost time."""
 
 
 @runtime_checkable
 class VacatingExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: values stay while their memory is given back.
+    """Optional methods of an `Executor` that give back the memory of values while the values stay valid.
 
-    A storage that was vacated has no bytes. Tensors in it keep their sizes, strides and offsets, and are not read or
-    written until it is furnished again.
+    A vacated storage has no bytes. Tensors in it keep their sizes, strides and offsets, and are not read or written
+    until the storage is furnished again.
 
     Laws:
         executor.vacates_exactly
@@ -152,48 +152,48 @@ class VacatingExecutor(Protocol):
         """Whether the memory of a storage can be given back."""
 
     def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Copy the bytes of a storage to new memory of the host, ``u8[N]``."""
+        """Copy the bytes of a storage to new host memory, ``u8[N]``."""
 
     def vacate(self, storage: torch.UntypedStorage) -> None:
-        """Give the memory of a storage back."""
+        """Release the memory of a storage."""
 
     def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
-        """Give a vacated storage memory, and these bytes.
+        """Allocate memory for a vacated storage, and fill it with these bytes.
 
         Args:
             storage: The storage.
             data: ``u8[N]``, on the host or on the device.
 
         Raises:
-            Exception: There is no memory; then the storage stays vacated.
+            Exception: There is no memory; the storage stays vacated.
         """
 
 
 @runtime_checkable
 class RelievedExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: short of memory, it asks and tries again.
+    """Optional attribute of an `Executor` that asks for memory when it runs out, and tries again.
 
-    It does so for a step that does nothing but give results, once.
+    It does so once, for a step that has no effects except its results.
     """
 
     relief: Callable[[], bool] | None
-    """Gives memory back that is not in use, and says whether there was any."""
+    """Releases memory that is not in use, and returns whether there was any."""
 
 
 class ExecutorFactory(Protocol):
-    """Makes executors of one kind."""
+    """Creates executors of one kind."""
 
     name: str
     """Name in the configuration."""
 
     def devices(self) -> list[str]:
-        """List the devices that exist here, best first. Opens none."""
+        """List the devices available here, best first. Opens none."""
 
     def open(self, device: str) -> Executor:
-        """Open a device; the best there is, if ``device`` is empty.
+        """Open a device; the best available one if ``device`` is empty.
 
         Raises:
-            ConfigurationError: There is no such device here.
+            ConfigurationError: There is no such device on this machine.
 
         Laws:
             executor.devices_real

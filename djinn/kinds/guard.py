@@ -1,4 +1,4 @@
-"""Guards look at what clients that nobody trusts want to run, before it runs."""
+"""Guards check the programs of untrusted clients before they run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from djinn.kinds.shapes import ShapeInference
 
 @attrs.frozen
 class Prepared:
-    """What a call is made with instead of what it was to be made with.
+    """Replacement arguments for a call.
 
     Attributes:
         args: Arguments by position.
         kwargs: Arguments by name.
-        written: What the call would have written, each with what it writes now. That is copied back when it is made.
+        written: Pairs of an argument that the call would have written, and the copy that it writes instead. The copy is
+            written back after the call.
     """
 
     args: Sequence[Any]
@@ -28,18 +29,20 @@ class Prepared:
 
 
 CallCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], Prepared | None]
-"""Looks at the arguments of one call right before it is made. It raises if the call must not be made, and returns
-others if it must not be made with these, such as copies that lie in memory as the kernel believes."""
+"""Checks the arguments of one call immediately before it is made. It raises if the call must not be made, and returns
+replacements if it must not be made with these arguments, for example copies with the memory layout that the kernel
+assumes.
+"""
 
 
 @attrs.frozen
 class Bounds:
-    """What the programs of one session may do.
+    """Limits for the programs of one session.
 
     Attributes:
-        device: Device that runs them, in PyTorch's words.
-        program_bytes: What one run may hold at a time beside its inputs; 0 for no bound.
-        namespaces: Namespaces of operators, beside PyTorch's own, that whoever runs the server lets in.
+        device: Device that runs them, in PyTorch's notation.
+        program_bytes: How many bytes one run may hold at a time in addition to its inputs; 0 for no limit.
+        namespaces: Namespaces of operators, in addition to PyTorch's own, that the server's operator allows.
     """
 
     device: str = "cpu"
@@ -48,24 +51,24 @@ class Bounds:
 
 
 class CheckedProgram(Protocol):
-    """A program that may run, under conditions."""
+    """A program that may run, subject to conditions."""
 
     calls: Mapping[int, CallCheck]
-    """By template: what must be asked before each of its calls.
+    """By template: the check to run before each of its calls.
 
     Laws:
         guard.refuses_lies, guard.refuses_overlap, guard.stays_inside, guard.accepts_eager
     """
 
     def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:
-        """Say which steps of a run must not be made, by position, and why; what depends on them is not counted.
+        """Return by position which steps of a run must not be made, and why; steps that depend on them are left out.
 
         Args:
             inputs: One value per program input: a tensor, a plain result, or poison. Read only.
             numbers: The lifted numbers of the run.
 
         Raises:
-            ProtocolError: A number is none.
+            ProtocolError: A lifted number has the wrong type.
 
         Laws:
             guard.bounds_memory, guard.accepts_eager, guard.changes_nothing
@@ -74,32 +77,31 @@ class CheckedProgram(Protocol):
 
 @runtime_checkable
 class SizingProgram(CheckedProgram, Protocol):
-    """What a checked program may have beside: it says how much memory a run takes."""
+    """Optional members of a `CheckedProgram` that report how much memory a run takes."""
 
     taken_bytes: int
-    """What the run that was asked about last holds at a time beside its inputs, at most; 0 if that is not known."""
+    """Most bytes that the last checked run holds at a time in addition to its inputs; 0 if unknown."""
 
     def measure(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
-        """Say the same of a run, more closely: go through it step by step."""
+        """Return the same for a run, more precisely, by going through it step by step."""
 
 
 class Watch(Protocol):
-    """A guard at one session.
+    """A guard for one session.
 
     Concurrency:
         One thread at a time.
     """
 
     def check(self, program: Program) -> CheckedProgram:
-        """Look at a program whose indices are right.
+        """Check a program whose indices are valid.
 
         Raises:
-            UnknownOperatorError: It calls what must not be called, or what does not exist.
+            UnknownOperatorError: It calls an operator that is forbidden or does not exist.
             ProtocolError: A call does not fit its operator's schema, or the program is larger than any client's.
 
         Laws:
-            guard.refuses_files, guard.refuses_pointers, guard.refuses_misfits, guard.refuses_lies,
-            guard.accepts_eager
+            guard.refuses_files, guard.refuses_pointers, guard.refuses_misfits, guard.refuses_lies, guard.accepts_eager
         """
 
 
@@ -110,17 +112,17 @@ class Guard(Protocol):
     """Name in the configuration."""
 
     def watch(self, bounds: Bounds, shapes: ShapeInference) -> Watch:
-        """Take up watch at a new session.
+        """Create the guard of a new session.
 
         Args:
-            bounds: What its programs may do.
-            shapes: Infers the metadata of results, to tell how much memory they take.
+            bounds: Limits for its programs.
+            shapes: Infers the metadata of results, to determine how much memory they take.
         """
 
 
 @runtime_checkable
 class PreparedGuard(Guard, Protocol):
-    """What a guard may have beside the methods of `Guard`."""
+    """Optional method of a `Guard`."""
 
     def prepare(self) -> None:
-        """Do now what takes long the first time in a process: processes that are forked off have it done."""
+        """Do slow one-time initialization now, so that processes forked later need not repeat it."""

@@ -1,4 +1,4 @@
-"""Interceptors make PyTorch hand its operations to a session."""
+"""Interceptors route PyTorch's operations to a session."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 Session: TypeAlias = Any
 """A `djinn.session.Session`, which is built on this contract."""
 Handler: TypeAlias = Callable[[Any, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-"""Carries out an operator itself: ``handler(session, operator, args, kwargs)``."""
+"""Executes an operator itself: ``handler(session, operator, args, kwargs)``."""
 FunctionHandler: TypeAlias = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Carries out a function of PyTorch's Python interface: ``handler(function, args, kwargs)``."""
+"""Executes a function of PyTorch's Python API: ``handler(function, args, kwargs)``."""
 
 
 class Interceptor(Protocol):
@@ -22,7 +22,7 @@ class Interceptor(Protocol):
     """Name in the configuration."""
 
     def install(self) -> torch.device:
-        """Make the logical device known to PyTorch. Called on ``import djinn``; opens nothing, starts nothing.
+        """Register the logical device with PyTorch. Called on ``import djinn``; opens nothing, starts nothing.
 
         Returns:
             The device of new lazy tensors.
@@ -35,11 +35,11 @@ class Interceptor(Protocol):
         """
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
-        """Operators that are carried out in a special way, such as copies between devices.
+        """Operators that need special handling, such as copies between devices.
 
         Laws:
             interceptor.operations_arrive
         """
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
-        """Functions of PyTorch's Python interface that are carried out in a special way."""
+        """Functions of PyTorch's Python API that need special handling."""

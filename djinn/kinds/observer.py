@@ -1,4 +1,4 @@
-"""Observers see what a session does."""
+"""Observers receive a session's counters."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Receives counters when a session ends or asks. Never called per operation."""
+    """Receives counters when a session ends or on request. Never called per operation."""
 
     name: str
     """Name in the configuration."""
 
     def observe(self, stats: Mapping[str, int]) -> None:
-        """Take a snapshot of the session's counters, as `djinn.stats` gives them.
+        """Receive a snapshot of the session's counters, as returned by `djinn.stats`.
 
         Laws:
             observer.does_not_raise, observer.stats_unchanged

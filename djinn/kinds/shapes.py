@@ -1,4 +1,4 @@
-"""Shape inference: what an operation would return, without data."""
+"""Shape inference: the metadata of an operation's results, without data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TensorPlaceholder: TypeAlias = torch.Tensor
 
 @attrs.frozen
 class OutputSpec:
-    """Metadata of one result, in PyTorch's own words."""
+    """Metadata of one result, in PyTorch's terms."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -29,11 +29,11 @@ class OutputSpec:
 
 @attrs.frozen
 class Inference:
-    """What an operation does to metadata.
+    """The effect of an operation on metadata.
 
     Attributes:
-        results: What it returns: one entry per value of its schema's returns; ``None`` for an absent tensor, a tuple
-            for a list of tensors.
+        results: One entry per value of its schema's returns; ``None`` for an absent tensor, a tuple for a list of
+            tensors.
         arguments: Metadata of the tensor arguments afterwards, in order of appearance; differs from before only for
             operations such as ``resize_`` and ``out=``.
     """
@@ -51,7 +51,7 @@ class ShapeInference(Protocol):
     def depends_on_numbers(self, operator: torch._ops.OpOverload) -> bool:
         """Whether a floating-point argument's value can change the result's metadata.
 
-        Most operators answer no: their result is cached once for all learning rates.
+        For most operators this is false: their result is cached once for all learning rates.
 
         Laws:
             shapes.numbers_declared
@@ -68,13 +68,13 @@ class ShapeInference(Protocol):
             kwargs: Keyword arguments, likewise.
 
         Returns:
-            The answer, or ``None`` if this plugin cannot tell: then the executor is asked, which also raises what
-            eager raises if the call is wrong. An answer is never a guess.
+            The result, or ``None`` if this plugin cannot determine it. In that case the executor is asked, which also
+            raises the same exception as eager for an invalid call. A result must never be a guess.
 
         Laws:
             shapes.equals_eager, shapes.layouts_equal, shapes.arguments_reported, shapes.no_guess,
             shapes.wrong_calls_unanswered, shapes.deterministic, shapes.process_untouched, shapes.threads
 
         Concurrency:
-            Called from any thread, outside autograd and every mode.
+            Any thread may call this, outside autograd and all modes.
         """

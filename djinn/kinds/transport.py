@@ -1,4 +1,4 @@
-"""Transports carry batches to an executor and answers back."""
+"""Transports carry batches to an executor, and answers back."""
 
 from __future__ import annotations
 
@@ -12,65 +12,66 @@ from djinn.kinds.executor import Executor
 from djinn.wire.messages import Batch, Courier, Message, Parcel, Result, Welcome
 
 PINNED_NAME = "worker.djinn.invalid"
-"""The name in certificates that are pinned. Nobody looks it up: a client trusts that one certificate and no other."""
+"""The name in pinned certificates. It is never resolved: a client trusts exactly one certificate."""
 
 
 @attrs.frozen
 class ConnectOptions:
-    """What a client gives a transport to connect with."""
+    """Options for a transport's `connect`."""
 
     token: str = ""
     owner: str = ""
-    """Whose uploads the server is to keep; see `djinn.config.Config.owner`. Empty: it is to keep none."""
+    """Owner of the uploads that the server keeps; see `djinn.config.Config.owner`. Empty: the server keeps none."""
     connect_timeout_s: float = 10.0
     request_timeout_s: float | None = None
-    """How long an answer may stand still; ``None``: as long as the server lives."""
+    """How long an answer may make no progress; ``None``: no limit while the server is alive."""
     tls_ca: str = ""
-    """File with the certificates of the authorities to trust, where connections are encrypted; empty for the
-    system's."""
+    """File with the trusted certificate authorities, for encrypted connections; empty for the system's."""
     tls_cert: str = ""
-    """File with this client's certificate, for servers that ask for one."""
+    """File with this client's certificate, for servers that require one."""
     tls_key: str = ""
-    """File with its key; empty if the certificate's file has it."""
+    """File with its key; empty if the certificate file contains it."""
     tls_pin: str = ""
-    """The certificate that the server has to show, as PEM, for `PINNED_NAME`, whatever authorities are trusted; empty
-    for any that these vouch for."""
+    """The certificate, as PEM, that the server must present for `PINNED_NAME`, regardless of the trusted authorities;
+    empty for any certificate that they have signed.
+    """
     resume: bool = True
-    """Whether a session whose connection breaks goes on over another one, if the server keeps it for as long."""
+    """Whether a session whose connection breaks continues on another one, if the server keeps it long enough."""
     resume_timeout_s: float = 30.0
-    """How long to try for that."""
+    """How long to try to resume."""
     resume_bytes: int = 64 * 2**20
-    """How much of what was sent may be kept for that until the server says that it has it."""
+    """How many sent bytes may be kept for resuming until the server acknowledges them."""
     open_executor: Callable[[], Executor] | None = None
-    """Opens an executor in this process, for transports that have no other side."""
+    """Opens an executor in this process, for transports without a server."""
     is_gone: Callable[[], bool] | None = None
-    """Whether nobody wants a `Carrier` any more; asked while a transfer stands still."""
+    """Whether a `Carrier` is no longer needed; checked while a transfer makes no progress."""
 
 
 @attrs.frozen
 class ListenOptions:
-    """What a server gives a transport to listen with."""
+    """Options for a transport's `listen`."""
 
     greeting_timeout_s: float = 5.0
-    """How long a new connection may take to say who it is."""
+    """How long a new connection may take to identify itself."""
     progress_timeout_s: float = 30.0
-    """How long a frame that has begun may stand still."""
+    """How long a started frame may make no progress."""
     max_body_bytes: int = 16 * 2**30
     """Largest body of one frame."""
     tls_cert: str = ""
-    """File with the server's certificate, where connections are encrypted."""
+    """File with the server's certificate, for encrypted connections."""
     tls_key: str = ""
-    """File with its key; empty if the certificate's file has it."""
+    """File with its key; empty if the certificate file contains it."""
     tls_client_ca: str = ""
-    """File with the certificates of the authorities that have to vouch for clients, or these certificates themselves
-    as PEM; empty to ask for none."""
+    """File with the authorities that must sign clients' certificates, or these authorities' certificates as PEM; empty
+    to require no client certificates.
+    """
 
 
 class Connection(Protocol):
     """The client's end of a session.
 
     Concurrency:
-        Used by one thread at a time; the session sees to that.
+        One thread at a time; the session ensures that.
 
     Laws:
         transport.batch_order, transport.tensors_exact, transport.one_reply_per_request, transport.ownership,
@@ -80,25 +81,27 @@ class Connection(Protocol):
     address: str
     welcome: Welcome
     flush_every: int
-    """Pending operations that are worth sending before somebody waits: few where the other side works meanwhile."""
+    """Pending operations that are worth sending before a value is requested: few if the other side can work
+    meanwhile.
+    """
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent so far; 0 where nothing travels."""
+        """Bytes sent so far; 0 if nothing is transmitted."""
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received so far; 0 where nothing travels."""
+        """Bytes received so far; 0 if nothing is transmitted."""
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a batch that wants no answer.
+        """Send a batch that requests no answer.
 
         Args:
             batch: The commands.
             tensors: One dense CPU tensor per upload, in order. They may change once this returns.
 
         Raises:
-            TransportError: The connection is gone; names the address.
+            TransportError: The connection is lost; the error names the address.
         """
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
@@ -108,16 +111,16 @@ class Connection(Protocol):
             The answer, and one CPU tensor per `TensorHeader` in it, owned by the caller.
 
         Raises:
-            TransportError: The connection is gone, or nothing came in time; names the address.
+            TransportError: The connection is lost, or no answer arrived in time; the error names the address.
         """
 
     def close(self) -> None:
-        """End the session. Never raises, may be called twice."""
+        """End the session. Never raises; may be called twice."""
 
 
 @runtime_checkable
 class ResumingConnection(Connection, Protocol):
-    """What a connection may have beside the methods of `Connection`: its session outlives what it travels on.
+    """Optional property of a `Connection` whose session outlives the underlying network connection.
 
     Laws:
         transport.exactly_once, transport.resumed
@@ -125,32 +128,32 @@ class ResumingConnection(Connection, Protocol):
 
     @property
     def reconnections(self) -> int:
-        """How often the session went on over a new connection."""
+        """How often the session has resumed on a new connection."""
 
 
 @runtime_checkable
 class CancellingConnection(Connection, Protocol):
-    """What a connection may have beside the methods of `Connection`: what was sent on it can be cancelled.
+    """Optional method of a `Connection` that cancels the batches sent so far.
 
     Where interrupts are deferred (see `djinn.interrupts`), an interrupt ends the waiting in `submit` and `request`. The
-    batch counts as sent then.
+    batch then counts as sent.
     """
 
     def cancel(self) -> None:
-        """Have no program run of what was sent and has not begun, and what runs end after its present step.
+        """Cancel the programs sent so far: none of them begins, and a running one ends after its current step.
 
-        Returns soon, also if what runs goes on for long. All other commands are carried out. What is not computed is a
-        failure of the kind `djinn.errors.OperationCancelledError`.
+        Returns soon, even if the running step takes long. All other commands are executed. Values that are not computed
+        have a failure of the kind `djinn.errors.OperationCancelledError`.
         """
 
 
 @runtime_checkable
 class CertifiedConnection(Protocol):
-    """What a connection may have beside the methods of `Connection`, if the server showed who it is."""
+    """Optional property of a `Connection` whose server presented a certificate."""
 
     @property
     def certificate_expires_s(self) -> float | None:
-        """When the server's certificate ends, in seconds since 1970; ``None`` if it showed none."""
+        """When the server's certificate expires, in seconds since 1970; ``None`` if it presented none."""
 
 
 class Channel(Protocol):
@@ -159,42 +162,45 @@ class Channel(Protocol):
     peer: str
 
     def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
-        """Wait for the next message: its sequence number, itself, its tensors; ``None`` at an orderly end.
+        """Wait for the next message.
+
+        Returns:
+            Its sequence number, the message and its tensors; ``None`` at an orderly end.
 
         Raises:
             ProtocolError: The stream is malformed; nothing more can be read from it.
-            TransportError: The connection broke or stood still.
+            TransportError: The connection broke or made no progress.
         """
 
     def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send a message with its tensors."""
 
     def greeted(self) -> None:
-        """The other side has said who it is: lift the limits that hold before that."""
+        """Lift the limits for new connections: the other side has identified itself."""
 
     def close(self) -> None:
-        """Close the connection. Never raises, may be called twice or from another thread."""
+        """Close the connection. Never raises; may be called twice or from another thread."""
 
 
 @runtime_checkable
 class MovableChannel(Channel, Protocol):
-    """What a channel may have beside the methods of `Channel`: another process can go on with it."""
+    """Optional method of a `Channel` that another process can take over."""
 
     def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
-        """Let go of the connection without closing it. The channel is of no more use.
+        """Give up the connection without closing it. The channel is unusable afterwards.
 
         Args:
-            sequence: Number of the one message that was received so far.
-            message: That message, which whoever goes on receives again, as it is given here.
+            sequence: Number of the only message received so far.
+            message: That message; the process that takes over receives it again in this form.
 
         Returns:
-            The connection's file descriptor, now the caller's; and bytes that were read from it already.
+            The connection's file descriptor, which the caller then owns; and bytes that were already read from it.
         """
 
 
 @runtime_checkable
 class CountedChannel(Protocol):
-    """What a channel may have beside the methods of `Channel`."""
+    """Optional properties of a `Channel` that counts bytes."""
 
     @property
     def bytes_sent(self) -> int:
@@ -207,20 +213,21 @@ class CountedChannel(Protocol):
 
 @runtime_checkable
 class DigestingChannel(Channel, Protocol):
-    """What a channel may have beside the methods of `Channel`: it tells a message that comes again from another."""
+    """Optional property of a `Channel` that distinguishes a repeated message from a different one."""
 
     @property
     def received_digest(self) -> int:
-        """Tells the message that was received last, with the length of its tensors, from all others."""
+        """Distinguishes the last message received, including the length of its tensors, from all others."""
 
 
 @runtime_checkable
 class BoundedChannel(Channel, Protocol):
-    """What a channel may have beside the methods of `Channel`: it asks before it takes in tensors."""
+    """Optional attribute of a `Channel` that checks a frame before it receives tensors."""
 
     admit_body: Callable[[int], None] | None
-    """Called with the length of a frame's body, in bytes, before any memory is set aside for it. It may wait, or raise
-    a `LimitError` to have nothing of it read; then the connection is of no more use."""
+    """Called with the length of a frame's body, in bytes, before memory is allocated for it. It may wait, or raise a
+    `LimitError` so that the body is not read; the connection is unusable afterwards.
+    """
 
 
 class Listener(Protocol):
@@ -237,20 +244,20 @@ class Listener(Protocol):
         """Wait for a connection; ``None`` once the listener is closed."""
 
     def close(self) -> None:
-        """Stop accepting. Never raises, may be called twice or from another thread."""
+        """Stop accepting. Never raises; may be called twice or from another thread."""
 
 
 @runtime_checkable
 class AdoptingTransport(Protocol):
-    """What a transport may have beside the methods of `Transport`, if its channels are of the kind `MovableChannel`."""
+    """Optional method of a `Transport` whose channels implement `MovableChannel`."""
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Go on with a connection that `MovableChannel.detach` gave, in whichever process.
+        """Take over a connection from `MovableChannel.detach`, in any process.
 
         Args:
-            descriptor: Its file descriptor; the channel's from now on.
-            received: Bytes that were read from it already.
-            peer: Who is at its other end.
+            descriptor: Its file descriptor, which the channel then owns.
+            received: Bytes that were already read from it.
+            peer: Address of the other end.
             options: As for `Transport.listen`.
         """
 
@@ -267,9 +274,9 @@ class Transport(Protocol):
         """Connect and greet.
 
         Raises:
-            TransportError: Nobody answers there.
-            RefusedError, ProtocolVersionError: Somebody does, and says no.
-            ConfigurationError: The address makes no sense.
+            TransportError: There is no answer at that address.
+            RefusedError, ProtocolVersionError: The server refuses.
+            ConfigurationError: The address is invalid.
 
         Laws:
             transport.error_names_address, transport.address_checked
@@ -279,47 +286,47 @@ class Transport(Protocol):
         """Listen on an address.
 
         Raises:
-            TransportError: The address cannot be had.
-            ConfigurationError: The address makes no sense, or this transport has no listening side.
+            TransportError: The address cannot be bound.
+            ConfigurationError: The address is invalid, or this transport has no listening side.
         """
 
 
 class Carrier(Protocol):
-    """The sending end of a courier's connection, on which values go from session to session.
+    """The sending end of a courier's connection, which carries values from session to session.
 
     Concurrency:
-        One thread at a time; `close` may be called by any.
+        One thread at a time; any thread may call `close`.
     """
 
     def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
         """Send a parcel with its tensor, if it has one.
 
         Raises:
-            TransportError: The connection is gone.
+            TransportError: The connection is lost.
 
         Ownership:
             The tensors may change once this returns.
         """
 
     def close(self, drain_s: float = 0.0) -> None:
-        """End the connection. Never raises, may be called twice.
+        """End the connection. Never raises; may be called twice.
 
         Args:
-            drain_s: How long what is still to be sent may take.
+            drain_s: How long pending sends may take.
         """
 
 
 @runtime_checkable
 class CarryingTransport(Transport, Protocol):
-    """What a transport may have beside the methods of `Transport`: values go from server to server on it."""
+    """Optional method of a `Transport` that carries values from server to server."""
 
     def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
         """Connect to another server and greet it as a courier.
 
         Raises:
-            TransportError: Nobody answers there.
-            RefusedError, ProtocolVersionError: Somebody does, and says no.
-            ConfigurationError: The address makes no sense.
+            TransportError: There is no answer at that address.
+            RefusedError, ProtocolVersionError: The server refuses.
+            ConfigurationError: The address is invalid.
 
         Laws:
             transport.parcels
@@ -328,29 +335,29 @@ class CarryingTransport(Transport, Protocol):
 
 @runtime_checkable
 class MovableCarrier(Carrier, Protocol):
-    """What a carrier may have beside the methods of `Carrier`: another process can send on it instead."""
+    """Optional method of a `Carrier` that another process can take over."""
 
     def detach(self) -> tuple[int, bytes]:
-        """Give the connection away, on which nothing was sent yet but the greeting. The carrier is of no more use.
+        """Give up the connection, on which only the greeting has been sent. The carrier is unusable afterwards.
 
         Returns:
-            The connection's file descriptor, now the caller's; and bytes that were read from it already.
+            The connection's file descriptor, which the caller then owns; and bytes that were already read from it.
 
         Raises:
-            TransportError: It was closed.
+            TransportError: The connection was closed.
         """
 
 
 @runtime_checkable
 class RelayingTransport(Protocol):
-    """What a transport may have beside the methods of `CarryingTransport`, if its carriers are `MovableCarrier`."""
+    """Optional method of a `CarryingTransport` whose carriers implement `MovableCarrier`."""
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
-        """Send on a connection that `MovableCarrier.detach` gave, in whichever process.
+        """Send on a connection from `MovableCarrier.detach`, in any process.
 
         Args:
-            descriptor: Its file descriptor; the carrier's from now on.
-            received: Bytes that were read from it already.
-            address: Where it leads.
+            descriptor: Its file descriptor, which the carrier then owns.
+            received: Bytes that were already read from it.
+            address: The address that it leads to.
             options: As for `CarryingTransport.carry`.
         """

@@ -1,4 +1,4 @@
-"""The protocol without input or output: messages, frames, and what a server does with a message.
+"""The protocol without I/O: messages, frames, and how a server processes a message.
 
-Transports move bytes and call these functions; nothing here opens a socket, and nothing here can execute what it reads.
+Transports move bytes and call these functions. Nothing here opens a socket or executes received data.
 """

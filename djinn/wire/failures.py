@@ -37,13 +37,13 @@ def name_of(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch has found no memory. On the CPU it says so in words only."""
+    """Whether PyTorch ran out of memory. On the CPU, only the message says so."""
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error))
 
 
 def text_of(error: BaseException) -> str:
-    """Text of an exception, without a code that `to_exception` would add again."""
+    """Return the text of an exception, without the code that `to_exception` adds again."""
     return f"{error.summary} {error.hint}".rstrip() if isinstance(error, errors.DjinnError) else str(error)
 
 
@@ -52,7 +52,7 @@ def to_exception(failure: Failure, origin: str = "") -> BaseException:
 
     Args:
         failure: What the other side reported.
-        origin: The user's line that recorded the operation, if it is known.
+        origin: The line of user code that recorded the operation, if known.
     """
     error = EXCEPTIONS.get(failure.kind, RuntimeError)(failure.message)
     if failure.operator:

@@ -1,10 +1,11 @@
-"""Forecasts: what repeats, or goes on as it began, need not travel.
+"""Forecasts: repeated runs are delta-encoded against a prediction.
 
-A loop runs the same programs again and again, and what varies from one run to the next mostly varies evenly: handles
-rise by as many values as a round makes, weights keep theirs, a length grows by one. So both sides expect of a program's
-next run what continues its last two, and a run that is known to both up to a few places travels as those places.
+A loop runs the same programs again and again, and most fields that change between runs change at a constant rate:
+handles rise by the number of values per iteration, weights keep their handles, a length grows by one. So both sides
+extrapolate each program's next run from its last two. A run that differs from the prediction in a few positions is sent
+as those positions.
 
-Both sides make the forecast from the same runs in the same order, so neither needs to be told what it was.
+Both sides predict from the same runs in the same order, so the prediction itself is never sent.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @attrs.define(eq=False)
 class _Course:
-    """How the runs of one program go on.
+    """The run history and the prediction of one program.
 
     Attributes:
-        run: The last one.
-        numbers: Its numbers, encoded: equal bytes are the same numbers, which equality does not tell of zeros.
-        expected: The next one, if it goes on evenly.
-        is_even: Whether it is expected to have the numbers of the last.
+        run: The last run.
+        numbers: Its encoded numbers. Equal bytes mean equal numbers; ``==`` would not distinguish zeros by sign.
+        expected: The predicted next run.
+        is_even: Whether the prediction repeats the numbers of the last run.
     """
 
     run: Run
@@ -41,7 +42,7 @@ class _Course:
     is_even: bool = True
 
     def follow(self, run: Run, numbers: bytes) -> None:
-        """Take in the next run, and its encoded numbers."""
+        """Add the next run, with its encoded numbers."""
         last = self.run
         self.is_even = numbers == self.numbers
         self.expected = Run(
@@ -54,7 +55,7 @@ class _Course:
         self.run, self.numbers = run, numbers
 
     def shortened(self, run: Run, numbers: bytes) -> Run | Rerun:
-        """Say in what a run is not as expected; it travels whole if that is most of it."""
+        """Return the differences from the prediction, or the whole run if most of it differs."""
         expected = self.expected
         parts = ((expected.inputs, run.inputs), (expected.outputs, run.outputs), (expected.released, run.released))
         if any(len(one) != len(other) for one, other in (*parts, (expected.numbers, run.numbers))):
@@ -70,7 +71,7 @@ class _Course:
         return Rerun(run.program, inputs, changed, outputs, released)
 
     def completed(self, rerun: Rerun) -> Run:
-        """Make the run that is as expected but for what travelled."""
+        """Return the predicted run with the received differences applied."""
         expected = self.expected
         return Run(
             rerun.program,
@@ -82,7 +83,7 @@ class _Course:
 
 
 class Forecast:
-    """What one side expects of the runs of a session's programs.
+    """Predicts the runs of a session's programs, on one side of the connection.
 
     Concurrency:
         One thread at a time.
@@ -92,24 +93,24 @@ class Forecast:
         self._courses: dict[int, _Course] = {}
 
     def shorten(self, run: Run) -> Run | Rerun:
-        """Return the shorter form of a run that is about to be sent, and take the run in."""
+        """Return the shorter form of a run that is about to be sent, and add the run to the history."""
         course, numbers = self._courses.get(run.program), _encode(run.numbers)
         short = run if course is None else course.shortened(run, numbers)
         self._take_in(run, numbers)
         return short
 
     def complete(self, command: Run | Rerun) -> Run:
-        """Return the run that was meant, and take it in.
+        """Return the complete run that a command stands for, and add it to the history.
 
         Raises:
-            ProtocolError: There was no run to go on from, or what would come of it is none.
+            ProtocolError: There is no earlier run to predict from, or the result is not a valid run.
         """
         run = command if isinstance(command, Run) else self._continued(command)
         self._take_in(run, _encode(run.numbers))
         return run
 
     def expected(self, program: int) -> Run:
-        """Return the next run of a program, if it goes on as expected.
+        """Return the predicted next run of a program.
 
         Raises:
             ProtocolError: As for `complete`.
@@ -134,7 +135,7 @@ class Forecast:
             course.follow(run, numbers)
 
     def forget(self, programs: Iterable[int]) -> None:
-        """Let go of programs that will not run again."""
+        """Drop the history of programs that will not run again."""
         for program in programs:
             self._courses.pop(program, None)
 
@@ -146,7 +147,7 @@ def _continued(before: Sequence[int], last: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _next(old: Any, new: Any) -> Any:
-    """Continue integers, and lists of as many integers; everything else stays."""
+    """Extrapolate integers and equally long lists of integers; return other values unchanged."""
     if type(old) is int and type(new) is int:
         return 2 * new - old
     if type(old) is list and type(new) is list and len(old) == len(new):
@@ -161,7 +162,7 @@ def _changes(expected: Sequence[int], real: Sequence[int]) -> dict[int, int]:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Whether two numbers are the same to the last bit, and of one type."""
+    """Whether two numbers have the same type and the same bits."""
     kind = type(new)
     if kind is not type(old):
         return False

@@ -23,7 +23,7 @@ ALIGNMENT = 64
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_BODY_BYTES = 64 * 2**30
 MAX_GREETING_BYTES = 4096
-"""Largest header before the other side has said who it is; there is no body then."""
+"""Largest header before the other side has identified itself; such a frame has no body."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -45,10 +45,10 @@ def decode_head(
     max_header_bytes: int = MAX_HEADER_BYTES,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Head:
-    """Decode the fixed part of a frame and hold its lengths against the limits.
+    """Decode the fixed part of a frame and check its lengths against the limits.
 
     Raises:
-        ProtocolVersionError: The magic is right and the version another.
+        ProtocolVersionError: The magic is right, but the version is different.
         ProtocolError: Anything else is wrong. The stream cannot be used any further.
     """
     if len(data) != HEAD.size:
@@ -69,10 +69,10 @@ def decode_head(
 
 
 def decode_header(data: bytes | bytearray | memoryview, body_bytes: int) -> Message:
-    """Decode a frame's message and hold it against the announced body.
+    """Decode a frame's message and check it against the announced body length.
 
     Raises:
-        ProtocolError: The header is no message, or its tensors do not add up to the body.
+        ProtocolError: The header is not a message, or its tensors do not add up to the body.
     """
     try:
         message = messages.decode(data)
@@ -96,7 +96,7 @@ def tensor_headers(message: Message) -> list[TensorHeader]:
 
 
 def padding(length: int) -> int:
-    """Bytes of zeros that follow ``length`` bytes of a tensor."""
+    """Number of zero bytes that follow ``length`` bytes of a tensor."""
     return -length % ALIGNMENT
 
 

@@ -1,7 +1,7 @@
 """The messages, as typed structures.
 
-A session is a sequence of batches. The client numbers its values itself, so nothing waits to learn a name; a batch is
-answered only if it asks for something (``fetch`` or ``describe``).
+A session is a sequence of batches. The client numbers its values itself, so it never waits for the server to name one.
+The server answers a batch only if the batch requests something (``fetch`` or ``describe``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from djinn.ir.program import Program
 
 PROTOCOL_VERSION = 8
 GENERATOR_HANDLE = 0
-"""Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose form the executor defines."""
+"""Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose format the executor
+defines.
+"""
 MARKS_HANDLE = 2**64 - 1
-"""Reserved handle: the marks of what the server keeps for the session's owner, a list of bytes."""
+"""Reserved handle: the marks of the contents that the server keeps for the session's owner, a list of bytes."""
 DIGESTS_HANDLE = 2**64 - 2
-"""Reserved handle: the digests of the same; what a session has been told of is kept until it ends."""
+"""Reserved handle: the digests of the same contents. Every listed content is kept until the session ends."""
 MARK_BYTES = 16
 MAILBOX_BYTES = 16
 DIGEST_BYTES = 32
@@ -42,19 +44,21 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     byte_order: Text
     token: Text = ""
     owner: Text = ""
-    """A secret that sessions of one owner share; empty if the server is to keep nothing."""
+    """A secret shared by the sessions of one owner; empty if the server should keep no uploads."""
     machine: Text = ""
-    """Where the client runs, if nothing is to be kept in case that the server runs there too."""
+    """The client's machine, if the server should keep no uploads when it runs on the same machine."""
     ticket: Text = ""
-    """What a `Redirect` gave, instead of the token."""
+    """The ticket from a `Redirect`, instead of the token."""
     resumes: bool = False
-    """Whether the client would take its session up again, so that it is kept for a while if its connection breaks."""
+    """Whether the client can resume its session; the server then keeps the session for a while if the connection
+    breaks.
+    """
     resume: ResumeKey = b""
-    """`Welcome.resume` of a session to take up again; empty for a new one."""
+    """`Welcome.resume` of the session to resume; empty for a new session."""
     answered: Size = 0
-    """Number of the last answer that the client has of that session."""
+    """Number of the last answer that the client has received in that session."""
     cancelled: Size = 0
-    """Programs of its batches up to this number are not wanted any more."""
+    """Programs in batches up to this number are cancelled."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -62,13 +66,13 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
     Attributes:
         kept: How many uploads the server has kept for the owner so far; -1 if it keeps none.
-        mailbox: Whoever knows it may deliver values into this session; empty if it takes none.
-        memory_bytes: How much all sessions together should hold; 0 if nobody said.
-        held_bytes: What all sessions hold now.
-        sessions: How many others are connected now.
-        resume: Whoever knows it may take this session up again on another connection; empty if nobody may.
-        lease_s: How long after its connection broke, in seconds.
-        taken: Number of the last batch that has come; of a new session, of its greeting.
+        mailbox: Key that authorizes others to deliver values into this session; empty if it accepts none.
+        memory_bytes: How much all sessions together should hold; 0 if no limit is set.
+        held_bytes: How much all sessions hold now.
+        sessions: How many other sessions are connected now.
+        resume: Key that allows a client to resume this session on another connection; empty if it cannot be resumed.
+        lease_s: How long after its connection broke the session can be resumed, in seconds.
+        taken: Number of the last batch received; for a new session, of its greeting.
     """
 
     protocol: int
@@ -91,8 +95,8 @@ class Courier(msgspec.Struct, frozen=True, tag="courier"):
     """First message of another server that delivers values; answered by a `Welcome` without a session.
 
     Attributes:
-        mailbox: Where to: `Welcome.mailbox` of a session.
-        session: Where from: `Welcome.session` of the session that sends.
+        mailbox: Destination: `Welcome.mailbox` of a session.
+        session: Origin: `Welcome.session` of the sending session.
     """
 
     protocol: int
@@ -102,14 +106,13 @@ class Courier(msgspec.Struct, frozen=True, tag="courier"):
 
 
 class Redirect(msgspec.Struct, frozen=True, omit_defaults=True, tag="redirect"):
-    """Answer to `Hello`: the client may come in, elsewhere; the connection is about to be closed.
+    """Answer to `Hello`: the client is accepted, but at another address; the connection is about to be closed.
 
     Attributes:
-        address: Where to greet again, of the scheme that the client came by; ``:PORT`` for another port of the host
-            that it came to.
-        ticket: What to say there, once and soon: `Hello.ticket`.
-        certificate: The one that is shown there, as PEM, whatever authorities the client trusts; empty for one that
-            those vouch for.
+        address: Where to greet again, with the same scheme; ``:PORT`` for another port of the same host.
+        ticket: Sent there as `Hello.ticket`, once and soon.
+        certificate: The server certificate used there, as PEM, regardless of the authorities that the client trusts;
+            empty if one of these authorities has signed it.
     """
 
     address: Text
@@ -118,9 +121,9 @@ class Redirect(msgspec.Struct, frozen=True, omit_defaults=True, tag="redirect"):
 
 
 class Starting(msgspec.Struct, frozen=True, tag="starting"):
-    """Before the answer to `Hello`: the client may come in, and the process that is to serve it is starting.
+    """Sent before the answer to `Hello`: the client is accepted, and the process that will serve it is starting.
 
-    It comes again every second or so until the answer does.
+    It is repeated about every second until the answer is sent.
 
     Attributes:
         waited_s: How long the client has waited, in seconds.
@@ -130,11 +133,11 @@ class Starting(msgspec.Struct, frozen=True, tag="starting"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """The connection is about to be closed, and why.
+    """The server refuses the client, and is about to close the connection.
 
     Attributes:
         code, summary, hint: Of the error.
-        retry_after_s: When to try again, if that makes sense; else 0.
+        retry_after_s: When to try again, in seconds; 0 if that would not help.
     """
 
     code: Text
@@ -148,7 +151,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
 
     Attributes:
         dtype: Name as in ``torch.<name>``, from the closed table of `djinn.wire.tensors`.
-        size: Extents.
+        size: Sizes of the dimensions.
         stride: Strides in elements; together with ``size`` they must be dense and free of overlap.
     """
 
@@ -158,14 +161,14 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, tag="tensor"):
 
 
 class Define(msgspec.Struct, frozen=True, array_like=True, tag="define"):
-    """Teach the executor a program under a number of the client's choice."""
+    """Define a program under a number that the client chooses."""
 
     program: Handle
     body: Program
 
 
 class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
-    """Programs that will not be used again."""
+    """Forget programs that will not run again."""
 
     programs: tuple[Handle, ...]
 
@@ -178,11 +181,11 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
 
 
 class Recall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
-    """Store a copy of what was uploaded before under a handle.
+    """Store a copy of an earlier upload under a handle.
 
     Attributes:
         handle: The handle.
-        digest: One of those that fetching `DIGESTS_HANDLE` gave to this session.
+        digest: One of the digests that this session received by fetching `DIGESTS_HANDLE`.
     """
 
     handle: Handle
@@ -196,8 +199,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
         program: Its number.
         inputs: Handles of the values it reads.
         numbers: Lifted numbers, step by step.
-        outputs: Handles to give to the kept results.
-        released: Values that nobody names any more once it has run.
+        outputs: Handles for the kept results.
+        released: Handles to free after the run.
     """
 
     program: Handle
@@ -208,11 +211,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
 
 
 class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
-    """Run a program as its last two runs let expect, except for what is said here; see `djinn.wire.forecast`.
+    """Run a program as predicted from its last two runs, with the given differences; see `djinn.wire.forecast`.
 
     Attributes:
         program: Its number.
-        inputs, numbers, outputs, released: By position, what is not as expected.
+        inputs, numbers, outputs, released: By position, the fields that differ from the prediction.
     """
 
     program: Handle
@@ -223,13 +226,13 @@ class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
 
 
 class Copy(msgspec.Struct, frozen=True, array_like=True, tag="copy"):
-    """Give values again, under other handles, that nothing has written since they were computed.
+    """Copy values, which nothing has written to since they were computed, to new handles.
 
-    Each is a copy with the same size, strides and offset. Those of one command whose sources share a storage share one.
+    Each copy has the same size, strides and offset. Values of one command whose sources share a storage also share one.
 
     Attributes:
-        handles: For each value: what to copy; the handle of the copy; and 0, or the handle of the value whose storage
-            it is a view of: then nothing is copied, and only the metadata is taken over.
+        handles: For each value: the source; the handle of the copy; and 0, or the handle of the value whose storage the
+            result views. In that case no data is copied, only the metadata.
     """
 
     handles: tuple[tuple[Handle, Handle, Handle], ...]
@@ -242,15 +245,15 @@ class Seed(msgspec.Struct, frozen=True, array_like=True, tag="seed"):
 
 
 class Free(msgspec.Struct, frozen=True, array_like=True, tag="free"):
-    """Values nobody names any more."""
+    """Free values that the client no longer uses."""
 
     handles: tuple[Handle, ...]
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True, tag="peer"):
-    """Reach another session, on this server or another, under a number of the client's choice.
+    """Connect to another session, on this server or another, under a number that the client chooses.
 
-    The server connects at once: if it cannot, that is a failure of the batch.
+    The server connects at once; if that fails, the batch reports a failure.
 
     Attributes:
         peer: The number.
@@ -264,13 +267,14 @@ class Peer(msgspec.Struct, frozen=True, array_like=True, tag="peer"):
 
 
 class Send(msgspec.Struct, frozen=True, array_like=True, tag="send"):
-    """Send a value to a peer; if it is poisoned, its failure.
+    """Send a value to a peer, or its failure if it is poisoned.
 
     Attributes:
         handle: The value, or `GENERATOR_HANDLE`.
         peer: Number of a `Peer`.
-        parcel: Number of the client's choice; no two values that one session sends to another have the same.
-        family: If there are any: values that share memory, the value itself among them. Then that memory travels whole.
+        parcel: Number that the client chooses, unique among the values that one session sends to another.
+        family: If not empty: values that share memory, including the value itself. The whole shared memory is then
+            sent.
     """
 
     handle: Handle
@@ -280,13 +284,13 @@ class Send(msgspec.Struct, frozen=True, array_like=True, tag="send"):
 
 
 class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
-    """Wait for a value that another session sends, and store it under a handle.
+    """Wait for a value from another session and store it under a handle.
 
     Attributes:
         handle: The handle, or `GENERATOR_HANDLE`.
         parcel: Number in the `Send` of the other session.
         sender: `Welcome.session` of the other session.
-        family: As in the `Send`; the values share memory here as they did there.
+        family: As in the `Send`; the values share memory here as they did in the other session.
     """
 
     handle: Handle
@@ -299,17 +303,17 @@ Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Copy | Se
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
-    """Commands to carry out in order.
+    """Commands to execute in order.
 
     Attributes:
-        commands: What to do.
-        fetch: Handles whose data to send back.
-        describe: Handles whose metadata to send back.
-        synchronize: Answer even if nothing is fetched, so that failures become known.
-        timed: From here on, tell with every answer when the commands were carried out.
-        phase: What the programs are part of from here on, as far as the client knows; ``None`` for the same as before,
-            which at first is `ExecutionPhase.UNKNOWN`.
-        metered: From here on, tell with every answer how long programs ran.
+        commands: The commands.
+        fetch: Handles whose data the server sends back.
+        describe: Handles whose metadata the server sends back.
+        synchronize: Whether to answer even if nothing is fetched, so that the client learns of failures.
+        timed: Whether every answer, starting with this batch, reports when the commands were executed.
+        phase: The execution phase of the programs, starting with this batch, as far as the client knows; ``None`` keeps
+            the current one. A session starts with `ExecutionPhase.UNKNOWN`.
+        metered: Whether every answer, starting with this batch, reports how long programs ran.
     """
 
     commands: list[Command] = []
@@ -322,12 +326,12 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
 
     @property
     def wants_reply(self) -> bool:
-        """Whether the client is going to wait."""
+        """Whether the client waits for an answer."""
         return bool(self.fetch or self.describe or self.synchronize)
 
 
 class Description(msgspec.Struct, frozen=True, array_like=True, tag="spec"):
-    """Metadata of a value: any stride and offset, no data."""
+    """Metadata of a value, with any stride and offset, without data."""
 
     dtype: Text
     size: tuple[int, ...]
@@ -351,17 +355,17 @@ Item: TypeAlias = TensorHeader | Description | Plain | Poisoned
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Something went wrong while a batch was carried out.
+    """A failure during the execution of a batch.
 
     Attributes:
         identity: Number within the session, from 1.
         kind: Name of the exception, from the closed table of `djinn.wire.failures`.
         message: Its text.
         operator: Operator that raised, if one did.
-        run: Handle-independent position: the program's number, or -1.
+        run: The program's number, which does not depend on handles, or -1.
         step: Position of the step within the program, or -1.
-        source: `Welcome.session` of the session in which it happened, if the failure came with a value from there.
-        source_identity: Its identity there.
+        source: `Welcome.session` of the session where it happened, if it arrived with a value from another session.
+        source_identity: Its identity in that session.
     """
 
     identity: int
@@ -375,13 +379,13 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """When a command was carried out, by the monotonic clock of the server.
+    """When a command was executed, by the server's monotonic clock.
 
     Attributes:
-        kind: What it was.
-        number: Of the program, of the parcel, or the handle of an upload.
-        begin_ns: Before.
-        end_ns: After. A device that computes on its own may not be through with it.
+        kind: Kind of the command.
+        number: Number of the program or parcel, or handle of the upload.
+        begin_ns: Start time.
+        end_ns: End time. An asynchronous device may still be working at that time.
     """
 
     kind: Literal["run", "send", "receive", "upload"]
@@ -391,15 +395,14 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
-    """Answer to a `Batch` that asked.
+    """Answer to a `Batch` that requested one.
 
     Attributes:
         items: One per handle in ``fetch``, then one per handle in ``describe``.
-        failures: What went wrong since the last answer.
-        timings: When the commands since the last answer were carried out, if the session has asked.
-        now_ns: Now, by the same clock; 0 if it has not.
-        run_ns: How long programs of this session ran since the last answer, if it has asked; waiting for turns does
-            not count.
+        failures: Failures since the last answer.
+        timings: When the commands since the last answer were executed, if the session has requested timings.
+        now_ns: Current time, by the same clock; 0 if the session has not requested timings.
+        run_ns: How long programs of this session ran since the last answer, if requested; excludes waiting for turns.
     """
 
     items: tuple[Item, ...] = ()
@@ -410,14 +413,14 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """The server has all batches up to the number of this frame; an answer says the same of those before it."""
+    """The server has received all batches up to this frame's number; an answer implies the same for its batch."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, omit_defaults=True, tag="goodbye"):
-    """This side ends the session; nothing of it is kept.
+    """The sender ends the session and keeps nothing of it.
 
     Attributes:
-        code, summary, hint: Of the error that says why, if there is one.
+        code, summary, hint: Of the error that ended the session, if there was one.
     """
 
     code: Text = ""
@@ -426,12 +429,12 @@ class Goodbye(msgspec.Struct, frozen=True, omit_defaults=True, tag="goodbye"):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """How a value lies in memory whose own tensor travels as another; see `djinn_lib_service.parcels`.
+    """Memory layout of a value that is sent in another layout; see `djinn_lib_service.parcels`.
 
     Attributes:
-        size: Extents of the value.
+        size: Sizes of the value's dimensions.
         stride: Its strides in elements.
-        is_packed: Whether the elements travel side by side, rather than the memory that they lie in.
+        is_packed: Whether the elements are sent contiguously, instead of the memory that contains them.
     """
 
     size: Annotated[tuple[Size, ...], Meta(max_length=64)]
@@ -440,13 +443,14 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One of several values that share memory which travels whole.
+    """One of several values whose shared memory is sent whole.
 
     Attributes:
         dtype, size, stride: Of the value.
-        storage_offset: Where it begins in that memory, in its elements.
-        is_conjugated, is_negated: What PyTorch is to do to its elements when it reads them.
-        failure: Why there is no value; then the rest means nothing.
+        storage_offset: Where the value begins in that memory, in its elements.
+        is_conjugated, is_negated: Whether PyTorch conjugates or negates the elements on reading (lazy conj and neg
+            bits).
+        failure: Why there is no value; the other fields are then meaningless.
     """
 
     dtype: Text = ""
@@ -459,15 +463,15 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
-    """A value on its way from session to session; a tensor's bytes are the frame's body.
+    """A value in transit between sessions; the frame's body holds the bytes of a tensor.
 
     Attributes:
         parcel: Number in the `Send`.
         item: The value; ``None`` if there is a failure instead.
-        layout: How the tensor lies in memory, if not as it travels.
+        layout: Memory layout of the tensor, if it differs from the one sent.
         failure: Why there is no value; its source is set.
-        members: What lies in the memory that ``item`` is the bytes of, in the order of `Send.family`.
-        told: What else has failed where it comes from and its client has not heard of; their sources are set.
+        members: The values that lie in the memory sent as ``item``, in the order of `Send.family`.
+        told: Other failures in the sending session that its client does not know yet; their sources are set.
     """
 
     parcel: Handle
@@ -488,7 +492,7 @@ class _Complex(msgspec.Struct, frozen=True):
 
 
 def to_wire(value: Any) -> Any:
-    """Make a lifted number (int, float, complex, or list of these) representable in msgpack."""
+    """Convert a lifted number (int, float, complex, or list of these) to a form that msgpack can represent."""
     if isinstance(value, complex):
         return {"real": value.real, "imag": value.imag}
     if isinstance(value, (list, tuple)):
@@ -519,7 +523,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     """Decode and type-check a message.
 
     Raises:
-        msgspec.DecodeError, RecursionError, ValueError: It is not a message; callers turn this into a
+        msgspec.DecodeError, RecursionError, ValueError: The data is not a message; callers convert this to a
             `djinn.ProtocolError`.
     """
     message: Message = _decoder.decode(data)

@@ -1,4 +1,4 @@
-"""Tensors as bytes: the closed table of dtypes, and dense CPU tensors seen as buffers."""
+"""Tensors as bytes: the closed table of dtypes, and dense CPU tensors viewed as buffers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.ite
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Look a dtype up in the closed table.
+    """Look up a dtype in the closed table.
 
     Raises:
-        ProtocolError: No such dtype travels.
+        ProtocolError: The dtype cannot be sent.
     """
     found = DTYPES.get(name)
     if found is None:
@@ -37,7 +37,7 @@ def size_bytes(header: TensorHeader) -> int:
 
 
 def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether sizes and strides (in elements) fill a block of memory without gaps and without overlap.
+    """Whether sizes and strides (in elements) cover a block of memory without gaps and without overlap.
 
     Source:
         ``compute_non_overlapping_and_dense`` of c10/core/TensorImpl.
@@ -55,7 +55,7 @@ def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def check_header(header: TensorHeader) -> None:
-    """Check that a header can be turned into a tensor at all.
+    """Check that a header describes a valid tensor.
 
     Raises:
         ProtocolError: Unknown dtype, too many dimensions, sizes that overflow, or strides that are not dense.
@@ -73,7 +73,7 @@ def header_of(tensor: torch.Tensor) -> TensorHeader:
     """Describe a dense CPU tensor for the wire.
 
     Raises:
-        UnsupportedTensorError: The dtype or layout does not travel.
+        UnsupportedTensorError: The dtype or layout cannot be sent.
     """
     name = DTYPE_NAMES.get(tensor.dtype)
     if name is None or tensor.layout is not torch.strided:
@@ -89,16 +89,16 @@ def describe(tensor: torch.Tensor) -> Description:
 
 
 def empty_from(header: TensorHeader) -> torch.Tensor:
-    """Allocate the CPU tensor that a checked header describes. Its memory is touched only when it is filled."""
+    """Allocate the CPU tensor that a checked header describes. Its memory is only touched when it is filled."""
     dtype = dtype_named(header.dtype)
-    # PyTorch warns whenever memory is allocated as complex32, which is the user's business where it is computed.
+    # Allocating complex32 memory makes PyTorch warn; users should see that warning only where they compute with it.
     allocated = torch.int32 if dtype == torch.complex32 else dtype
     with torch.inference_mode(False):
         return torch.empty_strided(header.size, header.stride, dtype=allocated, device="cpu").view(dtype)
 
 
 def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` as a dense CPU tensor with resolved conjugation, strides kept where they are dense.
+    """Return ``tensor`` as a dense CPU tensor with resolved conjugation, and preserve dense strides.
 
     Ownership:
         The result may be ``tensor`` itself.
@@ -111,13 +111,13 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def whole_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """See a storage as ``u8[N]``."""
+    """View a storage as ``u8[N]``."""
     with torch.inference_mode(mode=False), torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """See a dense tensor's elements as ``u8[N]``, in the order in which they lie in memory."""
+    """View a dense tensor's elements as ``u8[N]``, in memory order."""
     with torch.inference_mode(mode=False), torch.no_grad():
         return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
@@ -128,7 +128,7 @@ def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def placed_in(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    """Make the tensor that is to ``storage`` what ``like`` is to its own; both storages are as long."""
+    """Create a tensor on ``storage`` with the metadata of ``like``; both storages have the same length."""
     made = torch.empty(0, dtype=like.dtype, device=storage.device)
     made = made.set_(storage, like.storage_offset(), like.size(), like.stride())
     made = made.conj() if like.is_conj() else made
@@ -136,7 +136,7 @@ def placed_in(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor
 
 
 def buffer_of(tensor: torch.Tensor) -> memoryview:
-    """See a dense CPU tensor's memory as bytes.
+    """View a dense CPU tensor's memory as bytes.
 
     Ownership:
         The view does not keep the tensor alive.

@@ -1,4 +1,4 @@
-"""Says what a graph means: by its operations, by its structure, and by what happened while it was made."""
+"""Annotates graphs with their meaning, derived from operations, structure, and runtime observations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn.hookspecs import hookimpl
 
 @hookimpl
 def djinn_register_analyzers(register: Callable[[Analyzer], None]) -> None:
-    """Register the plugin's one analyzer."""
+    """Register the plugin's analyzer."""
     from djinn_analyzer_core.analyzer import CoreAnalyzer
 
     register(CoreAnalyzer())

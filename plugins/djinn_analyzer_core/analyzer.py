@@ -1,4 +1,4 @@
-"""The analyzer: three tiers, each of which may be switched off."""
+"""The analyzer: three tiers, each of which can be disabled."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from djinn_analyzer_core.survey import Survey, survey
 
 
 class CoreAnalyzer:
-    """Says what nodes and values are, in tiers: a later one adds to what an earlier one said, or corrects it.
+    """Annotates nodes and values in tiers: a later tier adds to the results of an earlier one, or corrects them.
 
     Args:
-        tiers: Those to use. Without the structure tier, what patterns found is left aside.
+        tiers: The tiers to use. Without the structure tier, pattern matches are ignored.
 
     Concurrency:
-        Any thread; nothing is kept from one graph to the next.
+        Any thread; no state is kept between graphs.
     """
 
     name = "core"
@@ -35,7 +35,7 @@ class CoreAnalyzer:
         self.tiers = frozenset(tiers)
 
     def annotate(self, graph: Graph, matches: Sequence[PatternMatch]) -> Annotations:
-        """Say what the nodes and values of a graph are."""
+        """Annotate the nodes and values of a graph."""
         if not graph.nodes():
             return Annotations()
         began = time.perf_counter()
@@ -63,7 +63,7 @@ class CoreAnalyzer:
 
 
 def _is_in(found: Survey, match: PatternMatch) -> bool:
-    """Whether a match is of this graph."""
+    """Whether a match belongs to this graph."""
     return bool(match.nodes) and all(node in found.positions for node in match.nodes)
 
 

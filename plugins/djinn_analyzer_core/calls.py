@@ -1,4 +1,4 @@
-"""One call of an operator, with its arguments by name."""
+"""A call of an operator, with its arguments by name."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Shape: TypeAlias = tuple[int, ...]
 
 @attrs.frozen(eq=False)
 class Call:
-    """One call of an operator that this PyTorch has."""
+    """A call of an operator that this PyTorch has."""
 
     operator: Any
     arguments: Mapping[str, Any]
-    """By the schema's names, defaults included; tensors are given by their specs."""
+    """By the schema's names, defaults included; tensors are represented by their specs."""
     results: Sequence[TensorSpec | None]
 
     def shape(self, name: str) -> Shape:
-        """Size of a tensor argument.
+        """Return the size of a tensor argument.
 
         Raises:
-            TypeError: It is no tensor.
+            TypeError: It is not a tensor.
         """
         found = self.arguments.get(name)
         if not isinstance(found, TensorSpec):
@@ -37,12 +37,12 @@ class Call:
         return tuple(found.size)
 
     def shapes(self, name: str) -> list[Shape]:
-        """Sizes of the tensors in a list."""
+        """Return the sizes of the tensors in a list."""
         return [tuple(member.size) for member in self.arguments.get(name) or () if isinstance(member, TensorSpec)]
 
     @property
     def out(self) -> Shape:
-        """Size of the first result; of what is written in place, if there is none."""
+        """Size of the first result, or of the tensor that is written in place if there is none."""
         made = next((spec for spec in self.results if spec is not None), None)
         return self.shape("self") if made is None else tuple(made.size)
 
@@ -52,7 +52,7 @@ class Call:
         return math.prod(self.out)
 
     def on_meta(self) -> tuple[list[Any], dict[str, Any]]:
-        """Return positional arguments and keywords, tensors without data in the place of specs."""
+        """Return positional and keyword arguments, with tensors without data in place of specs."""
         positional, named = [], {}
         for argument in self.operator._schema.arguments:
             if argument.name in self.arguments:
@@ -64,7 +64,7 @@ class Call:
         return positional, named
 
     def inferred(self) -> tuple[TensorSpec, ...]:
-        """Metadata of the results by PyTorch's own inference."""
+        """Metadata of the results, by PyTorch's own inference."""
         positional, named = self.on_meta()
         with torch.no_grad():
             made = self.operator(*positional, **named)
@@ -74,7 +74,7 @@ class Call:
 
 
 def on_meta(value: Any) -> Any:
-    """Make tensors without data of specs, in lists too."""
+    """Convert specs to tensors without data, in lists too."""
     if isinstance(value, TensorSpec):
         return torch.empty(value.size, dtype=value.dtype, device="meta")
     return [on_meta(item) for item in value] if isinstance(value, list) else value
@@ -86,13 +86,13 @@ def bind(
     operands: Sequence[TensorSpec | None],
     results: Sequence[TensorSpec | None],
 ) -> Call:
-    """Give a node's arguments their names.
+    """Bind a node's arguments to their names.
 
     Args:
         facts: The operator, which is known.
-        node: The node. Of a graph that keeps no arguments, tensors are taken in order.
+        node: The node. If its graph keeps no arguments, tensors are taken in order.
         operands: Metadata of its inputs.
-        results: Metadata of its outputs. Where none of it is known, the operator is asked for sizes.
+        results: Metadata of its outputs. If all of it is unknown, sizes are inferred from the operator.
     """
     assert facts.operator is not None
     schema = facts.operator._schema.arguments
@@ -108,7 +108,7 @@ def bind(
 
 
 def named_arguments(facts: OperatorFacts, node: GraphNode) -> list[tuple[str, Any]]:
-    """Pair arguments, as the node has them, with the schema's names."""
+    """Pair the node's arguments with the schema's names."""
     if node.arguments or node.keywords or facts.operator is None:
         return [*zip(facts.argument_names, node.arguments, strict=False), *node.keywords.items()]
     tensors = [argument.name for argument in facts.operator._schema.arguments if "Tensor" in str(argument.type)]
@@ -116,7 +116,7 @@ def named_arguments(facts: OperatorFacts, node: GraphNode) -> list[tuple[str, An
 
 
 def names_of_operands(facts: OperatorFacts, node: GraphNode) -> dict[int, str]:
-    """For each input of a node, by position: the name of the argument that it is, or is in."""
+    """Map the positions of a node's inputs to the names of the arguments that contain them."""
     found: dict[int, str] = {}
     for name, given in named_arguments(facts, node):
         pending = [given]

@@ -1,4 +1,4 @@
-"""What is known of an operator, whatever it is called with."""
+"""Facts about an operator that do not depend on its arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn.ir.schema import ReturnKind, facts_of, operator_named
 _ELEMENTWISE = frozenset(
     "_to_copy bernoulli clone copy dropout fill masked_fill native_dropout native_dropout_backward zero".split()
 )
-"""Element by element, though PyTorch does not tag them so."""
+"""Elementwise operators that PyTorch does not tag as such."""
 _BY_INDEX = frozenset(
     "_embedding_bag _index_put_impl _unsafe_index _unsafe_index_put embedding embedding_bag embedding_dense_backward "
     "gather index index_add index_copy index_fill index_put index_reduce index_select masked_scatter masked_select put "
@@ -23,29 +23,29 @@ _BY_INDEX = frozenset(
 _OVERWRITING = frozenset(
     "bernoulli cauchy copy exponential fill geometric log_normal normal random set uniform zero".split()
 )
-"""Do not read what they write in place."""
+"""Operators that do not read the tensor that they write in place."""
 
 
 @attrs.frozen
 class OperatorFacts:
-    """One overload; of an operator that this PyTorch does not have, its name alone."""
+    """Facts about one overload; for an operator that this PyTorch lacks, only its name."""
 
     name: str
-    """Without namespace, overload, and the underscore of operators that write in place."""
+    """Without namespace, overload, and the underscore of in-place operators."""
     operator: torch._ops.OpOverload | None = None
     may_view: bool = False
-    """Whether its results share storage with an argument, where it writes nothing."""
+    """Whether its results share storage with an argument, if it writes nothing."""
     is_elementwise: bool = False
     is_indexed: bool = False
-    """Whether it goes through memory by index."""
+    """Whether it accesses memory by index."""
     is_factory: bool = False
-    """Whether no data of its arguments are read: ``zeros_like``."""
+    """Whether it reads no data of its arguments, like ``zeros_like``."""
     is_empty: bool = False
-    """Whether it gives memory without data."""
+    """Whether it returns uninitialized memory."""
     overwrites: bool = False
-    """Whether what it writes in place is not read before."""
+    """Whether it writes in place without reading the previous content."""
     needs_client: bool = False
-    """Whether its result is no tensor, or has a shape that depends on data."""
+    """Whether its result is not a tensor, or has a shape that depends on data."""
     argument_names: tuple[str, ...] = ()
 
     @property

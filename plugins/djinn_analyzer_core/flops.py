@@ -1,8 +1,9 @@
 """Floating-point operations of a call, by formula.
 
-What counts is what PyTorch's own counter counts: products of matrices, convolutions and attention, a multiply-add as
-two. Its formulas are used where it has one. It sees composites taken apart, which djinn records whole, so they have
-formulas here; and so have kernels that it does not know, by the rule that it follows for their relatives.
+The count covers the same operations as PyTorch's own counter: matrix products, convolutions and attention, with a
+multiply-add as two. Its formulas are used where it has one. It sees composites decomposed, whereas djinn records them
+whole, so they have formulas here. Kernels that it does not know also have formulas here, which follow its rule for
+related kernels.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def count_flops(
     try:
         call = bind(facts, node, operands, results)
         return int(FORMULAS[facts.name](call) if registered is None else _by_registry(registered, call))
-    except Exception as problem:  # noqa: BLE001  # formulas are anybody's: PyTorch has a decorator for them
+    except Exception as problem:  # noqa: BLE001  # formulas may come from anyone: PyTorch has a decorator for them
         _log.debug("No count for %s: %s", node.operation, problem)
         return 0
 
@@ -58,14 +59,14 @@ def _registered(operator: torch._ops.OpOverload, name: str) -> Callable[..., Any
 
     found = flop_registry.get(operator._overloadpacket)
     if found is None and operator._schema.name.endswith("_"):
-        # It is given for the operator that does the same and writes nothing.
+        # The formula is registered for the operator that does the same without writing in place.
         found = flop_registry.get(getattr(getattr(torch.ops, operator.namespace), name, None))
     made: Callable[..., Any] | None = found
     return made
 
 
 def _by_registry(formula: Callable[..., Any], call: Call) -> int:
-    """Ask PyTorch's formula, which takes tensors or their shapes."""
+    """Apply PyTorch's formula, which takes tensors or their shapes."""
     positional, named = call.on_meta()
     results = [on_meta(spec) for spec in call.results]
     return int(formula(*positional, **named, out_val=results[0] if len(results) == 1 else tuple(results)))
@@ -80,7 +81,7 @@ def _linear(call: Call) -> int:
 
 
 def _product(call: Call) -> int:
-    """Count what multiplies rows of ``self``: each element of the result is one sum over its last dimension."""
+    """Count a product with rows of ``self``: each element of the result is one sum over its last dimension."""
     return 2 * call.elements * call.shape("self")[-1]
 
 
@@ -97,13 +98,13 @@ def _addbmm(call: Call) -> int:
 
 
 def _contraction(call: Call, left: str = "self", right: str = "other") -> int:
-    """Count a product of two tensors without common free dimensions, whatever is summed over."""
+    """Count a product of two tensors without common free dimensions, for any dimensions that are summed over."""
     first, second = math.prod(call.shape(left)), math.prod(call.shape(right))
     return 2 * math.isqrt(first * second * call.elements)
 
 
 def _grouped_mm(call: Call) -> int:
-    """Count products in groups: what is cut into groups is gone through once, not once for each group."""
+    """Count grouped products: the operand that is split into groups is processed once, not once per group."""
     left, right = call.shape("self"), call.shape("mat2")
     if len(left) == len(right) == 3:
         return 2 * math.prod(left) * right[-1]
@@ -132,7 +133,7 @@ def _attention(call: Call) -> int:
 
 
 def _attention_backward(call: Call) -> int:
-    """Scores once more, then two products for each of the two of the forward pass."""
+    """Count the scores once more, then two products for each of the two of the forward pass."""
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
     return 2 * _rows(query) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
@@ -166,7 +167,7 @@ def _encoder_layer(call: Call) -> int:
 
 
 def _einsum(call: Call) -> int:
-    """Contract from left to right; a pair without a common dimension to sum over costs no product of matrices."""
+    """Contract from left to right; a pair without a common dimension to sum over needs no matrix product."""
     terms, arrow, result = str(call.arguments["equation"]).replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
     operands: list[set[str]] = []
@@ -175,7 +176,7 @@ def _einsum(call: Call) -> int:
         sizes.update((label, max(size, sizes.get(label, 1))) for label, size in zip(labels, shape, strict=True))
         operands.append(set(labels))
     every = [label for operand in operands for label in operand]
-    # Without an arrow, what occurs once is kept, and all that an ellipsis stands for.
+    # Without an arrow, labels that occur once are kept, and all dimensions of an ellipsis.
     kept = set(_labels(result, len(call.out))) if arrow else {
         label for label in every if every.count(label) == 1 or label.startswith("...")}
     total, left = 0, operands[0]
@@ -189,7 +190,7 @@ def _einsum(call: Call) -> int:
 
 
 def _labels(term: str, dimensions: int) -> list[str]:
-    """Name the dimensions of one term; those of an ellipsis are counted from its right end."""
+    """Return the labels of one term's dimensions; those of an ellipsis are counted from its right end."""
     before, ellipsis, after = term.partition("...")
     hidden = dimensions - len(before) - len(after) if ellipsis else 0
     return [*before, *(f"...{hidden - place}" for place in range(hidden)), *after]
@@ -221,4 +222,4 @@ FORMULAS: Mapping[str, Callable[[Call], int]] = MappingProxyType({
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "einsum": _einsum,
 })
-"""By plain name: operators that PyTorch's counter knows nothing of."""
+"""By plain name: operators that PyTorch's counter does not know."""

@@ -1,4 +1,4 @@
-"""What the structure tier and the runtime tier both work out: the one from the graph alone, the other knowing more."""
+"""The analysis that the structure and runtime tiers share; the runtime tier has more information."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN: Residency = (DataResidency.UNKNOWN, 0.0)
 
 @attrs.frozen(eq=False)
 class Meaning:
-    """What the nodes and values of a graph are, by position."""
+    """The meaning of a graph's nodes and values, by position."""
 
     division: Division
     bits: Sequence[int]
@@ -30,7 +30,7 @@ class Meaning:
     """Storages of caches."""
 
     def residency(self, found: Survey, position: int) -> Residency:
-        """Return what the first result of a node is, or what it writes."""
+        """Return the residency of a node's first result, or of the value that it writes."""
         node = found.nodes[position]
         value = node.outputs[0] if node.outputs else node.writes[0] if node.writes else ""
         return self.values.get(value, UNKNOWN)
@@ -44,15 +44,15 @@ def mean(
     told: Mapping[str, Residency],
     decoding: Collection[int] = (),
 ) -> Meaning:
-    """Work it out.
+    """Derive the meaning of a graph.
 
     Args:
         found: The graph.
-        matches: What patterns found in it.
+        matches: Pattern matches in it.
         division: Its stages and steps.
-        bits: Modalities of outside values that are known otherwise.
-        told: What storages are that are known otherwise.
-        decoding: Nodes that make pictures of features, if it is pictures that they work on.
+        bits: Modalities of outside values that are known from other sources.
+        told: Residencies of storages that are known from other sources.
+        decoding: Nodes that make pictures from features, if they process pictures.
     """
     caches = {base: sure for base, sure in cache_values(found, matches).items() if base not in told}
     crossing = {found.positions[node] for match in matches

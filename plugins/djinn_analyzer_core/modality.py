@@ -1,4 +1,4 @@
-"""Text, pictures, sound: where each comes in, and what it flows into."""
+"""Text, pictures, sound: where each enters a graph, and which nodes it reaches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_analyzer_core.stages import Stage
 from djinn_analyzer_core.survey import Survey
 
 TEXT, VISION, AUDIO, DECODED, INDEX = 1, 2, 4, 8, 16
-"""Bits of what a value carries: three modalities; that pictures are being made of features; that it is an index."""
+"""Bits of a value's content: three modalities; features that are being decoded to pictures; an index."""
 KINDS = TEXT | VISION | AUDIO
 
 _NAMES = {TEXT: Modality.TEXT, VISION: Modality.VISION, AUDIO: Modality.AUDIO}
@@ -19,7 +19,7 @@ _ENLARGING = ("upsample", "conv_transpose", "pixel_shuffle", "_upsample")
 
 
 def modality_of(bits: int) -> Modality:
-    """Name a set of bits."""
+    """Return the modality of a set of bits."""
     kinds = bits & KINDS
     return _NAMES.get(kinds, Modality.MULTIMODAL_FUSION if kinds else Modality.UNKNOWN)
 
@@ -35,13 +35,13 @@ def modalities(
 
     Args:
         found: The graph.
-        stages: Of each node.
-        caches: Storages of caches, which carry nothing on from one step to the next.
-        decoding: Nodes from which on pictures are made of features, as a pattern tells it.
-        known: Bits of outside values whose names tell.
+        stages: Stages of the nodes.
+        caches: Storages of caches, which transfer no modality from one step to the next.
+        decoding: Nodes where the decoding of features to pictures begins, according to a pattern.
+        known: Bits of outside values that are known by name.
 
     Returns:
-        The bits of each node, and whether different ones meet in it for the first time.
+        The bits of each node, and whether different modalities meet in it for the first time.
     """
     carried: dict[str, int] = {}
     for value in found.outside:
@@ -83,7 +83,7 @@ def _gives_indices(results: Sequence[TensorSpec | None]) -> bool:
 
 
 def _source(found: Survey, position: int, union: int, known: Mapping[str, int]) -> int:
-    """Tell which modality comes in with a node."""
+    """Return the modality that enters with a node."""
     node, facts, operands = found.nodes[position], found.facts[position], found.operands[position]
     if len(node.inputs) < 2:
         return 0
@@ -91,7 +91,7 @@ def _source(found: Survey, position: int, union: int, known: Mapping[str, int]) 
         table, index = operands[:2]
         if table is None or index is None:
             return 0
-        # As many indices as there are rows, from outside, are a model's own list of positions.
+        # If there are as many outside indices as rows, they are the model's own list of positions.
         is_list = index.numel == table.size[0] and found.is_outside(node.inputs[1]) and (
             node.inputs[1] not in known)
         return TEXT if union & INDEX and not is_list else 0
@@ -109,7 +109,7 @@ def _enlarges(found: Survey, position: int) -> bool:
 
 
 def _from_readers(found: Survey, bits: list[int]) -> list[int]:
-    """Let what carries nothing itself, such as a mask, be of the kind of what first reads it."""
+    """Give values without own modality, such as masks, the modality of their first reader."""
     for position in range(len(bits) - 1, -1, -1):
         if not bits[position] & KINDS:
             for value in found.nodes[position].outputs:

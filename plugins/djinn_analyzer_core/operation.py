@@ -1,4 +1,4 @@
-"""The first tier: what an operation and its arguments tell by themselves."""
+"""The first tier: conclusions from a single operation and its arguments."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from djinn_analyzer_core.flops import count_flops
 from djinn_analyzer_core.survey import Survey
 
 _REUSED_FROM = 8
-"""From how many uses of an element on, a product is not bound by reading its largest operand."""
+"""Uses of an element from which on reading its largest operand does not limit a product."""
 _FLOPS_PER_BYTE_MOVED = 4_000
-"""What an accelerator computes while a network carries a byte: 10 TFLOP/s against 2.5 GB/s."""
+"""Operations of an accelerator in the time in which a network transfers one byte: 10 TFLOP/s against 2.5 GB/s."""
 _BYTES_PER_BYTE_MOVED = 200
-"""What its memory carries meanwhile: 500 GB/s."""
+"""Bytes that its memory transfers in the same time: 500 GB/s."""
 
 Fields: TypeAlias = dict[str, Any]
 Specs: TypeAlias = Sequence[TensorSpec | None]
 
 
 class Operations:
-    """Works out each distinct call of a graph once."""
+    """Computes the fields of each distinct call of a graph once."""
 
     def __init__(self, found: Survey) -> None:
         self._survey = found
         self._known: dict[Any, Fields] = {}
 
     def fields(self, position: int) -> Fields:
-        """Return what is known of a node; the mapping is shared by nodes with equal calls."""
+        """Return the fields of a node; nodes with equal calls share the mapping."""
         found = self._survey
         node, facts = found.nodes[position], found.facts[position]
         operands, results = found.operands[position], found.results[position]
@@ -76,7 +76,7 @@ def _fields(
 
 
 def size_bytes(spec: TensorSpec | None) -> int:
-    """Bytes that a tensor takes in memory; what is expanded counts once."""
+    """Return the bytes that a tensor takes in memory; expanded dimensions count once."""
     if spec is None:
         return 0
     if 0 not in spec.stride:
@@ -105,7 +105,7 @@ def _traffic(node: GraphNode, facts: OperatorFacts, operands: Specs, results: Sp
 def _traffic_by_index(
     by_value: Mapping[str, TensorSpec | None], written_values: set[str], made: int
 ) -> tuple[int, int]:
-    """Of what is indexed, only the chosen elements count."""
+    """Count only the selected elements of indexed tensors."""
     if not written_values:
         table = max(map(size_bytes, by_value.values()), default=0)
         rest = sum(map(size_bytes, by_value.values())) - table

@@ -1,4 +1,4 @@
-"""Prefill, decode, encoding, fusion, training: what each step, and each node in it, is part of."""
+"""Prefill, decode, encoding, fusion, training: the phase of each step and of each node in it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from djinn_analyzer_core.stages import Division, Stage
 from djinn_analyzer_core.survey import Survey
 
 Phase: TypeAlias = tuple[ExecutionPhase, float]
-"""A phase, and how sure it is."""
+"""A phase, and its confidence."""
 
 FEW = 8
-"""Positions that one decode step may bring: drafts that are checked together."""
+"""Maximum positions of one decode step: speculative drafts are checked together."""
 
 
 class _Kind(enum.IntFlag):
-    """What an attention is part of."""
+    """The kind of model part that an attention belongs to."""
 
     NONE = 0
     WHOLE = 1
-    """Sees all there is at once: an encoder."""
+    """Attends to the whole sequence at once: an encoder."""
     CACHED = 2
-    """Belongs to a decoder that keeps what it has seen."""
+    """Belongs to a decoder with a cache."""
 
 
 @attrs.frozen(eq=False)
 class _Attention:
-    """A found attention, by positions."""
+    """A matched attention, by positions."""
 
     nodes: Sequence[int]
     step: int
@@ -45,7 +45,7 @@ class _Attention:
 
     @property
     def is_cached(self) -> bool:
-        """Whether it is self-attention over more than was just computed, or keeps it for later."""
+        """Whether it is self-attention over more than the new positions, or stores them for later."""
         return not self.is_cross and (bool(self.caches) or self.key_length > self.query_length)
 
 
@@ -55,9 +55,9 @@ class Phases:
 
     nodes: Sequence[Phase]
     steps: Mapping[int, Phase]
-    """By number of the step, in order; of steps without a forward pass there is none."""
+    """By step number, in order; steps without a forward pass have none."""
     lengths: Mapping[int, tuple[int, int]]
-    """Of steps of a language model: how many positions they bring, and how many they see."""
+    """For each step of a language model: the number of new positions, and of positions that it attends to."""
 
 
 def phases_of(
@@ -67,7 +67,7 @@ def phases_of(
     bits: Sequence[int],
     meets: Sequence[bool],
 ) -> Phases:
-    """Say what each node is part of."""
+    """Determine the phase of each node."""
     attentions = _attentions(found, division, matches)
     language = _language(found, attentions)
     language |= _carried(found, division, matches, {attention.step for attention in attentions})
@@ -81,7 +81,7 @@ def phases_of(
         elif step in training:
             nodes.append((ExecutionPhase.TRAINING_FORWARD, 0.9))
         elif kinds[position] is _Kind.CACHED or (step in language and _is_mixed(bits[position])):
-            # A decoder that looks at pictures while it writes is still a decoder.
+            # A decoder that attends to pictures while it generates is still a decoder.
             fuses = meets[position] and position < firsts.get(step, 0)
             nodes.append((ExecutionPhase.MULTIMODAL_FUSION, 0.8) if fuses else language[step])
         else:
@@ -90,7 +90,7 @@ def phases_of(
 
 
 def _attentions(found: Survey, division: Division, matches: Sequence[PatternMatch]) -> list[_Attention]:
-    """List forward attentions in program order, each with the caches that are grown for it."""
+    """List forward attentions in program order, each with the caches that grow for it."""
     made = []
     for match in matches:
         nodes = sorted(found.positions[node] for node in match.nodes)
@@ -110,12 +110,12 @@ def _attentions(found: Survey, division: Division, matches: Sequence[PatternMatc
 
 
 def _length(told: object) -> int:
-    """Read a number that a pattern has told, if it has."""
+    """Return a number that a pattern has reported; 0 if it is none."""
     return told if isinstance(told, int) else 0
 
 
 def _language(found: Survey, attentions: Sequence[_Attention]) -> dict[int, Phase]:
-    """Say of each step with a cache whether it reads a prompt or goes on writing."""
+    """Determine for each step with a cache whether it is prefill or decode."""
     by_step: dict[int, list[_Attention]] = {}
     for attention in attentions:
         if attention.is_cached:
@@ -144,7 +144,7 @@ def _read_or_write(found: Survey, attentions: Sequence[_Attention], written: set
     past = max(attention.key_length - attention.query_length for attention in attentions)
     caches = [cache for attention in attentions for cache in attention.caches]
     if not caches:
-        # Keys that were there before, in a form that is no known cache.
+        # There are earlier keys, but in no known form of cache.
         return (ExecutionPhase.LLM_DECODE if query <= min(FEW, max(past, 1)) else ExecutionPhase.LLM_PREFILL, 0.7)
     is_static = any(cache.metadata.get("form") == "static" for cache in caches)
     if not is_static:
@@ -155,7 +155,7 @@ def _read_or_write(found: Survey, attentions: Sequence[_Attention], written: set
         is_fresh = not stores & written
         begins = is_fresh and ((past <= 0 and query > 1) or all(store in found.producer for store in stores))
         if is_fresh and not begins:
-            # What a cache from outside holds is not to be seen; more than one position is read, not written.
+            # The fill level of an outside cache is unknown; a step with more than one position counts as prefill.
             return (ExecutionPhase.LLM_DECODE if query == 1 else ExecutionPhase.LLM_PREFILL, 0.7)
         sure = 0.9
     if begins or query > FEW or query > max(past, 1):
@@ -164,7 +164,7 @@ def _read_or_write(found: Survey, attentions: Sequence[_Attention], written: set
 
 
 def _is_empty(found: Survey, cache: PatternMatch) -> bool:
-    """Whether a growing cache begins: there was nothing before."""
+    """Whether a growing cache was empty before."""
     before = found.specs.get(cache.values.get("cache", ""))
     return before is None or before.numel == 0
 
@@ -172,7 +172,7 @@ def _is_empty(found: Survey, cache: PatternMatch) -> bool:
 def _carried(
     found: Survey, division: Division, matches: Sequence[PatternMatch], attending: set[int]
 ) -> dict[int, Phase]:
-    """Say it of language models without attention, which carry a state from step to step."""
+    """Determine the phases of language models without attention, which carry a state from step to step."""
     able = {division.steps[found.positions[match.nodes[-1]]] for match in matches
             if match.pattern == "head" and match.metadata.get("kind") == "language_model"} - attending
     brought: dict[int, int] = {}
@@ -196,14 +196,14 @@ def _kinds(
     found: Survey, division: Division, attentions: Sequence[_Attention], language: Mapping[int, Phase],
     firsts: dict[int, int],
 ) -> list[_Kind]:
-    """Say of each node whether it belongs to a decoder with a cache, or to anything else.
+    """Determine for each node whether it belongs to a decoder with a cache, or to another part.
 
-    ``firsts`` receives, by step, where the decoder's first attention begins.
+    ``firsts`` receives, by step, the position of the decoder's first attention.
     """
     wholes: dict[int, int] = {}
     own = [_Kind.NONE] * len(found.nodes)
     for attention in attentions:
-        # An encoder comes before its decoder's first attention, so what crosses belongs to the decoder.
+        # An encoder precedes its decoder's first attention, so cross-attention belongs to the decoder.
         is_part = attention.is_cached or (attention.is_cross and attention.step in language)
         for position in attention.nodes:
             own[position] = _Kind.CACHED if is_part else _Kind.WHOLE
@@ -271,7 +271,7 @@ def _ahead(
 
 
 def _training(found: Survey, division: Division) -> set[int]:
-    """Return the steps of whose forward pass a backward pass reads something."""
+    """Return the steps whose forward values a backward pass reads."""
     steps: set[int] = set()
     for position, node in enumerate(found.nodes):
         if division.stages[position] is Stage.BACKWARD:
@@ -299,12 +299,12 @@ def _by_modality(bits: int) -> Phase:
 def _steps(
     division: Division, nodes: Sequence[Phase], language: Mapping[int, Phase], training: set[int]
 ) -> dict[int, Phase]:
-    """Say of each step as a whole what it is: what its decoder does, or else what most of it is."""
+    """Determine the phase of each step: that of its decoder, or else that of most of its nodes."""
     counts: dict[int, dict[Phase, int]] = {}
     for position, step in enumerate(division.steps):
         if division.stages[position] is Stage.FORWARD:
             known = counts.setdefault(step, {})
-            # What is done between calls counts only where there is nothing else.
+            # Nodes between calls count only if there are no others.
             weight = len(nodes) if not division.inside or division.inside[position] else 1
             known[nodes[position]] = known.get(nodes[position], 0) + weight
     made: dict[int, Phase] = {}

@@ -1,4 +1,4 @@
-"""The whole at a glance."""
+"""A summary of a graph."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TRAINING = (ExecutionPhase.TRAINING_FORWARD, ExecutionPhase.BACKWARD, Execution
 def profile_of(
     found: Survey, matches: Sequence[PatternMatch], fields: Sequence[Mapping[str, Any]], meaning: Meaning | None
 ) -> WorkloadProfile:
-    """Sum a graph up.
+    """Summarize a graph.
 
     Args:
         found: The graph.
-        matches: What patterns found in it.
-        fields: What is known of each node, by position.
-        meaning: What is known of the whole; none if only operations were looked at.
+        matches: Pattern matches in it.
+        fields: Fields of each node, by position.
+        meaning: The meaning of the whole; ``None`` if only operations were analyzed.
     """
     flops = sum(known.get("flops", 0) for known in fields)
     moved = sum(known.get("bytes_read", 0) + known.get("bytes_written", 0) for known in fields)
@@ -63,7 +63,7 @@ def _modalities(meaning: Meaning) -> tuple[Modality, ...]:
 
 
 def _workload(matches: Sequence[PatternMatch], meaning: Meaning) -> str:
-    """Name the kind of work, the more special kind first."""
+    """Return the kind of work, preferring special kinds."""
     phases = {phase for phase, _ in meaning.phases.nodes}
     kinds = 0
     for bits in meaning.bits:
@@ -98,7 +98,7 @@ def _residency_bytes(found: Survey, meaning: Meaning) -> dict[str, int]:
             kinds[base] = residency.value
             largest[base] = size_bytes(found.specs.get(value))
         elif base not in meaning.values:
-            # Nobody saw the whole: the largest view stands for it.
+            # The whole storage was never seen, so the largest view represents it.
             largest[base] = max(largest[base], size_bytes(found.specs.get(value)))
     totals: dict[str, int] = {}
     for base, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""Weights, activations, caches, gradients, optimizer state: what each value is, by how it is used."""
+"""Weights, activations, caches, gradients, optimizer state: the kind of each value, derived from its use."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from djinn_analyzer_core.stages import Stage
 from djinn_analyzer_core.survey import Survey
 
 Residency: TypeAlias = tuple[DataResidency, float]
-"""What a value is, and how sure that is."""
+"""The kind of a value, and its confidence."""
 
 _PARAMETERS = frozenset(
     "weight bias running_mean running_var mat2 params w_ih w_hh b_ih b_hh weight0 weight1 weight2 weight3 qkv_weight "
     "qkv_bias proj_weight proj_bias weight_buf".split()
 )
-"""Names that schemas give to parameters."""
+"""Names of parameters in schemas."""
 _PARAMETERS_OF = frozenset({("addmm", "self"), ("_weight_norm", "v"), ("_weight_norm", "g"),
                             ("_weight_norm_interface", "v"), ("_weight_norm_interface", "g")})
 _UNKNOWN = DataResidency.UNKNOWN, 0.0
 
 
 def cache_values(found: Survey, matches: Sequence[PatternMatch]) -> dict[str, float]:
-    """Return the storages of caches, with how sure that is."""
+    """Return the storages of caches, with their confidences."""
     caches: dict[str, float] = {}
     for match in matches:
         if match.pattern == "kv_cache":
@@ -39,7 +39,7 @@ def cache_values(found: Survey, matches: Sequence[PatternMatch]) -> dict[str, fl
             for role in ("key", "value"):
                 value = match.values.get(role)
                 spec = None if value is None else found.specs.get(value)
-                # Keys that the graph did not make were made for attention before.
+                # Keys that come from outside the graph were made for an earlier attention.
                 if value is not None and found.is_outside(value) and spec is not None and len(spec.size) >= 3:
                     caches.setdefault(found.base(value), 0.8)
     return caches
@@ -52,14 +52,14 @@ def residencies(
     caches: Mapping[str, float],
     told: Mapping[str, Residency],
 ) -> dict[str, Residency]:
-    """Say what each value is.
+    """Determine the kind of each value.
 
     Args:
         found: The graph.
-        stages: Of each node.
-        matches: What patterns found.
-        caches: Storages of caches, with how sure that is.
-        told: What storages are that are known otherwise.
+        stages: Stages of the nodes.
+        matches: Pattern matches.
+        caches: Storages of caches, with their confidences.
+        told: Kinds of storages that are known from other sources.
     """
     in_attention = {found.positions[node] for match in matches if match.pattern == "attention" for node in match.nodes}
     said: dict[str, Residency] = {base: (DataResidency.STATEFUL_KV_CACHE, sure) for base, sure in caches.items()}
@@ -86,7 +86,7 @@ def residencies(
 
 
 def _is_kept_state(found: Survey, value: str, stages: Sequence[Stage]) -> bool:
-    """Whether a value that an optimizer makes is one that it will write again: moments, momentum."""
+    """Whether the optimizer will write a value that it makes again: moments, momentum."""
     made = found.nodes[found.producer[value]]
     if found.facts[found.producer[value]].name not in ("zeros_like", "full_like", "clone", "zeros"):
         return False
@@ -96,7 +96,7 @@ def _is_kept_state(found: Survey, value: str, stages: Sequence[Stage]) -> bool:
 
 
 def _outside(found: Survey, value: str, stages: Sequence[Stage], in_attention: set[int]) -> Residency:
-    """Say what a value from outside is, by what it is used for."""
+    """Determine the kind of an outside value from its use."""
     spec = found.specs.get(value)
     if spec is None or not (spec.dtype.is_floating_point or spec.dtype.is_complex):
         return (DataResidency.INPUT, 0.7)
@@ -120,7 +120,7 @@ def _outside(found: Survey, value: str, stages: Sequence[Stage], in_attention: s
 
 
 def _is_alone(found: Survey, reader: int) -> bool:
-    """Whether a node only changes the form or the scale of the one value that it reads."""
+    """Whether a node only changes the shape or scale of the single value that it reads."""
     node = found.nodes[reader]
     return found.facts[reader].is_elementwise and len(node.inputs) == 1 and not node.writes
 
@@ -141,7 +141,7 @@ def _by_use(
     if not spec.size or len(spec.size) == 1 or reader not in in_attention:
         if (facts.is_elementwise and len(node.inputs) > 1 and (
                 spec.numel < made.numel or len(spec.size) < len(made.size))):
-            # A scale or shift that is the same for every position or element of a batch.
+            # The same scale or shift applies to every position or element of a batch.
             return (DataResidency.PERSISTENT_WEIGHT, 0.7)
         if facts.is_indexed and argument in ("self", "weight"):
             return (DataResidency.PERSISTENT_WEIGHT, 0.6)

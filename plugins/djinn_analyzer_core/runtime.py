@@ -1,4 +1,4 @@
-"""The third tier: what happened while the graph was made."""
+"""The third tier: conclusions from observations while the graph was recorded."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _INPUTS: Mapping[str, int] = MappingProxyType({
     "images": VISION, "image": VISION, "input_features": AUDIO, "input_values": AUDIO, "audio": AUDIO, "speech": AUDIO,
     "waveform": AUDIO,
 })
-"""What models call their inputs."""
+"""Names of inputs in models."""
 _MAKERS = frozenset({"decode_head", "decoder", "mask_decoder", "pixel_decoder", "segmentation_head"})
-"""What models call the parts that make pictures, boxes or masks of features."""
+"""Names of model parts that make pictures, boxes or masks from features."""
 
 
 def is_watched(found: Survey) -> bool:
-    """Whether the graph tells anything of how it was made."""
+    """Whether the graph contains observations of its recording."""
     return bool(found.graph.values) or any(
         node.origin.stage or node.origin.module_type or node.origin.call_index >= 0 for node in found.nodes)
 
@@ -44,7 +44,7 @@ def is_watched(found: Survey) -> bool:
 def add_runtime(
     fields: Sequence[dict[str, Any]], found: Survey, matches: Sequence[PatternMatch], before: Meaning
 ) -> Meaning:
-    """Add to what is known of each node, by position, and return what now is known of the whole."""
+    """Add observations to the fields of each node, by position, and return the updated meaning of the whole."""
     division = _division(found, before.division)
     told = _told(found, before)
     meaning = _grown(mean(found, matches, division, _named(found), told, _makers(found)))
@@ -102,20 +102,20 @@ def layer_of(path: str) -> int | None:
 
 
 def _division(found: Survey, before: Division) -> Division:
-    """Divide by what was watched, and where nobody watched, as before."""
+    """Divide by the observations; where there are none, keep the structural division."""
     stages = [
-        # What is done with gradients between backward and step, such as clipping, is seen by its structure only.
+        # Work on gradients between backward and step, such as clipping, is only recognized by its structure.
         stage if node.origin.stage == "forward" and not node.origin.module_type else
         STAGES.get(node.origin.stage, stage) for node, stage in zip(found.nodes, before.stages, strict=True)]
     if all(node.origin.call_index < 0 for node in found.nodes):
         return Division(stages, before.steps)
-    # What precedes the first call prepares it.
+    # Nodes before the first call prepare it.
     return Division(stages, [max(node.origin.call_index, 0) for node in found.nodes],
                     [bool(node.origin.module_type) for node in found.nodes])
 
 
 def _told(found: Survey, before: Meaning) -> dict[str, Residency]:
-    """Say what storages are whose names are known. A cache stays one, however it came in."""
+    """Return the residencies of named storages. A cache remains a cache."""
     told: dict[str, Residency] = {}
     for value, info in found.graph.values.items():
         residency, base = _KINDS.get(info.kind), found.base(value)
@@ -125,7 +125,7 @@ def _told(found: Survey, before: Meaning) -> dict[str, Residency]:
 
 
 def _named(found: Survey) -> dict[str, int]:
-    """Return the modalities of inputs whose names tell them."""
+    """Return the modalities of inputs with known names."""
     named: dict[str, int] = {}
     for value, info in found.graph.values.items():
         name = info.name.rpartition(".")[2]
@@ -137,7 +137,7 @@ def _named(found: Survey) -> dict[str, int]:
 
 
 def _makers(found: Survey) -> set[int]:
-    """Tell by their modules which nodes make pictures of features."""
+    """Return the nodes that make pictures from features, according to their modules."""
     known: dict[str, bool] = {}
     made: set[int] = set()
     for position, node in enumerate(found.nodes):
@@ -150,7 +150,7 @@ def _makers(found: Survey) -> set[int]:
 
 
 def _grown(meaning: Meaning) -> Meaning:
-    """Be sure of calls whose attention sees what the call before saw, and what is new."""
+    """Raise the confidence for calls whose attention covers the previous call's positions and the new ones."""
     phases, seen = meaning.phases, 0
     sure: dict[int, ExecutionPhase] = {}
     for step, (query, key) in sorted(phases.lengths.items()):

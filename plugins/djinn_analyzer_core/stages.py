@@ -1,4 +1,4 @@
-"""Forward, backward, optimizer: which of them a node belongs to, by what it reads and writes."""
+"""Forward, backward, optimizer: assigns each node to a stage, by the values that it reads and writes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BEGINS = frozenset(
     "addmm batch_norm conv1d conv2d conv3d convolution embedding embedding_bag layer_norm linear native_batch_norm "
     "native_dropout native_group_norm native_layer_norm".split()
 )
-"""What a forward pass consists of, and neither autograd nor an optimizer has use for, unless it is of gradients."""
+"""Operators of a forward pass that neither autograd nor an optimizer uses, except on gradients."""
 _CONVOLUTIONS = frozenset("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split())
 
 
 class Stage(enum.IntEnum):
-    """Part of a training step; work without gradients is forward."""
+    """A stage of a training step; work without gradients is forward."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -27,28 +27,28 @@ class Stage(enum.IntEnum):
 
 
 STAGES = {"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimizer": Stage.OPTIMIZER}
-"""By the name that an origin gives it."""
+"""By the name that an origin uses."""
 
 
 @attrs.frozen(eq=False)
 class Division:
-    """How a graph falls into stages and steps, by position."""
+    """The division of a graph into stages and steps, by position."""
 
     stages: Sequence[Stage]
     steps: Sequence[int]
-    """Number of the step: one call of a model, or what looks like one."""
+    """Step number: one call of a model, or a section that looks like one."""
     inside: Sequence[bool] = ()
-    """Whether a node belongs to the call itself, and not to what is done between calls; empty if that is not known."""
+    """Whether a node belongs to the call itself and not to the work between calls; empty if unknown."""
 
 
 def by_structure(found: Survey, matches: Sequence[PatternMatch]) -> Division:
-    """Divide a graph by nothing but itself."""
+    """Divide a graph by its structure alone."""
     stages = _stages(found)
     return Division(stages, _steps(found, stages, matches))
 
 
 def _is_seed(found: Survey, position: int) -> bool:
-    """Whether a backward pass begins here: autograd makes a one for a loss that is a number."""
+    """Whether a backward pass begins here: autograd creates a gradient of one for a scalar loss."""
     spec = next(iter(found.results[position]), None)
     return (found.facts[position].name == "ones_like" and spec is not None and not spec.size
             and spec.dtype.is_floating_point)
@@ -78,7 +78,7 @@ def _stages(found: Survey) -> list[Stage]:
         if now is Stage.BACKWARD and (facts.is_backward or reads or _is_seed(found, position)):
             derived.update(map(found.base, (*node.outputs, *node.writes)))
         elif now is Stage.OPTIMIZER:
-            # What no forward pass has read before is no weight; it is there again in the next step.
+            # A value that no forward pass has read is not a weight; it occurs again in the next step.
             state.update(found.base(value) for value in node.outputs if not found.is_view[position])
             state.update(base for base in map(found.base, node.writes) if found.readers.get(base, (0,))[0] >= began)
         stages[position] = now
@@ -86,34 +86,34 @@ def _stages(found: Survey) -> list[Stage]:
 
 
 def _initialises(found: Survey, position: int) -> bool:
-    """Whether a node makes state of an optimizer: zeros in the form of a weight."""
+    """Whether a node creates optimizer state: zeros in the shape of a weight."""
     node = found.nodes[position]
     return (found.facts[position].name in ("zeros_like", "full_like") and bool(node.inputs)
             and found.is_outside(node.inputs[0]))
 
 
 def _copied(found: Survey, position: int) -> int:
-    """Count the nodes just before that copy a gradient, as which a momentum begins."""
+    """Count the preceding nodes that copy a gradient, as initial momentum."""
     if position < 2 or [found.facts[position - back].name for back in (2, 1)] != ["detach", "clone"]:
         return 0
     return 2 if found.nodes[position - 1].inputs == found.nodes[position - 2].outputs else 0
 
 
 def _is_optimizer(found: Survey, position: int, derived: set[str], state: set[str], *, reads: bool) -> bool:
-    """Whether an optimizer begins here: autograd neither goes through lists nor writes what comes from outside."""
+    """Whether an optimizer begins here: autograd neither processes lists nor writes outside values."""
     node, name = found.nodes[position], found.facts[position].name
     if name.startswith(("_foreach_", "_fused_")):
         return True
     if node.writes:
         written = found.base(node.writes[0])
-        # A gradient from outside is added to, which has no factor; a weight is.
+        # An update of an outside gradient has no factor; an update of a weight has one.
         return written in state or (written not in derived and found.is_outside(written) and not (
             name == "add" and reads and "alpha" not in node.keywords))
     return _initialises(found, position)
 
 
 def _grounded(found: Survey) -> list[bool]:
-    """Tell which nodes prepare something out of nothing but outside values: positions, masks."""
+    """Determine which nodes use only outside values, to prepare positions or masks, for example."""
     grounded: list[bool] = []
     for position, node in enumerate(found.nodes):
         facts = found.facts[position]
@@ -126,7 +126,7 @@ def _grounded(found: Survey) -> list[bool]:
 
 
 def _prepared(found: Survey, start: int, grounded: Sequence[bool]) -> range:
-    """Return what was prepared just before, and is read only from here on: it belongs to what begins here."""
+    """Return the range of nodes just before ``start`` that only prepare values for the step that begins here."""
     first = start
     while first > 0 and grounded[first - 1] and all(
             found.readers.get(value, (start,))[0] >= first - 1 for value in found.nodes[first - 1].outputs):
@@ -135,9 +135,9 @@ def _prepared(found: Survey, start: int, grounded: Sequence[bool]) -> range:
 
 
 def _steps(found: Survey, stages: Sequence[Stage], matches: Sequence[PatternMatch]) -> list[int]:
-    """Number the steps: one begins where a forward pass follows another stage, or comes in by the same door again.
+    """Number the steps: a step begins if a forward pass follows another stage, or enters by the same door again.
 
-    A door is a table that is looked up, or the first convolution; a cache that has grown and grows again tells as much.
+    A door is a table that is looked up, or the first convolution. A grown cache that grows again also begins a step.
     """
     steps: list[int] = []
     grounded, grown = _grounded(found), _growths(found, matches)
@@ -168,7 +168,7 @@ def _steps(found: Survey, stages: Sequence[Stage], matches: Sequence[PatternMatc
 
 
 def _door(found: Survey, position: int) -> str | None:
-    """Name the outside table or weights by which data come in, if this is where they may."""
+    """Return the outside table or weights by which data enters at this node, or ``None``."""
     node, name = found.nodes[position], found.facts[position].name
     if len(node.inputs) < 2 or (name != "embedding" and name not in _CONVOLUTIONS):
         return None

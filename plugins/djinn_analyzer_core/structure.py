@@ -1,4 +1,4 @@
-"""The second tier: what patterns and the way of values through the graph tell."""
+"""The second tier: conclusions from patterns and from the flow of values through the graph."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from djinn_analyzer_core.stages import Stage
 from djinn_analyzer_core.survey import Survey
 
 WHOLES = frozenset({"llm", "vision_encoder"})
-"""Patterns that hold others."""
+"""Patterns that contain other patterns."""
 WAITED_FOR = 100
-"""Priority of what a client waits for."""
+"""Priority of work that a client waits for."""
 PRIORITIES: Mapping[ExecutionPhase, int] = MappingProxyType({
     ExecutionPhase.LLM_DECODE: 40,
     ExecutionPhase.LLM_PREFILL: 30,
@@ -30,20 +30,20 @@ PRIORITIES: Mapping[ExecutionPhase, int] = MappingProxyType({
     ExecutionPhase.BACKWARD: 10,
     ExecutionPhase.OPTIMIZER_STEP: 0,
 })
-"""Somebody reads along while a model writes, and waits for its first word; nobody watches single training steps."""
+"""Users read along while a model generates, and wait for its first token; single training steps are not watched."""
 
 _known_evidence: dict[tuple[Tier, float], Evidence] = {}
 
 
 def evidence(tier: Tier, confidence: float) -> Evidence:
-    """Return the one evidence of a tier with this confidence."""
+    """Return the shared evidence object of a tier with this confidence."""
     return _known_evidence.setdefault((tier, confidence), Evidence(tier, confidence))
 
 
 def add_structure(
     fields: Sequence[dict[str, Any]], found: Survey, matches: Sequence[PatternMatch], meaning: Meaning
 ) -> None:
-    """Add to what is known of each node, by position."""
+    """Add structural conclusions to the fields of each node, by position."""
     holders, layers = _holders(found, matches), _layers(found, matches, meaning)
     first_use = _first_uses(found)
     shared: dict[tuple[Any, ...], dict[str, Evidence]] = {}
@@ -68,7 +68,7 @@ def add_structure(
 
 
 def add_meaning(known: dict[str, Any], found: Survey, meaning: Meaning, position: int) -> float:
-    """Write down what a node is part of and what its result is; return how sure the latter is."""
+    """Record a node's phase and its result's kind; return the confidence of the latter."""
     phase, stage = meaning.phases.nodes[position][0], meaning.division.stages[position]
     residency, sure = meaning.residency(found, position)
     caches = meaning.caches.keys()
@@ -107,7 +107,7 @@ def _evidence(
 
 
 def _holders(found: Survey, matches: Sequence[PatternMatch]) -> dict[int, PatternMatch]:
-    """For each node: the smallest structure that holds it; among equal ones, the one that names its role."""
+    """For each node: the smallest structure that contains it; among equal ones, the one that names its role."""
     held: dict[int, PatternMatch] = {}
 
     def size_of(match: PatternMatch, node: str) -> tuple[int, bool]:
@@ -124,7 +124,7 @@ def _holders(found: Survey, matches: Sequence[PatternMatch]) -> dict[int, Patter
 
 
 def _layers(found: Survey, matches: Sequence[PatternMatch], meaning: Meaning) -> dict[int, int]:
-    """Count layers by their self-attention. A norm belongs to what comes next; the last one to no layer."""
+    """Count layers by their self-attention. A norm belongs to the next layer; the last norm belongs to none."""
     ordered = sorted((found.positions[match.nodes[0]], place) for place, match in enumerate(matches)
                      if match.pattern in ("attention", "kv_cache", "mlp", "moe", "norm"))
     layers: dict[int, int] = {}
@@ -152,7 +152,7 @@ def _layers(found: Survey, matches: Sequence[PatternMatch], meaning: Meaning) ->
 
 
 def _first_uses(found: Survey) -> dict[str, int]:
-    """For each storage: the first node that makes or touches it."""
+    """For each storage: the first node that makes or uses it."""
     first: dict[str, int] = {}
     for position, touched in enumerate(zip(found.reads, found.makes, strict=True)):
         for bases in touched:
@@ -164,7 +164,7 @@ def _first_uses(found: Survey) -> dict[str, int]:
 def _colocated(
     found: Survey, position: int, first_use: Mapping[str, int], meaning: Meaning, holder: PatternMatch | None
 ) -> str | None:
-    """Name the node that a view, a write, or the growth of a cache has to stay with."""
+    """Return the node that a view, a write, or the growth of a cache has to be colocated with."""
     node = found.nodes[position]
     if holder is not None and holder.pattern == "kv_cache" and holder.metadata.get("form") != "static":
         touched = holder.values.get("cache")

@@ -1,4 +1,4 @@
-"""What every tier looks up in a graph, read off in one pass."""
+"""Information about a graph that all tiers need, collected in one pass."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from djinn_analyzer_core.flops import has_formula
 
 @attrs.frozen(eq=False)
 class Survey:
-    """A graph by position, which is quicker than by name."""
+    """A graph indexed by position, which is faster than by name."""
 
     graph: Graph
     nodes: Sequence[GraphNode]
     positions: Mapping[str, int]
     """By node identifier."""
     facts: Sequence[OperatorFacts]
-    """Of each node's operator."""
+    """Facts about each node's operator."""
     operands: Sequence[tuple[TensorSpec | None, ...]]
     """Metadata of each node's inputs."""
     results: Sequence[tuple[TensorSpec | None, ...]]
-    """Metadata of each node's outputs, also where only those who read them know it."""
+    """Metadata of each node's outputs, including metadata that only their readers have."""
     may_cost: Sequence[bool]
     """Whether a node's operator may cost floating-point operations."""
     reads: Sequence[tuple[str, ...]]
@@ -33,13 +33,13 @@ class Survey:
     makes: Sequence[tuple[str, ...]]
     """The storages of each node's outputs."""
     is_view: Sequence[bool]
-    """Whether a node only gives another name to memory."""
+    """Whether a node's output is only a view of existing memory."""
     producer: Mapping[str, int]
     """By value: the node that makes it."""
     readers: Mapping[str, Sequence[int]]
     """By value: the nodes that read it, in order."""
     specs: Mapping[str, TensorSpec | None]
-    """Of every value."""
+    """By value."""
     outside: Sequence[str]
     """Values that no node makes, in the order in which they are read."""
 
@@ -48,7 +48,7 @@ class Survey:
         return self.graph.storages.get(value, value)
 
     def is_outside(self, value: str) -> bool:
-        """Whether a value, or what it is a view of, comes from outside."""
+        """Whether a value, or the base of a view, comes from outside."""
         return self.base(value) not in self.producer
 
 

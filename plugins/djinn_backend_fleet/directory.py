@@ -1,4 +1,4 @@
-"""Where values are: one home for each storage, and copies of single values elsewhere."""
+"""Where values are: one home executor per storage, and copies of single values on others."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from djinn.ir.value import Slot
 
 @attrs.define(eq=False)
 class Held:
-    """What is known of one value that an executor holds."""
+    """Metadata of one value that an executor holds."""
 
     storage: int
     size_bytes: int = 0
     view: Node | None = None
-    """The operation that makes it of another value without copying, if one does."""
+    """The operation that creates it as a view of another value, if there is one."""
     copies: set[int] = attrs.field(factory=set)
-    """Executors beside the storage's home that hold its present contents."""
+    """Executors, other than the storage's home, that hold its current contents."""
 
 
 class Whereabouts:
-    """The books of a fleet.
+    """Tracks where the values of a fleet are.
 
-    All values of a storage are at its home, where they share memory as in eager. Copies elsewhere are of single values
-    and are only read; what writes a storage makes them obsolete.
+    All values of a storage are on its home executor, where they share memory as in eager mode. Copies on other
+    executors are of single values and are only read. A write to the storage invalidates them.
 
     Attributes:
-        homes: The executor where a storage is at home, by the storage's number.
+        homes: The home executor of each storage, by the storage's number.
         held_bytes: Bytes of storages and copies, by executor.
 
     Concurrency:
-        For the holder of the session's lock.
+        The caller holds the session's lock.
     """
 
     def __init__(self, executors: int) -> None:
@@ -51,7 +51,7 @@ class Whereabouts:
         return len(self._values)
 
     def find(self, number: int) -> Held | None:
-        """Return what is known of a value, if any executor holds it."""
+        """Return the metadata of a value, if an executor holds it."""
         return self._values.get(number)
 
     def home_of(self, number: int) -> int | None:
@@ -60,17 +60,17 @@ class Whereabouts:
         return None if held is None else self.homes[held.storage]
 
     def is_at(self, number: int, executor: int) -> bool:
-        """Whether an executor holds the present contents of a value."""
+        """Whether an executor holds the current contents of a value."""
         held = self._values.get(number)
         return held is not None and (self.homes[held.storage] == executor or executor in held.copies)
 
     def members_of(self, storage: int) -> Iterator[tuple[int, Held]]:
-        """Iterate over the values of a storage that somebody still names."""
+        """Iterate over the live values of a storage."""
         for number in self._members.get(storage, ()):
             yield number, self._values[number]
 
     def add(self, slot: Slot, executor: int, spec: TensorSpec | None, view: Node | None = None) -> None:
-        """Learn that an executor makes a value; the first value of a storage makes that executor its home."""
+        """Record that an executor creates a value; the first value of a storage sets the storage's home."""
         storage = slot.storage
         if storage not in self.homes:
             self.homes[storage] = executor
@@ -80,7 +80,7 @@ class Whereabouts:
         self._members.setdefault(storage, set()).add(slot.number)
 
     def rehouse(self, slot: Slot) -> None:
-        """Learn that a value has been given another storage, that of a value known here, and is at its home."""
+        """Record that a value has moved to another known storage, and is present on that storage's home."""
         held = self._values[slot.number]
         if self.homes[slot.storage] in held.copies:
             self.drop_copy(slot.number, self.homes[slot.storage])
@@ -89,10 +89,10 @@ class Whereabouts:
         self._members.setdefault(slot.storage, set()).add(slot.number)
 
     def rehome(self, storage: int, executor: int) -> int:
-        """Learn that a storage with all its values has moved.
+        """Record that a storage has moved with all its values.
 
         Returns:
-            How many of them the executor had no copy of.
+            How many of the values the executor had no copy of.
         """
         home = self.homes[storage]
         self.held_bytes[home] -= self._sizes[storage]
@@ -107,9 +107,9 @@ class Whereabouts:
         return made
 
     def forget_views(self, number: int) -> None:
-        """Learn that a value has another size or other strides: it is no longer what its operation makes.
+        """Record that a value's size or strides have changed, so that repeating its operation no longer reproduces it.
 
-        Nor are other values views of what it is now; how they were made no longer says what they are.
+        The same applies to values that were made as views of it.
         """
         storage = self._values[number].storage
         for other, held in self.members_of(storage):
@@ -117,20 +117,20 @@ class Whereabouts:
                 held.view = None
 
     def copied(self, number: int, executor: int) -> None:
-        """Learn that an executor has a copy of a value."""
+        """Record that an executor has a copy of a value."""
         held = self._values[number]
         if executor not in held.copies:
             held.copies.add(executor)
             self.held_bytes[executor] += held.size_bytes
 
     def drop_copy(self, number: int, executor: int) -> None:
-        """Learn that an executor no longer has a copy."""
+        """Record that an executor no longer has a copy."""
         held = self._values[number]
         held.copies.remove(executor)
         self.held_bytes[executor] -= held.size_bytes
 
     def drop(self, number: int) -> list[int]:
-        """Learn that nobody names a value any more.
+        """Record that a value is no longer referenced.
 
         Returns:
             The executors that hold it.

@@ -1,4 +1,4 @@
-"""The fleet: the links of a session with several executors, and what moves between those."""
+"""The fleet: the links of a session with several executors, and the transfers between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from djinn_backend_fleet.views import changes_metadata, view_chain
 
 
 class Fleet:
-    """Hands tape over to several executors, and keeps the books of what is where.
+    """Submits tape to several executors, and tracks where values are.
 
     A `djinn.kinds.backend.Backend`. Every executor runs its part of the tape in program order; where an
     operation reads what another executor has, the value is sent from server to server, and the receiving one waits for
@@ -37,10 +37,10 @@ class Fleet:
     Args:
         connections: One open connection per executor.
         tape: The session's tape.
-        released: Numbers of values that nobody names any more.
-        placement: Says which executor runs what.
-        pace: When to hand over.
-        is_debugging: Whether the users' lines are kept.
+        released: Numbers of values that the program no longer references.
+        placement: Decides which executor runs what.
+        pace: Decides when to submit.
+        is_debugging: Whether the lines of user code are kept.
 
     Concurrency:
         The caller holds the session's lock.
@@ -68,7 +68,7 @@ class Fleet:
         self._parcels = itertools.count(1)
         self._peers: set[tuple[int, int]] = set()
         self._drawn_at = 0
-        """Where the one generator is that all executors share; each has its own where the user chooses the device."""
+        """The executor that has the shared random generator; if the user chooses devices, each executor has its own."""
         self._leaving: deque[tuple[int, int]] = deque()
         self._position = 0
         self._interrupt: BaseException | None = None
@@ -84,12 +84,12 @@ class Fleet:
         return sum(link.live_handles for link in self.executors)
 
     def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor from now on; ``None``: where the placement wants it."""
+        """Run all further work on one executor; ``None``: where the placement chooses."""
         self.placement.pin(executor)
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast an executor is, and the links from it."""
+        """Record the measured speed of an executor, and of the links from it."""
         self.placement.learn(executor, profile, home_link, links)
 
     def use(self, placement: Placement) -> None:
@@ -116,7 +116,7 @@ class Fleet:
                                      hint="Leave result_cache_bytes out, or connect to one server.")
 
     def introduce(self) -> None:
-        """Let the servers reach each other.
+        """Connect the servers with each other.
 
         Raises:
             PeerError: One cannot reach another.
@@ -132,7 +132,7 @@ class Fleet:
         self.synchronize()
 
     def flush(self) -> None:
-        """Send everything pending to everybody."""
+        """Send everything pending to all executors."""
         self._take(None)
         self._submit()
         self._pace.sent()
@@ -143,9 +143,9 @@ class Fleet:
         return self._asked(slots, lambda link, mine: link.fetch(mine, whole=True))
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
-        """Send everything pending and bring home the metadata of values."""
+        """Send everything pending and fetch the metadata of values."""
         if not slots:
-            # An operation may have no results, and fail nevertheless.
+            # An operation without results may still fail.
             self.synchronize()
         self._take(None)
         return self._asked(slots, lambda link, mine: link.describe(mine))
@@ -158,7 +158,7 @@ class Fleet:
             link.synchronize()
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
-        """Send a dense CPU tensor to the executor that is to hold it."""
+        """Send a dense CPU tensor to the executor that will hold it."""
         size_bytes = dense.numel() * dense.element_size()
         if number == GENERATOR_HANDLE:
             self.executors[self._generator(device)].upload(number, dense)
@@ -169,7 +169,7 @@ class Fleet:
         self.executors[executor].upload(number, dense)
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers after everything pending."""
+        """Seed the random generators after everything pending."""
         self._take(None)
         for executor, link in enumerate(self.executors):
             if not self.placement.shares_generator or executor == self._drawn_at:
@@ -212,7 +212,7 @@ class Fleet:
 
     def _home_of(self, slot: Slot) -> int:
         if slot.number == GENERATOR_HANDLE:
-            # A generator's slot carries the device's index where a value's carries its storage.
+            # The slot of a generator contains the device's index in place of a storage.
             return self._drawn_at if self.placement.shares_generator else slot.storage
         return self.where.home_of(slot.number) or 0
 
@@ -250,7 +250,7 @@ class Fleet:
         try:
             placed = self.placement.place(without_dead(nodes, gone), gone, self.where)
         except BaseException:
-            # A schedule that breaks a rule, for one. Nothing has run, and nothing is lost.
+            # For example, the schedule breaks a rule. Nothing has run, and nothing is lost.
             self._tape.nodes[:0] = nodes
             self.nodes_taken -= len(nodes)
             raise
@@ -258,11 +258,11 @@ class Fleet:
         self._distribute(placed, gone)
 
     def _distribute(self, placed: Placed, gone: set[int]) -> None:
-        """Give each executor its part, all of it even if an interrupt comes.
+        """Give each executor its part, completely even if an interrupt arrives.
 
         Args:
             placed: What to run, and where.
-            gone: Values that nobody names once it has run.
+            gone: Values that are no longer used after these operations.
         """
         self._leaving = _last_uses(placed, gone)
         for self._position, (node, executor) in enumerate(placed):
@@ -274,14 +274,14 @@ class Fleet:
         self._raise_interrupt()
 
     def _let_go(self) -> None:
-        """Free what has been used for the last time before the node that is being distributed."""
+        """Free values whose last use is before the node that is being distributed."""
         while self._leaving and self._leaving[0][0] < self._position:
             number = self._leaving.popleft()[1]
             for executor in self.where.drop(number):
                 self.executors[executor].released.append(number)
 
     def _allowed(self, node: Node, executor: int) -> int:
-        """Return where a node may run, given where it should: what it writes or views is at home somewhere."""
+        """Return where a node must run, given the chosen executor: storages that it writes or views have a home."""
         signature = node.signature
         bound = [node.inputs[index] for index in signature.writes]
         bound += [node.inputs[alias] for alias in signature.aliases if alias >= 0]
@@ -293,7 +293,7 @@ class Fleet:
         return executor if executor in homes else min(homes)
 
     def _house(self, slot: Slot) -> int | None:
-        """Return the home of a value; it may have been given another's storage since it was made."""
+        """Return the home of a value, which may have moved to another value's storage since it was created."""
         held = self.where.find(slot.number)
         if held is None:
             return None
@@ -326,13 +326,13 @@ class Fleet:
             self.where.add(slot, executor, spec, view)
 
     def _bring(self, slot: Slot, executor: int) -> None:
-        """See to it that a value is where it is about to be read."""
+        """Make a value available on the executor that is about to read it."""
         home = self._house(slot)
         held = self.where.find(slot.number)
         if held is None or home is None or self.where.is_at(slot.number, executor):
             return
         self._let_go()
-        # A view costs nothing where its base is; and where the base is no larger, it is what had better move.
+        # Repeating a view costs nothing where its base is. If the base is no larger than the view, move the base.
         nodes, base = view_chain(slot.number, executor, self.where)
         if nodes and not self.where.is_at(base, executor):
             if self._size_of(base) > held.size_bytes:
@@ -358,7 +358,7 @@ class Fleet:
                 link.released.append(slot.number)
 
     def _rehome(self, slot: Slot, executor: int) -> None:
-        """Give the storage of a value another home. Its values share memory there as they did."""
+        """Move a storage to another home. Its values share memory there as before."""
         home = self._house(slot)
         if home is None or home == executor:
             return
@@ -368,7 +368,7 @@ class Fleet:
         self.executors[executor].live_handles += self.where.rehome(slot.storage, executor)
 
     def _forget_copies(self, slot: Slot) -> None:
-        """Drop what other executors have of a storage that has been written."""
+        """Drop the copies of a storage that has been written."""
         for number, held in list(self.where.members_of(slot.storage)):
             for executor in sorted(held.copies):
                 self.where.drop_copy(number, executor)
@@ -383,8 +383,8 @@ class Fleet:
             self.executors[target].live_handles += 1
 
     def _send(self, send: Send, source: int, target: int) -> None:
-        """Let a parcel go from one server to another, behind everything that these have to do so far."""
-        # This cuts programs. What they have used for the last time by then is freed with them.
+        """Send a parcel from one server to another, after everything that both have to do so far."""
+        # This ends the current programs. Values whose last use is in them are freed with them.
         self._let_go()
         self.executors[source].settle()
         self.executors[target].settle()
@@ -403,11 +403,11 @@ class Fleet:
 
 
 def _in_order(nodes: Sequence[Node]) -> None:
-    """Leave a part in the order in which it was placed."""
+    """Keep the order in which a part was placed."""
 
 
 def _last_uses(placed: Sequence[tuple[Node, int]], gone: set[int]) -> deque[tuple[int, int]]:
-    """Return position and number of what nobody names afterwards, by when it is used for the last time."""
+    """Return position and number of each value in ``gone``, ordered by the position of its last use."""
     last = dict.fromkeys(gone, -1)
     for position, (node, _) in enumerate(placed):
         for slot in (*node.inputs, *node.outputs):

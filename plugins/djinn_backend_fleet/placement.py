@@ -25,14 +25,14 @@ from djinn.wire.messages import Welcome
 log = logging.getLogger("djinn.placement")
 
 MAX_SCHEDULES = 2048
-"""Pieces of tape whose schedules are kept; the least recently used goes first."""
+"""Most pieces of tape whose schedules are cached; the least recently used are evicted."""
 ROOM_FOR_ACTIVATIONS = 0.1
-"""Part of a device's memory that uploads leave free."""
+"""Fraction of a device's memory that uploads leave free."""
 _LEVELS = 8
-"""Into so many levels of free memory a device is divided: on another level, it is scheduled anew."""
+"""Number of levels of memory use; when a device reaches another level, pieces are scheduled again."""
 
 class ExplicitPlacement:
-    """The user's: each executor is a device of its own, ``remote_accelerator:0``, ``:1``, ..."""
+    """Placement by the user: each executor is a separate device, ``remote_accelerator:0``, ``:1``, ..."""
 
     shares_generator = False
 
@@ -53,11 +53,11 @@ class ExplicitPlacement:
         return [(node, _device_index(node)) for node in nodes]
 
     def pin(self, executor: int | None) -> None:
-        """Leave it to the user, who names the device."""
+        """Do nothing: the user chooses the device."""
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Decide nothing by it."""
+        """Do nothing: speed does not influence this placement."""
 
 
 def _device_index(node: Node) -> int:
@@ -69,7 +69,7 @@ def _device_index(node: Node) -> int:
 
 @attrs.frozen
 class Member:
-    """What is known of one executor of a fleet."""
+    """Known properties of one executor of a fleet."""
 
     id: str
     welcome: Welcome
@@ -79,19 +79,19 @@ class Member:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory that may be used, if that is known."""
+        """Usable memory, if known."""
         return self.welcome.memory_bytes or None
 
 
 class AutomaticPlacement:
-    """The scheduler's: all executors are one device, and meaning, memory and speed decide.
+    """Placement by a scheduler: all executors form one device, and semantics, memory and speed decide.
 
-    A piece of tape is scheduled once for each structure and each way in which its inputs are spread.
+    A piece of tape is scheduled once for each structure and each distribution of its inputs.
 
     Args:
-        scheduler: Decides about operations.
+        scheduler: Schedules operations.
         members: The executors.
-        annotate: Gives a graph its meaning.
+        annotate: Adds semantic annotations to a graph.
     """
 
     shares_generator = True
@@ -107,20 +107,20 @@ class AutomaticPlacement:
         self._members = list(members)
         self._annotate = annotate
         self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
-        # Servers with less to do come first; the first is filled before the next is used, so that what is uploaded
-        # together stays together.
+        # Less busy servers come first. A server is filled before the next one is used, so that values uploaded together
+        # stay together.
         self._preference: list[int] = sorted(range(len(members)), key=lambda index: (
             members[index].welcome.sessions, members[index].welcome.held_bytes, index))
         self._filling = 0
         self._pinned: int | None = None
 
     def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor from now on; ``None``: wherever the scheduler wants it."""
+        """Run all further work on one executor; ``None``: where the scheduler chooses."""
         self._pinned = executor
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Learn how fast an executor and its links are; pieces that come are scheduled by that."""
+        """Record the measured speed of an executor and its links; later pieces are scheduled accordingly."""
         named = {self._members[index].id: link for index, link in links.items()}
         self._members[executor] = attrs.evolve(self._members[executor], profile=profile, home_link=home_link,
                                                links={**self._members[executor].links, **named})
@@ -129,10 +129,10 @@ class AutomaticPlacement:
     def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
         """Choose the executor that is being filled; once something does not fit there, the next.
 
-        Small tensors that would still fit an earlier one stay with those that they were uploaded with.
+        Small tensors that would still fit on an earlier executor stay with the tensors that they were uploaded with.
 
         Raises:
-            OutOfMemoryError: None has room.
+            OutOfMemoryError: No executor has room.
         """
         if self._pinned is not None:
             return self._pinned
@@ -175,7 +175,7 @@ class AutomaticPlacement:
 
     @staticmethod
     def _shapes(nodes: Sequence[Node]) -> int:
-        """Tell pieces apart whose sizes are of another order; those decide what a transfer costs."""
+        """Distinguish pieces by the order of magnitude of their sizes, which determines the cost of transfers."""
         specs = (spec for node in nodes for spec in node.signature.results if spec is not None)
         return sum(spec.size_bytes for spec in specs).bit_length()
 
@@ -201,8 +201,8 @@ class AutomaticPlacement:
         """Describe the executors to a scheduler, in their order.
 
         Args:
-            where: The books.
-            values: Values whose place matters.
+            where: Where values are.
+            values: Values whose location matters.
         """
         made = []
         for index, member in enumerate(self._members):

@@ -1,4 +1,4 @@
-"""Views on several executors: what costs nothing is repeated rather than moved."""
+"""Views on several executors: operations that cost nothing are repeated instead of moving their results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def view_chain(number: int, executor: int, where: Whereabouts) -> tuple[list[Nod
     """List the operations that make a value, as a view of a view of ..., of one that an executor has.
 
     Returns:
-        The operations, and the value that the first of them is a view of. If the executor has none of the bases, it is
-        the one from which on all are known; if the value itself is no such view, there are no operations.
+        The operations, and the value that the first of them is a view of. If the executor has none of the bases, this
+        is the earliest base from which all operations are known. If the value is not such a view, there are no
+        operations.
     """
     nodes: list[Node] = []
     while not where.is_at(number, executor):

@@ -1,20 +1,20 @@
-"""How much a recovery may have to do again, and when to do something about it. No clock, no input, no output."""
+"""Limits how much work a recovery may have to repeat, and decides when to act. No clock and no I/O."""
 
 from __future__ import annotations
 
 import math
 
 CHECKPOINT_SHARE = 0.1
-"""Part of the time that checkpoints may take."""
+"""Fraction of the time that checkpoints may take."""
 _FIRST_NODES = 1024
-"""Operations after which is asked for the first time how long they took."""
+"""Number of operations before the first measurement of how long operations take."""
 
 
 class Budget:
-    """Keeps the work that a recovery has to do again below a number of seconds, whatever the age of the session.
+    """Keeps the work that a recovery must repeat below a number of seconds, regardless of the session's age.
 
-    It is asked before each piece of tape is handed over. From half of the budget on it looks for a good place for a
-    checkpoint, where few values are alive; from three quarters on, any place is good.
+    It is consulted before each piece of tape is submitted. From half of the budget on, it looks for a good moment for a
+    checkpoint, when few values are live; from three quarters on, any moment is good.
 
     Args:
         limit_s: The budget.
@@ -33,21 +33,21 @@ class Budget:
         self._not_before_s = now_s
 
     def handed_over(self, now_s: float) -> None:
-        """Learn that work is on its way to an executor."""
+        """Record that work has been submitted to an executor."""
         if self._handed_at_s is None:
             self._handed_at_s = now_s
 
     def measured(self) -> None:
-        """Learn that it is known how long all work took so far."""
+        """Record that the duration of all work so far is known."""
         self._handed_at_s = None
 
     def is_measurement_due(self, nodes: int, node_s: float, now_s: float) -> bool:
-        """Whether to ask how long work takes, rather than to wait until the program asks for a value.
+        """Whether to measure how long work takes, instead of waiting until the program requests a value.
 
         Args:
-            nodes: Operations of which it is not known.
-            node_s: How long earlier ones took each; 0 if that is not known either.
-            now_s: The time.
+            nodes: Number of operations that have not been measured.
+            node_s: Seconds per operation in earlier measurements; 0 if unknown.
+            now_s: The current time.
         """
         if not nodes or self._handed_at_s is None:
             return False
@@ -55,12 +55,12 @@ class Budget:
         return nodes * (node_s or part_s / _FIRST_NODES) >= part_s or now_s - self._handed_at_s >= part_s
 
     def is_look_due(self, replay_s: float, live: int, now_s: float) -> bool:
-        """Whether to look what a checkpoint would save and take.
+        """Whether to estimate the benefit and cost of a checkpoint.
 
         Args:
-            replay_s: What a recovery would have to do again now.
-            live: How many values are alive.
-            now_s: The time.
+            replay_s: How long a recovery would take now.
+            live: How many values are live.
+            now_s: The current time.
         """
         self._least_live = min(self._least_live, live)
         if replay_s < max(self.limit_s / 2, self._next_look_s) or now_s < self._not_before_s:
@@ -68,18 +68,18 @@ class Budget:
         return live <= self._least_live or replay_s >= 0.75 * self.limit_s
 
     def allows(self, takes_s: float, now_s: float) -> bool:
-        """Whether a checkpoint may be made that takes so long; if not, it is not looked for one until it may."""
+        """Whether a checkpoint that takes ``takes_s`` may be made now; if not, postpone the next look until it may."""
         if takes_s <= CHECKPOINT_SHARE * (now_s - self._checkpointed_at_s):
             return True
         self._not_before_s = self._checkpointed_at_s + takes_s / CHECKPOINT_SHARE
         return False
 
     def looked(self, replay_s: float) -> None:
-        """Learn that there was nothing to be gained: so much would have to be done again whatever is fetched."""
+        """Record that a checkpoint would not help, because about ``replay_s`` of work would remain in any case."""
         self._next_look_s = 1.25 * replay_s + self.limit_s / 8
 
     def checkpointed(self, replay_s: float, now_s: float) -> None:
-        """Learn that a checkpoint was made, which leaves so much to be done again."""
+        """Record a checkpoint, after which ``replay_s`` of work remains to be repeated."""
         self.looked(replay_s)
         self._checkpointed_at_s = self._not_before_s = now_s
         self._least_live = math.inf

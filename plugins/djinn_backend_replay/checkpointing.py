@@ -1,4 +1,4 @@
-"""Making checkpoints: when, of what, and what to say if they cannot be made often enough."""
+"""Makes checkpoints: decides when and of which values, and reports when they cannot be made often enough."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from djinn_backend_replay.retained import Kept, size_of
 log = logging.getLogger("djinn.recovery")
 
 BYTES_PER_S = 200e6
-"""How fast values come home, until that has been measured."""
+"""Assumed transfer rate to the client until it has been measured."""
 
 
 class Checkpointer:
-    """Fetches values so that a recovery need not compute them again.
+    """Fetches values so that a recovery need not recompute them.
 
     Args:
-        journal: The session's.
-        budget_s: How much a recovery may have to do again, in seconds.
-        devices: Those that have random numbers of their own; ``None`` for the only one.
-        clock: Tells the time in seconds.
+        journal: The session's journal.
+        budget_s: How much work a recovery may have to repeat, in seconds.
+        devices: Devices with their own random numbers; ``None`` for the only one.
+        clock: Returns the time in seconds.
 
     Attributes:
         counts: Checkpoints, and bytes fetched for them.
@@ -53,30 +53,30 @@ class Checkpointer:
 
     @property
     def is_measurement_due(self) -> bool:
-        """Whether to ask how long work takes, rather than to wait until the program asks for a value."""
+        """Whether to measure how long work takes, instead of waiting until the program requests a value."""
         return self._budget.is_measurement_due(self._journal.unmeasured, self._journal.node_s, self._clock())
 
     def is_due(self, released: int) -> bool:
-        """Whether to see if a checkpoint is worth it.
+        """Whether to check if a checkpoint is worthwhile.
 
         Args:
-            released: How many of the values that the journal takes for alive are not.
+            released: How many values that are live according to the journal have been released.
         """
         live = len(self._journal.live) - released
         return (self._budget.is_look_due(self._journal.replay_s, live, self._clock())
                 or self._journal.size_bytes > self._next_bytes)
 
     def handed_over(self) -> None:
-        """Learn that work is on its way to an executor."""
+        """Record that work has been submitted to an executor."""
         self._budget.handed_over(self._clock())
 
     def measured(self, took_s: float) -> None:
-        """Learn how long all took that was handed over since the last call."""
+        """Record how long all work submitted since the last call took."""
         self._journal.measured(took_s)
         self._budget.measured()
 
     def checkpoint(self, hands: Hands) -> None:
-        """Make a checkpoint if it is worth it. Everything that was handed over has been answered."""
+        """Make a checkpoint if it is worthwhile. All submitted work must have been answered."""
         journal, budget = self._journal, self._budget
         began_s = time.thread_time()
         size_bytes = journal.size_bytes
@@ -104,7 +104,7 @@ class Checkpointer:
                          "Use a faster connection, or set recovery_budget_s to what is good enough for you.")
 
     def fetch(self, hands: Hands, found: Plan) -> None:
-        """Fetch what was chosen, and the random numbers, and forget how they came to be."""
+        """Fetch the planned values and the random states, and drop the operations that produced them."""
         began_s = self._clock()
         states = [Slot(GENERATOR_HANDLE, index) for index in range(len(self._devices))]
         fetched = self._fetched(hands, [*states, *(candidate.slot for candidate in found.candidates)])
@@ -127,11 +127,11 @@ class Checkpointer:
                  len(snapshots), f"{size_bytes:,}", took_s, self._journal.node_count)
 
     def _crowded_bytes(self) -> int:
-        """Return from how many bytes on, kept for uploads mostly, a checkpoint is to make room."""
+        """Return above how many kept bytes, mostly uploads, a checkpoint should free some of them."""
         return max(self._journal.limit_bytes // 2, self._journal.size_bytes + self._journal.size_bytes // 4)
 
     def _fetched(self, hands: Hands, slots: Sequence[Slot]) -> dict[Slot, Any]:
-        """Fetch values; those that have failed are left out, and remembered."""
+        """Fetch values; failed ones are left out and remembered."""
         try:
             return dict(zip(slots, hands.backend.fetch(slots, whole=True), strict=True))
         except Exception as error:  # noqa: BLE001  # nobody asked for them: what is the matter shows when somebody does
@@ -145,7 +145,7 @@ class Checkpointer:
             return {}
 
     def _refuse(self, found: Plan, kind: str, why: str, hint: str) -> None:
-        """Say once of each reason that a recovery may take longer than it should."""
+        """Warn that a recovery may take longer than the budget, once for each reason."""
         log.debug("no checkpoint: %s", why)
         replay_s, limit_s = self._journal.replay_s, self._budget.limit_s
         if replay_s > limit_s and kind not in self._said:

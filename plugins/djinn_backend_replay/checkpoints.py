@@ -1,4 +1,4 @@
-"""What had better be fetched than computed again."""
+"""Chooses the values that are cheaper to fetch than to recompute."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from djinn_backend_replay.journal import Journal, kept_bytes, needed_entries
 from djinn_backend_replay.retained import Kept
 
 MAX_WEIGHED = 3
-"""So many of the largest storages are looked at one by one, whether they are cheaper to fetch or to compute again."""
+"""How many of the largest storages are considered individually: cheaper to fetch or to recompute?"""
 MIN_WEIGHED_SHARE = 0.01
-"""Those that are fetched in a smaller part of the time that everything takes are not worth a look."""
+"""Storages that take a smaller fraction of the total time to fetch are not considered individually."""
 
 
 @attrs.frozen(eq=False)
 class Candidate:
-    """A storage that could be fetched: its owner's slot and metadata, and what makes its other values."""
+    """A storage that could be fetched: its owner's slot and metadata, and the operations that make its other values."""
 
     slot: Slot
     spec: TensorSpec
     nodes: Sequence[Node]
 
     def snapshot(self, kept: Kept) -> Snapshot:
-        """Make the entry, given the contents."""
+        """Create the journal entry from the contents."""
         made = {slot.number for node in self.nodes for slot in node.outputs}
         return Snapshot(self.slot.number, kept, self.spec, self.nodes, frozenset({self.slot.number, *made}))
 
 
 @attrs.frozen(eq=False)
 class Plan:
-    """What to fetch.
+    """The storages to fetch.
 
     Attributes:
-        candidates: It.
+        candidates: The storages.
         operations: How many operations the journal has.
-        left_s: How long what has to be carried out again takes once it is known.
-        size_bytes: Its bytes.
-        left_bytes: Bytes that are kept then, these included.
+        left_s: How long a recovery would take afterwards.
+        size_bytes: Total size of the storages.
+        left_bytes: Bytes kept afterwards, including these storages.
     """
 
     candidates: Sequence[Candidate]
@@ -55,7 +55,7 @@ class Plan:
 
 
 def candidates_of(journal: Journal, excluded: Collection[int] = ()) -> list[Candidate]:
-    """List the storages whose values can all be made again of one dense tensor, and that operations have made."""
+    """List storages that operations have written, and whose values can all be rebuilt from one dense tensor."""
     producers: dict[int, Node] = {}
     specs: dict[int, TensorSpec | None] = {}
     changed: set[int] = set()
@@ -103,7 +103,7 @@ def _fills_its_storage(spec: TensorSpec) -> bool:
 
 
 def _views(owner: int, numbers: Sequence[int], producers: dict[int, Node]) -> list[Node] | None:
-    """List the operations that make values of the owner of their storage; ``None`` if there are others."""
+    """List the operations that derive a storage's values from its owner; ``None`` if that is not possible."""
     nodes: dict[int, Node] = {}
     for number in numbers:
         chain: list[Node] = []
@@ -112,18 +112,18 @@ def _views(owner: int, numbers: Sequence[int], producers: dict[int, Node]) -> li
             if node is None or not is_plain_view(node):
                 return None
             chain.append(node)
-            number = node.inputs[0].number  # noqa: PLW2901  # goes up to the owner
+            number = node.inputs[0].number  # noqa: PLW2901  # walks up to the owner
         nodes.update((id(node), node) for node in reversed(chain))
     return list(nodes.values())
 
 
 def plan(journal: Journal, costs: Sequence[float], bytes_per_s: float, excluded: Collection[int] = ()) -> Plan:
-    """Choose what to fetch.
+    """Choose the storages to fetch.
 
     Args:
-        journal: What there is.
-        costs: How many seconds each of its entries takes to be carried out again.
-        bytes_per_s: How fast values come home.
+        journal: The journal.
+        costs: For each of its entries, the seconds needed to repeat it.
+        bytes_per_s: Transfer rate to the client.
         excluded: Numbers of values that cannot be fetched.
     """
     chosen = candidates_of(journal, excluded)
@@ -144,7 +144,7 @@ def plan(journal: Journal, costs: Sequence[float], bytes_per_s: float, excluded:
 
 
 def _after(journal: Journal, candidates: Sequence[Candidate]) -> list[bool]:
-    """Tell which entries would have to be carried out again if these were known, and the random numbers."""
+    """Return which entries a recovery would still need if these storages and the random states were known."""
     empty = Kept.nothing()
     more: list[Entry] = [Generators((), ""), *(candidate.snapshot(empty) for candidate in candidates)]
     return needed_entries(journal.entries, journal, more)

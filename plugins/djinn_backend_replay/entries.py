@@ -1,4 +1,4 @@
-"""What a journal consists of: everything that makes values, in the order in which executors carry it out."""
+"""Entries of a journal: everything that produces values, in execution order."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from djinn.ir.views import is_view, is_view_anywhere
 from djinn_backend_replay.retained import Kept
 
 GENERATOR: Final = 0
-"""Stands for the random generators where storages are compared; values are numbered from 1."""
+"""Represents the random generators where storages are compared; values are numbered from 1."""
 
 
 @attrs.define(eq=False)
 class Upload:
-    """A tensor that was sent, or a state that the random numbers of one device were given.
+    """A tensor that was uploaded, or a new state of one device's random generator.
 
     Attributes:
         number: The value, or `djinn.wire.messages.GENERATOR_HANDLE`.
-        kept: What was sent, unless it was not kept.
-        device: Where to.
-        spec: What is known of it.
-        why: Why it was not kept.
-        is_whole: Whether it leaves nothing of what was there; of several generators, it sets one.
+        kept: The uploaded data, if it was kept.
+        device: The target device.
+        spec: Its metadata.
+        why: Why the data was not kept.
+        is_whole: Whether it replaces the whole previous state; ``False`` if it sets one of several generators.
     """
 
     number: int
@@ -42,18 +42,18 @@ class Upload:
 
 @attrs.frozen(eq=False)
 class Seed:
-    """A seed for the random numbers of all devices."""
+    """A seed for the random generators of all devices."""
 
     seed: int
 
 
 @attrs.frozen(eq=False)
 class Generators:
-    """The states of all random numbers at this place.
+    """The states of all random generators at this point.
 
     Attributes:
-        states: Each with its device.
-        kind: The kind of device that has such states.
+        states: Pairs of device and state.
+        kind: The kind of device that these states belong to.
     """
 
     states: Sequence[tuple[torch.device | None, torch.Tensor]]
@@ -62,14 +62,14 @@ class Generators:
 
 @attrs.frozen(eq=False)
 class Snapshot:
-    """The contents of a storage at this place, and its values that somebody names.
+    """The contents of a storage at this point, and its live values.
 
     Attributes:
         number: The value that owns the storage.
         kept: Its contents.
-        spec: Metadata of that value, and where it is.
-        nodes: Operations that make the others, as views.
-        made: Numbers of all of them.
+        spec: Metadata of that value, and its device.
+        nodes: Operations that make the other values, as views.
+        made: Numbers of all these values.
     """
 
     number: int
@@ -81,10 +81,10 @@ class Snapshot:
 
 @attrs.define(eq=False)
 class Cut:
-    """Ends a piece: what was handed over together is handed over together again, and so known as a program.
+    """Ends a piece: operations submitted together are submitted together again, so the server recognizes the program.
 
     Attributes:
-        node_s: Seconds that each operation of the piece took; ``None`` if that is not known yet.
+        node_s: Seconds that each operation of the piece took; ``None`` if not measured yet.
     """
 
     node_s: float | None = None
@@ -94,19 +94,19 @@ Entry: TypeAlias = Node | Upload | Seed | Generators | Snapshot | Cut
 
 
 def outputs_of(entry: Entry) -> Sequence[Any]:
-    """Return the slots that an entry makes by operations."""
+    """Return the slots that an entry's operations produce."""
     if isinstance(entry, Node):
         return entry.outputs
     return [slot for node in entry.nodes for slot in node.outputs] if isinstance(entry, Snapshot) else ()
 
 
 def is_plain_view(node: Node) -> bool:
-    """Whether a node makes nothing but views of its one operand, which can be made again of a copy of that."""
+    """Whether a node only makes views of its single operand, and can be repeated on a copy of it."""
     return (len(node.inputs) == 1 and is_view(node.signature)
             and is_view_anywhere(node.signature.template.operator))
 
 
 @lru_cache(maxsize=4096)
 def changes_metadata(operator: str) -> bool:
-    """Whether an operator may change size, strides or storage of what it writes."""
+    """Whether an operator may change the size, strides or storage of a value that it writes."""
     return facts_of(operator_named(operator)).changes_metadata

@@ -1,4 +1,4 @@
-"""The journal: how every value that somebody still names came to be. No input and no output."""
+"""The journal: the operations that produced every live value. No I/O."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from djinn_backend_replay.retained import Kept, size_of
 log = logging.getLogger("djinn.recovery")
 
 MIN_COMPACTED = 2048
-"""Entries from which on a journal is compacted whenever it has doubled."""
+"""Number of entries from which a journal is compacted whenever it has doubled."""
 MAX_NODES = 2_000_000
-"""Operations that are kept at most: some 600 MB."""
+"""Most operations kept: some 600 MB."""
 
 
 class Journal:
-    """Keeps what makes the values that somebody names, and forgets the rest.
+    """Keeps the operations and data that produce the live values, and drops the rest.
 
-    A value that owns a storage counts as named while a view of it is: so the contents of a storage can be asked for,
-    and its views be made of them again. That costs a handle, no memory.
+    A value that owns a storage stays live as long as a view of it is live. The storage's contents can then be fetched,
+    and its views rebuilt from them. This costs a handle, but no memory.
 
     Args:
         limit_bytes: How many bytes of tensors may be kept.
 
     Attributes:
-        entries: What is known, in order.
-        settled: So many entries were carried out before the last answer: their failures have been reported.
-        live: Slots of the values that somebody names, by number.
-        size_bytes: Bytes of the tensors that are kept.
-        unmeasured: Operations handed over since `measured` was called last.
-        node_s: Seconds that an operation took between the last two such calls; 0 before.
-        is_given_up: Whether it had become too long, so that nothing can be made again.
+        entries: The entries, in order.
+        settled: Number of entries executed before the last answer; their failures have been reported.
+        live: Slots of the live values, by number.
+        size_bytes: Bytes of the kept tensors.
+        unmeasured: Operations submitted since the last call of `measured`.
+        node_s: Seconds per operation between the last two such calls; 0 before.
+        is_given_up: Whether the journal became too long, so that no recovery is possible.
 
     Concurrency:
-        For the holder of the session's lock.
+        The caller holds the session's lock.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -56,7 +56,7 @@ class Journal:
         self.node_s = 0.0
         self.is_given_up = False
         self._cut = Cut()
-        """Ends the pieces of which it is not known how long they took."""
+        """Ends the pieces whose duration has not been measured yet."""
         self._measured_s = 0.0
         self._storages: dict[int, int] = {}
         self._views: dict[int, int] = {}
@@ -67,32 +67,32 @@ class Journal:
 
     @property
     def node_count(self) -> int:
-        """How many operations it would take to make everything again."""
+        """How many operations a recovery would repeat."""
         return sum(isinstance(entry, Node) for entry in self.entries)
 
     @property
     def replay_s(self) -> float:
-        """How long making everything again would take: as long as it took, and as much again for what is in work.
+        """Estimated time of a recovery: the measured time, plus an estimate for operations not measured yet.
 
-        That includes what has become needless since the journal was compacted.
+        The estimate includes operations that have become unnecessary since the journal was last compacted.
         """
         return self._measured_s + self.unmeasured * self.node_s
 
     @property
     def is_due(self) -> bool:
-        """Whether it has grown so much since it was compacted that doing it again costs next to nothing."""
+        """Whether the journal has grown so much since its last compaction that another one is cheap by comparison."""
         return len(self.entries) >= max(MIN_COMPACTED, 2 * self._compacted_at)
 
     def add_nodes(self, nodes: Sequence[Node], gone: Iterable[int], *, defers: bool = True) -> list[int]:
-        """Learn that operations are handed over, and which values nobody names behind them.
+        """Record submitted operations, and values that are no longer used after them.
 
         Args:
             nodes: The operations, in order.
             gone: The values.
-            defers: Whether the owner of a storage can be held while it has views.
+            defers: Whether the owner of a storage can be kept while it has views.
 
         Returns:
-            The values that executors may forget.
+            The values that executors may free.
         """
         entries, live, storages, views = self.entries, self.live, self._storages, self._views
         for node in nodes:
@@ -105,7 +105,7 @@ class Journal:
             for index in node.signature.writes:
                 slot = node.inputs[index]
                 if slot.number in live:
-                    # The tensor's own slot tells if it is given another storage, now or later.
+                    # The tensor's own slot shows whether the tensor gets another storage, now or later.
                     live[slot.number] = slot
         if nodes:
             entries.extend(nodes)
@@ -114,7 +114,7 @@ class Journal:
         return [number for dead in gone for number in self._release(dead, defers)]
 
     def add_upload(self, number: int, tensor: torch.Tensor, device: torch.device | None, *, is_whole: bool) -> None:
-        """Learn that a dense CPU tensor is sent, and keep it if there is room."""
+        """Record the upload of a dense CPU tensor, and keep the data if there is room."""
         spec = TensorSpec(tensor.size(), tensor.stride(), 0, tensor.dtype, device or tensor.device)
         kept, why = None, ""
         if self.size_bytes + size_of(tensor) > self.limit_bytes:
@@ -136,14 +136,14 @@ class Journal:
             self._storages[number] = number
 
     def add_seed(self, seed: int) -> None:
-        """Learn that the random numbers are seeded."""
+        """Record that the random generators are seeded."""
         self.entries.append(Seed(seed))
 
     def cancel(self) -> None:
-        """Learn that of the operations since the last answer some have run and others never will.
+        """Record a cancellation: of the operations since the last answer, some have run and the others never will.
 
-        None of them is carried out again. Which it was nobody has said: so what they have made or written is lost if
-        the server dies. Views are made again, which computes nothing.
+        None of them is repeated in a recovery. The client does not know which ones have run, so the values that they
+        made or wrote are lost if the server dies. Views are recreated, because that computes nothing.
         """
         unsettled = self.entries[self.settled:]
         self.entries[self.settled:] = [entry for entry in unsettled
@@ -164,7 +164,7 @@ class Journal:
         self.settled = len(self.entries)
 
     def add_checkpoint(self, snapshots: Sequence[Snapshot], generators: Generators | None) -> None:
-        """Learn what values and random numbers are now, and forget how they came to be."""
+        """Record the current values and random states, and drop the operations that produced them."""
         for snapshot in snapshots:
             self.size_bytes += snapshot.kept.size_bytes
         if generators is not None:
@@ -175,7 +175,7 @@ class Journal:
         self.compact()
 
     def measured(self, took_s: float) -> None:
-        """Learn how long the operations took, all together, that were handed over since the last call."""
+        """Record how long all operations submitted since the last call took together."""
         if not self.unmeasured:
             return
         self._measured_s += took_s
@@ -184,7 +184,7 @@ class Journal:
         self._cut = Cut()
 
     def costs(self) -> list[float]:
-        """Say how many seconds each entry takes to be carried out again; 0 if it is not known yet."""
+        """Return the seconds needed to repeat each entry; 0 if not measured yet."""
         costs = [0.0] * len(self.entries)
         node_s = 0.0
         for position in range(len(costs) - 1, -1, -1):
@@ -196,22 +196,22 @@ class Journal:
         return costs
 
     def storage_of(self, slot: Slot) -> int:
-        """Return what stands for the storage of a value; storages that a value has belonged to in turn are one."""
+        """Return the number that represents a value's storage; storages that a value has moved between count as one."""
         return self._root(slot.storage) if self._merged else slot.storage
 
     def is_merged(self, storage: int) -> bool:
-        """Whether a value was moved into a storage, or out of it."""
+        """Whether a value was moved into or out of a storage."""
         return storage in self._merged
 
     def merge(self, one: int, other: int) -> None:
-        """Regard two storages as one from now on, and in all that was before."""
+        """Treat two storages as one, also in all earlier entries."""
         one, other = self._root(one), self._root(other)
         if one != other:
             self._merged[one] = other
             self._merged.setdefault(other, other)
 
     def compact(self) -> None:
-        """Forget what no value needs any more."""
+        """Drop entries that no live value needs."""
         self._merge_moved()
         kept = needed_entries(self.entries, self)
         survivors: list[Entry] = []
@@ -239,7 +239,7 @@ class Journal:
         self.entries, self.settled, self.size_bytes, self._measured_s = [], 0, 0, 0.0
 
     def spec_of(self, number: int) -> TensorSpec | None:
-        """Look up what is known of a value; for messages and plans, not quick."""
+        """Look up a value's metadata, for messages and plans; slow."""
         for entry in reversed(self.entries):
             if isinstance(entry, Upload) and entry.number == number:
                 return entry.spec
@@ -283,16 +283,16 @@ class Journal:
 
 
 def needed_entries(entries: Sequence[Entry], journal: Journal, more: Sequence[Entry] = ()) -> list[bool]:
-    """Tell which entries must be carried out again so that every live value is what it is.
+    """Return which entries must be repeated to reproduce every live value.
 
-    An operation is needed if it gives a value that is needed, or writes a storage that is read behind it, or if all
-    that may come of it is a failure that nobody has heard of. What only read is forgotten: nothing is carried out in
-    another order.
+    An operation is needed if it produces a needed value, if it writes a storage that is read later, or if its only
+    possible result is a failure that has not been reported yet. Operations that only read are dropped. The remaining
+    operations keep their order.
 
     Args:
-        entries: A journal's.
-        journal: Says what is live.
-        more: Entries to be thought of behind them.
+        entries: The entries of a journal.
+        journal: The journal, which knows the live values.
+        more: Hypothetical entries after these.
     """
     storage_of = journal.storage_of
     values = set(journal.live)
@@ -323,14 +323,14 @@ def needed_entries(entries: Sequence[Entry], journal: Journal, more: Sequence[En
 
 def _is_needed(entry: Upload | Seed | Generators | Snapshot | Cut, values: set[int], reads: set[int],
                journal: Journal) -> bool:
-    """Tell of an entry that is no operation, and take away what nothing before it needs to give."""
+    """Return whether a non-operation entry is needed, and remove the needs that it satisfies."""
     if isinstance(entry, Cut):
         return True
     if isinstance(entry, Snapshot):
         is_needed = not values.isdisjoint(entry.made)
         values -= entry.made
         if not journal.is_merged(entry.number):
-            # Of storages that count as one, it has the contents of one only.
+            # Of several storages that count as one, the snapshot contains only one.
             reads.discard(entry.number)
         return is_needed
     if isinstance(entry, Upload) and entry.number != GENERATOR_HANDLE:
@@ -342,7 +342,7 @@ def _is_needed(entry: Upload | Seed | Generators | Snapshot | Cut, values: set[i
 
 
 def kept_bytes(entry: Entry) -> int:
-    """Return the bytes of tensors that are kept for an entry."""
+    """Return the bytes of the tensors kept for an entry."""
     if isinstance(entry, Generators):
         return sum(size_of(state) for _, state in entry.states)
     kept = entry.kept if isinstance(entry, (Upload, Snapshot)) else None

@@ -1,4 +1,4 @@
-"""What could not be made again, and what depends on it."""
+"""Values that could not be restored, and the values that depend on them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from djinn_backend_replay.journal import Journal
 
 
 class Losses:
-    """Keeps the books of storages whose contents are lost, and finds out what depends on them.
+    """Tracks storages whose contents are lost, and finds the values that depend on them.
 
     Args:
-        journal: Knows which storage is whose.
+        journal: Maps values to storages.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -31,19 +31,19 @@ class Losses:
         return len(self._absent)
 
     def lose(self, number: int, why: str) -> None:
-        """Learn that a value, or with `GENERATOR` the random numbers, could not be made again."""
+        """Mark a value as lost; `GENERATOR_HANDLE` stands for the random generators."""
         self._why[GENERATOR if number == GENERATOR_HANDLE else self._journal.storage_of(Slot(number, number))] = why
         if number != GENERATOR_HANDLE:
             self._absent.add(number)
 
     def restore(self, number: int, made: Iterable[int] = ()) -> None:
-        """Learn that a storage, or the random numbers, are known again, and with them values."""
+        """Mark a storage, or the random generators, as known again, together with the values in it."""
         if not self._journal.is_merged(number):
             self._why.pop(GENERATOR if number == GENERATOR_HANDLE else number, None)
         self._absent.difference_update(made)
 
     def allows(self, node: Node) -> bool:
-        """Tell whether an operation can be carried out; if not, what comes of it is lost as well."""
+        """Return whether an operation can be executed; if not, mark its results as lost too."""
         if not self._why:
             return True
         storage_of, signature = self._journal.storage_of, node.signature
@@ -62,16 +62,16 @@ class Losses:
         return False
 
     def present(self, numbers: Iterable[int]) -> list[int]:
-        """Leave out of values that are freed those that no executor has."""
+        """Filter freed values: drop those that no executor has."""
         kept = [number for number in numbers if number not in self._absent]
         self._absent.difference_update(numbers)
         return kept
 
     def check(self, slots: Sequence[Slot]) -> None:
-        """Check that values are known.
+        """Check that values are not lost.
 
         Raises:
-            StateLostError: One is lost; names it and says why.
+            StateLostError: A value is lost; the error names it and the reason.
         """
         for slot in slots:
             is_state = slot.number == GENERATOR_HANDLE

@@ -1,4 +1,4 @@
-"""How long programs run at an executor, as far as its answers tell."""
+"""Measures how long programs run on an executor, from its answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from djinn.wire.messages import Batch, Result
 
 
 class MeteredConnection:
-    """A connection whose server tells with each answer how long programs ran. All else goes straight to the connection.
+    """A connection that requests the run time of programs with each answer, and otherwise forwards to a connection.
 
     Attributes:
-        run_ns: How long they ran so far.
+        run_ns: How long programs have run so far.
     """
 
     def __init__(self, plain: Connection) -> None:
@@ -28,7 +28,7 @@ class MeteredConnection:
         return getattr(self._plain, name)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a batch that wants no answer."""
+        """Send a batch that requests no answer."""
         self._plain.submit(self._asking(batch), tensors)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Finding servers again."""
+"""Finds servers again after a connection is lost."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _random = random.SystemRandom()
 
 @attrs.define(eq=False)
 class Reconnector:
-    """Connects to the servers of a session again, or to what is left of them.
+    """Reconnects to the servers of a session, or to those that are left.
 
     Attributes:
-        addresses: Where they were.
-        open: Connects to an address; an empty one stands for an executor in this process.
+        addresses: Their addresses.
+        open: Connects to an address; an empty address stands for an executor in this process.
         timeout_s: How long servers may take to come back.
-        fills_up: Whether each place needs a connection: then a server that is left stands for those that are not.
-        falls_back: Whether an executor in this process may do it if no server does.
-        fallbacks: How often it did.
+        fills_up: Whether every place needs a connection; a remaining server then also takes the missing places.
+        falls_back: Whether an executor in this process may take over if no server comes back.
+        fallbacks: How often that has happened.
     """
 
     addresses: Sequence[str]
@@ -41,7 +41,7 @@ class Reconnector:
     fallbacks: int = 0
 
     def connect(self) -> list[Connection]:
-        """Connect to each server, trying again until the time is over.
+        """Connect to each server, and retry until the time is over.
 
         Raises:
             TransportError: No server came back.
@@ -64,7 +64,7 @@ class Reconnector:
                     try:
                         found[index] = through(partial(self.open, address))
                     except TokenEndedError:
-                        # Nothing that is waited for makes the token valid again.
+                        # Waiting does not make the token valid again.
                         raise
                     except DjinnError as error:
                         reason = error.summary

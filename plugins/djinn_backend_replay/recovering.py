@@ -1,4 +1,4 @@
-"""The layer that goes on when servers die."""
+"""The layer that lets a session continue when servers die."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from djinn_backend_replay.replaying import Hands, Replay
 log = logging.getLogger("djinn.recovery")
 
 MAX_TRIES = 3
-"""So often the same work is done again; if the server dies each time, the work is what kills it."""
+"""How often the same work is retried; if the server dies each time, the work itself is the cause."""
 _LEVELS = frozenset({"live_handles", "programs_known", "results_kept", "results_kept_bytes"})
 _T = TypeVar("_T")
 
 
 class Recovering:
-    """Hands over as a link does, and begins anew on another server when the server dies.
+    """Submits work as a link does, and restores the session on another server when the server dies.
 
     A `djinn.kinds.backend.Backend`.
 
@@ -48,11 +48,11 @@ class Recovering:
         hands: The backend on these.
         reconnector: Makes others.
         tape: The session's tape.
-        released: Numbers of values that nobody names any more.
-        numbers: Gives numbers to values.
-        devices: Those that have random numbers of their own; ``None`` for the only one.
+        released: Numbers of values that the program no longer references.
+        numbers: Provides numbers for values.
+        devices: Devices with their own random numbers; ``None`` for the only one.
         limit_bytes: How many bytes of tensors may be kept.
-        budget_s: How many seconds of work a recovery may have to do again.
+        budget_s: How many seconds of work a recovery may have to repeat.
 
     Concurrency:
         The caller holds the session's lock.
@@ -83,17 +83,19 @@ class Recovering:
         self._ended: DjinnError | None = None
         self._tries = 0
         self._taken_before = 0
-        """Operations taken when a server died last; if there are more when the next dies, it is not the same work."""
+        """Value of `nodes_taken` when a server last died; if it is larger at the next death, the work is not
+        the same.
+        """
         self._last_words = ""
         self._past: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._checkpointer = Checkpointer(self.journal, budget_s, devices)
         self._spent_s = 0.0
-        """Processor time of this side for what has not been measured."""
+        """Processor time of this side for work that has not been measured yet."""
         self._run_ns = 0
-        """How long programs had run when that was measured last."""
+        """How long programs had run at the last measurement."""
         self._unheard: deque[Exception] = deque()
-        """What has failed while nobody but this layer waited."""
+        """Failures that occurred while only this layer waited for an answer."""
 
     @property
     def address(self) -> str:
@@ -130,7 +132,7 @@ class Recovering:
         return self._asked(slots, lambda hands: hands.backend.fetch(slots, whole=True))
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
-        """Send everything pending and bring home the metadata of values.
+        """Send everything pending and fetch the metadata of values.
 
         Raises:
             StateLostError: A value was lost with a server.
@@ -144,7 +146,7 @@ class Recovering:
         self._asked((), lambda hands: hands.backend.synchronize())
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
-        """Send a dense CPU tensor, and keep it."""
+        """Send a dense CPU tensor, and keep it for recovery."""
         self._maintain()
         is_whole = len(self._devices) == 1
         self.journal.add_upload(number, dense, device, is_whole=is_whole)
@@ -153,7 +155,7 @@ class Recovering:
         self._handed_over(lambda hands: hands.backend.upload(number, dense, device))
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers after everything pending."""
+        """Seed the random generators after everything pending."""
         self._take(None)
         self.journal.add_seed(seed)
         self._losses.restore(GENERATOR_HANDLE)
@@ -176,9 +178,9 @@ class Recovering:
             self._hands.backend.use_cache(open_cache)
 
     def cancel(self) -> None:
-        """Have nothing run any more of what was handed over, nor be carried out again.
+        """Cancel the submitted work, and do not repeat it in a recovery.
 
-        While there is no server, nothing runs: what is to be made again on the next one is not forgotten.
+        While there is no server, nothing is running. Operations that a recovery must repeat are then kept.
         """
         if self._is_alive and self._ended is None:
             self.journal.cancel()
@@ -193,7 +195,7 @@ class Recovering:
         """Count what went over all links that there ever were, and what was recovered."""
         now = self._hands.backend.stats()
         if not self._is_alive:
-            # What it counted is among the past already, and it holds nothing.
+            # Its counts are included in the past ones already, and it holds no values.
             now = dict.fromkeys(now, 0)
         return {
             **{name: count + self._past[name] for name, count in now.items()},
@@ -229,7 +231,7 @@ class Recovering:
             self.journal.compact()
 
     def _gone(self) -> set[int]:
-        """Take those of the dead values that nothing on the tape uses."""
+        """Take the dead values that nothing on the tape uses."""
         gone = self._dead
         if self._tape.nodes:
             gone = gone - {slot.number for node in self._tape.nodes for slot in (*node.inputs, *node.outputs)}
@@ -237,7 +239,7 @@ class Recovering:
         return gone
 
     def _handed_over(self, act: Callable[[Hands], None]) -> None:
-        """Do what needs no answer. What the journal has is not done twice."""
+        """Do something that needs no answer. Work recorded in the journal is not repeated here."""
         self._checkpointer.handed_over()
         if self._is_alive and self._ended is None:
             try:
@@ -251,7 +253,7 @@ class Recovering:
         self._recover()
 
     def _asked(self, slots: Sequence[Slot], ask: Callable[[Hands], _T]) -> _T:
-        """Do what is answered, as often as it takes."""
+        """Request an answer, and recover as often as necessary to get it."""
         self._checkpointer.handed_over()
         if self._unheard:
             raise self._unheard.popleft()
@@ -278,7 +280,7 @@ class Recovering:
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Count the time that this side works, not that it waits."""
+        """Add the processor time of this side, without waiting times."""
         began = time.thread_time()
         try:
             yield
@@ -286,7 +288,7 @@ class Recovering:
             self._spent_s += time.thread_time() - began
 
     def _answered(self, asked: Sequence[int]) -> None:
-        """Learn that something was answered; what all servers have answered for is settled."""
+        """Record an answer; entries that all servers have answered for are settled."""
         self._tries = 0
         if any(executor.round_trips == before for executor, before in zip(self.executors, asked, strict=True)):
             return
@@ -312,10 +314,10 @@ class Recovering:
             self._ended = error
 
     def _recover(self) -> None:
-        """Begin anew on a server, and make everything again.
+        """Connect to a server again, and restore all values.
 
         Raises:
-            TransportError: No server came back, or each dies of the same work.
+            TransportError: No server came back, or each one dies of the same work.
         """
         while not self._is_alive or self._ended is not None:
             if self._ended is not None:
@@ -363,7 +365,7 @@ class Recovering:
         self._hands, self._losses, self._is_alive = hands, replay.losses, True
         self._meters, self._run_ns = meters, sum(meter.run_ns for meter in meters)
         replayed_s = time.monotonic() - began - connected_s
-        # The same measure as that of the budget: what others do on these machines meanwhile does not count.
+        # Measured like the budget: the load of other processes on these machines does not count.
         work_s = spent_s + time.thread_time() + self._run_ns / 1e9
         self._counts.update(recoveries=1, nodes_replayed=replay.nodes, bytes_replayed=replay.size_bytes,
                             replay_ms=round(1000 * work_s))
@@ -376,9 +378,9 @@ class Recovering:
         return self._make(meters)
 
     def _maintain(self) -> None:
-        """Ask how long work takes, and make a checkpoint, if it is time to.
+        """Measure how long work takes, and make a checkpoint, if either is due.
 
-        It happens before the next piece is handed over, when what the answer was for has been let go of.
+        This happens before the next piece is submitted, when the values used for the last answer have been released.
         """
         checkpointer = self._checkpointer
         if not self._is_alive or self._ended is not None or self.journal.is_given_up:
@@ -393,10 +395,10 @@ class Recovering:
         checkpointer.checkpoint(self._hands)
 
     def _settle(self) -> bool:
-        """Wait until everything handed over has run, and keep what failed for the next time somebody waits.
+        """Wait until all submitted work has run, and keep failures for the next request.
 
         Returns:
-            Whether it has; if not, a server has died, which the next message finds out.
+            Whether the work has run; if not, a server has died, which the next message detects.
         """
         for _ in range(MAX_TRIES * len(self.executors)):
             asked = [executor.round_trips for executor in self.executors]
@@ -419,7 +421,7 @@ class Recovering:
         self._hands.released.extend(self._losses.present(self.journal.add_nodes((), self._gone())))
 
     def checkpoint(self, seconds_per_node: float = 1.0) -> None:
-        """Fetch what would take longer to compute again, so that it need not be. Everything has been answered.
+        """Fetch values that are cheaper to fetch than to recompute. All submitted work must have been answered.
 
         Args:
             seconds_per_node: How long an operation takes.

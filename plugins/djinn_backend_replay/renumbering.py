@@ -1,4 +1,4 @@
-"""Pieces of tape that are run again and again, as the journal has to know them."""
+"""Records repeated runs of a piece of tape in the journal."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from djinn_backend_replay.journal import Journal
 def repeated(
     nodes: Sequence[Node], released: set[int], numbers: Iterator[int], journal: Journal
 ) -> tuple[list[Node], list[int]]:
-    """Write one run of a piece down with slots of its own.
+    """Copy one run of a piece, with new slots.
 
-    The slots of a piece carry other numbers in each run, storages of the recording, and inside the piece the same
-    numbers always; a journal needs what holds in this run.
+    The slots of a piece refer to different values in each run, to storages of the recording, and inside the piece
+    always to the same numbers. A journal needs the values and storages of this particular run.
 
     Args:
         nodes: The piece.
-        released: Numbers of its results that nobody wants.
-        numbers: Gives numbers to these.
-        journal: Knows the storages of what is read.
+        released: Numbers of results that are released at once.
+        numbers: Provides numbers for these results.
+        journal: Knows the storages of the inputs.
 
     Returns:
-        The operations, and the numbers of what nobody names behind them.
+        The operations, and the numbers of the values that are no longer used after them.
     """
     made: dict[Slot, Slot] = {}
     gone: list[int] = []
@@ -42,7 +42,7 @@ def repeated(
         storage = inputs[alias].storage if alias >= 0 else number
         made[slot] = Slot(number, storage)
         if storage != number and slot.number not in released:
-            # Whoever holds the value takes it for the owner of its storage.
+            # The holder of the value treats it as the owner of its storage.
             journal.merge(number, storage)
         return made[slot]
 

@@ -1,4 +1,4 @@
-"""Making everything again on a new server."""
+"""Restores all values on a new server."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Hands:
         return self.backend.welcome.device.partition(":")[0]
 
     def settle(self) -> None:
-        """Wait until everything handed over has run. What failed is not reported: it was before.
+        """Wait until all submitted work has run. Failures are not reported, because they were reported before.
 
         Raises:
-            DjinnError: A connection is gone.
+            DjinnError: A connection is lost.
         """
         for executor in self.backend.executors:
             executor.submit()
@@ -57,16 +57,16 @@ class Hands:
 
 
 class Replay:
-    """Carries a journal out.
+    """Executes a journal.
 
     Args:
         journal: The journal.
-        hands: Where; they have nothing yet.
+        hands: Submits the work; its executors hold no values yet.
 
     Attributes:
-        losses: What could not be made.
-        nodes: Operations carried out.
-        size_bytes: Bytes sent of what is kept.
+        losses: Values that could not be restored.
+        nodes: Operations executed.
+        size_bytes: Bytes of kept tensors that were sent.
     """
 
     def __init__(self, journal: Journal, hands: Hands) -> None:
@@ -79,10 +79,10 @@ class Replay:
         self._pending: list[Node] = []
 
     def run(self) -> None:
-        """Carry everything out.
+        """Execute the whole journal.
 
         Raises:
-            DjinnError: A connection is gone.
+            DjinnError: A connection is lost.
         """
         entries = self._journal.entries
         leaving = _last_uses(entries, set(self._journal.live))
@@ -108,7 +108,7 @@ class Replay:
             self._present.update(slot.number for slot in node.outputs)
 
     def _hand_over(self, gone: list[int]) -> None:
-        """Hand over what is pending, and empty the list of what is used for the last time in it."""
+        """Submit pending operations, free the values in ``gone``, and clear that list."""
         if not self._pending and not gone:
             return
         leaving = [number for number in gone if number in self._present]
@@ -123,7 +123,7 @@ class Replay:
         except DjinnError as error:
             if self._hands.is_broken:
                 raise
-            # It was so the first time as well; what should have come of it is unknown to the server, as it was.
+            # It failed the first time as well; the server does not know the results, as before.
             log.debug("refused again: %s", error)
 
     def _put(self, entry: Upload | Seed | Generators | Snapshot) -> None:
@@ -161,7 +161,7 @@ class Replay:
             self._send(GENERATOR_HANDLE, Kept(state), device)
 
     def _put_snapshot(self, entry: Snapshot) -> None:
-        # What there is of it is what it was for operations before this place.
+        # Values of this storage that exist already hold contents from before the snapshot.
         before = [number for number in entry.made if number in self._present]
         if before:
             self._present.difference_update(before)
@@ -180,7 +180,7 @@ class Replay:
 
 
 def _last_uses(entries: Sequence[Entry], live: set[int]) -> dict[int, list[int]]:
-    """Return what leaves at each place: values that nobody names are used there for the last time."""
+    """Return by position the values that are used there for the last time and are not live."""
     last: dict[int, int] = {}
     for position, entry in enumerate(entries):
         if isinstance(entry, Node):

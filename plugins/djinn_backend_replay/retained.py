@@ -1,4 +1,4 @@
-"""Tensors that the client keeps, and how it sees that they are still what was sent."""
+"""Tensors that the client keeps, and how it checks that they have not changed since they were sent."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from djinn.wire.fingerprint import mark_of
 from djinn.wire.tensors import buffer_of, header_of
 
 MAX_COPIED_BYTES = 2**20
-"""Uploads up to this size are copied. Larger ones stay the user's, and are looked at before they are sent again."""
+"""Uploads up to this size are copied. Larger ones remain the user's tensors, and are checked before they are sent
+again.
+"""
 _CHUNK = 2**16
 
 
 @attrs.frozen(eq=False)
 class Kept:
-    """A tensor, to be sent again.
+    """A tensor kept for sending it again.
 
     Attributes:
         tensor: Dense and on the CPU.
-        version: Its version when it was sent; ``None`` if nobody else has its memory.
-        fingerprint: Of its bytes then.
+        version: Its version counter when it was sent; ``None`` if its memory is not shared.
+        fingerprint: Fingerprint of its bytes when it was sent.
     """
 
     tensor: torch.Tensor
@@ -31,7 +33,7 @@ class Kept:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Kept:
-        """Keep what a user sends: a copy of it, or it and what tells whether it has changed."""
+        """Keep a user's tensor: a copy, or the tensor itself with the data that shows whether it has changed."""
         if size_of(tensor) <= MAX_COPIED_BYTES or tensor.is_inference():
             with torch.inference_mode(mode=False):
                 return cls(tensor.clone())
@@ -39,17 +41,17 @@ class Kept:
 
     @classmethod
     def nothing(cls) -> Kept:
-        """Stand for a tensor that nobody is going to send."""
+        """Create a placeholder for a tensor that will not be sent."""
         return cls(torch.empty(0))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its elements."""
+        """Bytes of the tensor's elements."""
         return size_of(self.tensor)
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether it is what was sent."""
+        """Whether the tensor is unchanged since it was sent."""
         return self.version is None or (
             self.tensor._version == self.version and fingerprint_of(self.tensor) == self.fingerprint)
 
@@ -62,7 +64,8 @@ def size_of(tensor: torch.Tensor) -> int:
 def fingerprint_of(tensor: torch.Tensor) -> bytes:
     """Digest sums over pieces of a dense CPU tensor's bytes and a few samples of them.
 
-    The version of a tensor does not tell of writes by NumPy or through ``.data``; this does, at the speed of memory.
+    A tensor's version counter misses writes by NumPy or through ``.data``. This fingerprint detects them, at memory
+    bandwidth.
     """
     state = hashlib.blake2b(mark_of(header_of(tensor), tensor), digest_size=16)
     data = buffer_of(tensor)

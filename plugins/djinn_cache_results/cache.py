@@ -1,9 +1,8 @@
-"""Results that are kept to be used again: the same piece of tape on the same values is computed once.
+"""A cache of results: the same piece of tape on the same values is computed only once.
 
-A piece is known by its structure, its numbers and the *names* of the values that it reads. A value's name is its
-number; a copy, and a small upload of the same bytes, has the name of what it is the same as until either is written. So
-whatever is known under names stays true for as long as it is known: a write forgets all that was known of the storage,
-on both sides of a copy.
+A piece is identified by its structure, its numbers and the *names* of the values that it reads. A value's name is its
+number. A copy, and a small upload of the same bytes, has the same name as its original until either is written. Entries
+keyed by names therefore stay valid: a write removes all entries that involve the storage, on both sides of a copy.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from djinn_cache_results.effects import Function, Natures, Share
 log = logging.getLogger("djinn.session")
 
 MAX_PIECES = 4096
-"""Pieces that are known, the latest ones."""
+"""Most pieces remembered; the latest are kept."""
 MAX_HOME_BYTES = 2**20
-"""Larger values are not kept here when they have come home."""
+"""Larger values are not cached here after they have been fetched."""
 MAX_HOMES_BYTES = 16 * 2**20
-"""Bytes of values that are kept here, all together; not more than may be kept there either."""
+"""Limit for all fetched values cached here; at most the executor's limit."""
 
 MAX_UPLOAD_BYTES = 64 * 1024
-"""Uploads that are not larger are known by their bytes."""
+"""Uploads up to this size are identified by their bytes."""
 MAX_UPLOADS = 4096
-"""Uploads that are known by their bytes, the latest ones."""
+"""Most uploads identified by their bytes; the latest are kept."""
 _CONTENT = 0
-"""Stands among the values of a name for the bytes of an upload; values are numbered from 1."""
+"""Marks the bytes of an upload among the values of a name; values are numbered from 1."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _Key = tuple[tuple[int, ...], tuple[int, ...], bytes]
@@ -49,7 +48,7 @@ _Key = tuple[tuple[int, ...], tuple[int, ...], bytes]
 
 @attrs.frozen
 class _Name:
-    """What a value is known as: the first value that was the same."""
+    """The identity of a value: the first value that was equal to it."""
 
     number: int
     storage: int
@@ -57,7 +56,7 @@ class _Name:
 
 @attrs.define(eq=False)
 class _Known:
-    """Something that holds until one of some values, or storages, is written."""
+    """An entry that is valid until one of some values or storages is written."""
 
     holds_on: frozenset[int]
 
@@ -72,7 +71,7 @@ class _Copied(_Known):
 
 @attrs.define(eq=False)
 class _Content(_Known):
-    """Bytes that were uploaded, by their digest; the next upload of them has the same name."""
+    """Uploaded bytes, by digest; the next upload of the same bytes gets the same name."""
 
     digest: bytes
     name: _Name
@@ -80,7 +79,7 @@ class _Content(_Known):
 
 @attrs.define(eq=False)
 class _Home(_Known):
-    """A value that has come home."""
+    """A value that has been fetched."""
 
     number: int
     tensor: torch.Tensor
@@ -91,14 +90,15 @@ class _Piece(_Known):
     """A piece that was computed.
 
     Attributes:
-        key: What it is known by.
+        key: Its identity.
         reads: Names of the values that it reads.
         outputs: Its kept results, in program order, by number.
-        viewed: Values whose storages results of it share; without them, the results would hold these storages.
+        viewed: Values whose storages its results share; without these values, the results would keep the storages
+            alive.
         sizes_bytes: Bytes of the other storages.
         is_confirmed: Whether it is known that nothing failed.
-        held: Which of the results are kept for its sake alone.
-        held_bytes: What they take.
+        held: Results that are kept only for the cache.
+        held_bytes: Bytes of these results.
     """
 
     key: _Key
@@ -111,7 +111,7 @@ class _Piece(_Known):
     held_bytes: int = 0
 
     def hold(self, number: int) -> None:
-        """Keep a result that nobody else wants any more."""
+        """Keep a result that is otherwise unreferenced."""
         self.held.add(number)
         self.held_bytes = sum(self.sizes_bytes.get(root, 0) for root in {self.outputs[one].root for one in self.held})
 
@@ -120,7 +120,7 @@ class ResultCache(SubmissionCache):
     """What is known of results that an executor holds, and of values that were fetched; see `SubmissionCache`.
 
     Args:
-        max_bytes: Bytes that results may take for its sake alone.
+        max_bytes: Limit for results that the executor holds only for the cache.
         classifier: See `djinn_cache_results.effects.Natures`.
 
     Concurrency:
@@ -136,9 +136,9 @@ class ResultCache(SubmissionCache):
         self._copied: dict[int, _Copied] = {}
         self._contents: OrderedDict[bytes, _Content] = OrderedDict()
         self._bearers: dict[int, set[int]] = {}
-        """By name: the other values that bear it. The name's own value may be gone."""
+        """By name: the other values with that name. The value that gave the name may have been freed."""
         self._gone: set[int] = set()
-        """Names whose own values are gone, and others are not."""
+        """Names whose own values have been freed while other values still have them."""
         self._homes: OrderedDict[int, _Home] = OrderedDict()
         self._homes_bytes = 0
         self._index: dict[int, set[_Known]] = {}
@@ -157,7 +157,7 @@ class ResultCache(SubmissionCache):
         """Find a piece that is about to run among those that were run, or remember it.
 
         Returns:
-            What must be copied instead, see `djinn.wire.messages.Copy`; ``None`` if the piece must run.
+            The copies that replace the run, see `djinn.wire.messages.Copy`; ``None`` if the piece must run.
         """
         self.written(nodes)
         function = self._natures.function(nodes, layout.outputs)
@@ -173,13 +173,13 @@ class ResultCache(SubmissionCache):
         return None
 
     def written(self, nodes: Sequence[Node]) -> None:
-        """Learn that nodes are about to run: what they write is not what it was."""
+        """Invalidate the values that nodes, about to run, will write."""
         for number in self._natures.written(nodes):
             for known in list(self._index.get(number, ())):
                 self._forget(known)
 
     def uploaded(self, number: int, dense: torch.Tensor) -> None:
-        """Learn which bytes a value is made of."""
+        """Record the bytes that a value was uploaded from."""
         if number == GENERATOR_HANDLE or dense.nbytes > MAX_UPLOAD_BYTES:
             return
         digest = hashlib.blake2b(_encode(header_of(dense)) + bytes(buffer_of(dense)), digest_size=32).digest()
@@ -206,15 +206,15 @@ class ResultCache(SubmissionCache):
                 self._forget(one)
 
     def ran(self, nodes: Sequence[Node]) -> None:
-        """Learn that nodes are about to run whose slots do not say which values share a storage."""
+        """Record nodes about to run whose slots do not show which values share a storage."""
         if self._natures.written(nodes):
             self._forget_all()
 
     def release(self, numbers: Iterable[int]) -> list[int]:
-        """Learn that nobody outside wants some values any more.
+        """Record that values are no longer referenced outside the cache.
 
         Returns:
-            Values that can be freed, once everything that was handed over until now has run.
+            Values that can be freed once everything submitted so far has run.
         """
         freed: list[int] = []
         for number in numbers:
@@ -230,7 +230,7 @@ class ResultCache(SubmissionCache):
             self._freed(number)
         while self._pieces and (self._kept_bytes > self._max_bytes or len(self._pieces) > MAX_PIECES):
             self._forget(self._oldest())
-        # What is freed may take others with it, as many as there are in a loop: they queue here.
+        # Freeing a value may free others, in a loop arbitrarily many: they are queued here.
         while self._unwanted:
             self._kept -= 1
             freed.append(self._unwanted.pop())
@@ -238,9 +238,9 @@ class ResultCache(SubmissionCache):
         return sorted(freed)
 
     def answered(self, *, failed: bool) -> None:
-        """Learn that everything that was handed over until now has run, and whether something failed meanwhile.
+        """Record that everything submitted so far has run, and whether something failed meanwhile.
 
-        What fails must fail again when it is repeated, so it is not kept.
+        A failing piece must fail again when it is repeated, so it is not kept.
         """
         pieces, self._unconfirmed = self._unconfirmed, {}
         for piece in pieces:
@@ -269,12 +269,12 @@ class ResultCache(SubmissionCache):
             self._forget(next(iter(self._homes.values())))
 
     def stats(self) -> dict[str, int]:
-        """Count results that were used again, are kept, and were dropped."""
+        """Count results that were reused, are kept, and were dropped."""
         counts = self._reused, self._dropped, self._not_fetched, self._kept, self._kept_bytes
         return dict(zip(self.counts, counts, strict=True))
 
     def _oldest(self) -> _Piece:
-        """The piece that was not used for the longest time, among those that take room if it is room that lacks."""
+        """The least recently used piece; if memory is short, only among pieces that use memory."""
         lacks_room = self._kept_bytes > self._max_bytes
         return next(piece for piece in self._pieces.values() if piece.held_bytes or not lacks_room)
 
@@ -315,7 +315,7 @@ class ResultCache(SubmissionCache):
         return tuple(copies)
 
     def _call(self, number: int, storage: int, name: _Name) -> None:
-        """Let a value bear a name."""
+        """Give a value a name."""
         copied = _Copied(frozenset((number, storage, name.number, name.storage)), number, name)
         self._copied[number] = copied
         self._bearers.setdefault(name.number, set()).add(number)
@@ -358,14 +358,14 @@ class ResultCache(SubmissionCache):
             del self._given[number]
 
     def _nameless(self, name: int, bearer: int) -> None:
-        """Learn that a value bears its name no more."""
+        """Record that a value no longer has its name."""
         _remove(self._bearers, (name,), bearer)
         if name in self._gone and name not in self._bearers:
             self._gone.remove(name)
             self._unreachable(name)
 
     def _freed(self, number: int) -> None:
-        """Learn that a value is no more."""
+        """Record that a value has been freed."""
         for piece in list(self._viewers.get(number, ())):
             self._forget(piece)
         copied = self._copied.get(number)
@@ -377,7 +377,7 @@ class ResultCache(SubmissionCache):
             self._unreachable(number)
 
     def _unreachable(self, name: int) -> None:
-        """Forget what nobody can ask for any more: no value has the name."""
+        """Drop entries that can no longer be looked up, because no value has the name."""
         for piece in list(self._readers.get(name, ())):
             self._forget(piece)
         home = self._homes.get(name)

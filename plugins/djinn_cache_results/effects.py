@@ -1,4 +1,4 @@
-"""What a piece of tape can be trusted to be: a function of what it reads, or something that may do more."""
+"""Decides whether a piece of tape is a pure function of its inputs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from djinn.ir.value import Slot
 from djinn.kinds.classifier import CandidClassifier
 
 SMALL_BYTES = 64 * 1024
-"""Results that are not larger, all together, are copied as fast as nothing is."""
+"""If all results together are not larger than this, copying them costs as little as copying nothing."""
 
 
 @attrs.frozen
 class _Nature:
-    """What one template does beside giving results.
+    """Effects of one template in addition to its results.
 
     Attributes:
-        hides: Whether it may write what its schema does not say, or depend on more than its arguments.
-        joins: Whether its results may share their storage with its first operand though its schema does not say so.
-        repeats: Whether the same arguments give the same results, if its probabilities of dropping are zero.
-        probabilities: Which of its numbers those are.
+        hides: Whether it may write values that its schema does not mention, or depend on more than its arguments.
+        joins: Whether its results may share their storage with its first operand although its schema does not say so.
+        repeats: Whether equal arguments give equal results, if its dropout probabilities are zero.
+        probabilities: Which of its numbers are dropout probabilities.
     """
 
     hides: bool
@@ -41,9 +41,9 @@ class Share:
 
     Attributes:
         number: Its handle.
-        storage: Number of the value that first owned its storage.
-        base: Position of the input of the piece whose storage it shares; -1 if the storage was made inside.
-        root: Which of the storages that were made inside it is part of; 0 for none.
+        storage: Number of the value that originally owned its storage.
+        base: Position of the piece's input whose storage it shares; -1 if the storage was created inside the piece.
+        root: Which of the storages created inside the piece it belongs to; 0 for none.
     """
 
     number: int
@@ -54,12 +54,12 @@ class Share:
 
 @attrs.frozen
 class Function:
-    """A piece of tape that is a function: it changes nothing outside, and its results follow from its inputs.
+    """A piece of tape that is a pure function: it changes nothing outside, and its inputs determine its results.
 
     Attributes:
-        inputs: What it reads from outside, in the order of first use.
+        inputs: The values it reads from outside, in the order of first use.
         kept: Its kept results, in program order.
-        sizes_bytes: Bytes of each storage that is made inside and kept.
+        sizes_bytes: Bytes of each kept storage created inside.
         is_worth_it: Whether computing moves more bytes than copying the results does, or copying costs next to nothing.
     """
 
@@ -70,10 +70,10 @@ class Function:
 
 
 class Natures:
-    """Judges pieces of tape.
+    """Decides which pieces of tape are functions.
 
     Args:
-        classifier: The session's; it says which operators do more than their schemas say.
+        classifier: The session's classifier; it knows which operators do more than their schemas say.
     """
 
     def __init__(self, classifier: CandidClassifier) -> None:
@@ -81,9 +81,9 @@ class Natures:
         self._known: dict[int, _Nature] = {}
 
     def written(self, nodes: Sequence[Node]) -> set[int]:
-        """Name everything that nodes may write into: values, and the storages of values.
+        """Return everything that nodes may write to: values, and the storages of values.
 
-        That includes what shares a storage with a result from now on under another number.
+        This includes the storage of an operand that a result will share under another number.
         """
         found: set[int] = set()
         made = {slot.number for node in nodes for slot in node.outputs}
@@ -100,11 +100,11 @@ class Natures:
         return found
 
     def function(self, nodes: Sequence[Node], kept: Sequence[int]) -> Function | None:
-        """See a piece as a function, if it is one.
+        """View a piece as a function, if it is one.
 
         Args:
             nodes: The piece.
-            kept: The numbers of its results that somebody wants, in program order.
+            kept: The numbers of its results that are kept, in program order.
         """
         if not all(map(self._repeats, nodes)):
             return None
@@ -154,13 +154,13 @@ def _root(slot: Slot, roots: Mapping[Slot, Slot]) -> Slot:
 
 
 def _is_inside(slot: Slot, roots: Mapping[Slot, Slot], made: Mapping[Slot, Any]) -> bool:
-    """Whether what is written with a value stays inside: not if its storage has been exchanged meanwhile."""
+    """Whether a write to a value stays inside the piece; not if the value's storage has been replaced meanwhile."""
     root = _root(slot, roots)
     return root in made and slot.storage in (root.number, slot.number)
 
 
 def _probabilities(template: Template, names: Sequence[str]) -> tuple[int, ...]:
-    """Say which numbers of a call are probabilities of dropping: where they are zero, nothing is drawn."""
+    """Return which numbers of a call are dropout probabilities; where they are zero, nothing is drawn."""
     found: list[int] = []
     position = 0
     for name, argument in (*zip(names, template.arguments, strict=False), *template.keywords):
@@ -184,7 +184,7 @@ def _function(
     for slot, root in roots.items():
         base = inputs.get(root, -1)
         if specs[slot] is None or (base < 0 and specs[root] is None):
-            # Not a tensor, or one of whose size nobody here knows yet.
+            # Not a tensor, or a tensor whose size the client does not know yet.
             return None
         shares.append(Share(slot.number, slot.storage, base, root.number if base < 0 else 0))
         if base < 0:

@@ -10,7 +10,7 @@ from djinn.kinds import Classifier
 
 @hookimpl
 def djinn_register_classifiers(register: Callable[[Classifier], None]) -> None:
-    """Register the plugin's one classifier."""
+    """Register the plugin's classifier."""
     from djinn_classifier_core.classifier import CoreClassifier
 
     register(CoreClassifier())

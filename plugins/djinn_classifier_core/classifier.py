@@ -17,13 +17,13 @@ _WHOLE = frozenset({
     "aten::embedding_bag", "aten::instance_norm", "aten::silu", "aten::gelu", "aten::linalg_svdvals",
     "aten::linalg_eigvalsh", "aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input",
 })
-"""Composites that patterns and fast kernels want to see. None of them returns an argument or a view of one."""
+"""Composites that patterns and fast kernels need whole. None of them returns an argument or a view of one."""
 
 _SOFTMAX = frozenset({"aten::_softmax", "aten::softmax.int", "aten::_safe_softmax"})
 _ATTENTION_RANK = 4
 """Batch, heads, rows, and columns or features."""
 _FEW = 8
-"""Positions that one step of a writing language model may bring: drafts that are checked together."""
+"""Maximum positions of one step of a generating language model: speculative drafts are checked together."""
 
 _REDUCTIONS = frozenset(
     "sum mean prod amax amin max min argmax argmin all any norm linalg_vector_norm std var logsumexp median mode "
@@ -34,12 +34,12 @@ _INDEXING = frozenset({"aten::index.Tensor"})
 
 
 class CoreClassifier:
-    """Goes by schema and tags; the few names serve placement, not correctness."""
+    """Classifies by schema and tags; the few names affect placement, not correctness."""
 
     name = "core"
 
     def classify(self, operator: torch._ops.OpOverload) -> OperationClass:
-        """Say how the operator is carried out."""
+        """Return how the operator is executed."""
         facts = facts_of(operator)
         if ReturnKind.PLAIN in facts.returns:
             return OperationClass.TRIGGER
@@ -64,7 +64,7 @@ class CoreClassifier:
         return name in _SOFTMAX or "scaled_dot_product" in name
 
     def phase_told(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
-        """Say whether a language model writes: a few positions look at more than themselves."""
+        """Determine whether a language model is decoding: a few positions attend to more than themselves."""
         if not sizes or len(sizes[0]) != _ATTENTION_RANK:
             return ExecutionPhase.UNKNOWN
         if facts_of(operator).name in _SOFTMAX:
@@ -76,15 +76,15 @@ class CoreClassifier:
         return ExecutionPhase.LLM_DECODE if 0 < rows <= _FEW and rows < columns else ExecutionPhase.UNKNOWN
 
     def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether it may do more than its schema says.
+        """Whether it may have effects that its schema does not declare.
 
-        Schemas of norms over batches do not say that they write their statistics. What others than PyTorch define may
-        do anything.
+        Schemas of batch norms do not declare that they write their statistics. Operators that PyTorch does not define
+        may do anything.
         """
         facts = facts_of(operator)
         return operator.namespace != "aten" or any(
             name.startswith("running_") and name not in facts.written for name in facts.argument_names)
 
     def shares_silently(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether results may share memory with its first tensor though its schema does not say so."""
+        """Whether results may share memory with its first tensor although its schema does not declare it."""
         return facts_of(operator).name.partition("::")[2].lstrip("_").startswith("unsafe_")

@@ -1,4 +1,4 @@
-"""The program ``djinn``. It has two commands of its own; all others are plugins'."""
+"""The program ``djinn``. It has two built-in commands; plugins provide the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from djinn.config import Config
 from djinn.errors import ConfigurationError, DjinnError, PluginError
 from djinn.plugins import Plugins, PluginSelection, Registered
 from djinn_cli.commands import add_commands
-from djinn_cli.listing import Row, rows_of
 from djinn_cli.doctor import Check, djinn_version, examine
+from djinn_cli.listing import Row, rows_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 __all__ = ("build", "main")
 
 _SELF_REPORTING = ("plugins", "doctor")
-"""Commands that tell of broken plugins themselves."""
+"""Commands that report broken plugins themselves."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program and leave it.
+    """Run the program and exit.
 
     Args:
         arguments: The command line without the program's name.
 
     Raises:
-        SystemExit: Always. Its status is 1 if an error of djinn's own was printed, 2 if the command line is wrong.
+        SystemExit: Always. The status is 1 if a djinn error was printed, 2 if the command line is wrong.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
-    """Make the program, with all plugins' commands.
+    """Create the program, with all plugins' commands.
 
     Args:
         environ: Environment variables; ``DJINN_PLUGINS`` selects plugins.
 
     Returns:
-        The program, and what is wrong with plugins, which were then left out.
+        The program, and the errors of broken plugins, which are left out.
     """
     problems: list[DjinnError] = []
     broken: list[PluginError] = []

@@ -1,4 +1,4 @@
-"""What is checked when djinn does not work as it should."""
+"""The checks of ``djinn doctor``."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from djinn.wire.tensors import header_of
 
 ROUND_TRIPS = 5
 FIRST_BYTES, MAX_BYTES = 2**20, 2**26
-"""What is sent to see how fast that goes: the first amount, then as much as takes about `TRANSFER_S`."""
+"""Bytes sent to measure throughput: first the smaller amount, then as much as takes about `TRANSFER_S`."""
 TRANSFER_S = 0.3
 EXPIRY_WARNING_DAYS = 14
 MIN_FILES = 1024
-"""Connections, libraries and memory that is shared take descriptors."""
+"""Connections, libraries and shared memory need file descriptors."""
 MIN_LOCKED_BYTES = 2**26
-"""The page-locked memory that copies to and from a CUDA device go through; see `docs/server.md`."""
+"""Page-locked memory for copies to and from a CUDA device; see `docs/server.md`."""
 
 
 @attrs.frozen
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     ok: bool
@@ -53,12 +53,12 @@ def djinn_version() -> str:
 
 
 def examine(plugins: Plugins, config: Config, problems: Sequence[DjinnError]) -> list[Check]:
-    """Look at everything that a session needs. Opens a connection if the configuration names a server.
+    """Check everything that a session needs. Opens a connection if the configuration names a server.
 
     Args:
-        plugins: Loaded as far as they can be.
-        config: The configuration, as far as it makes sense.
-        problems: What went wrong with either.
+        plugins: The plugins that could be loaded.
+        config: The valid part of the configuration.
+        problems: Errors from loading either.
     """
     checks = [
         Check("djinn", ok=True, found=djinn_version()),
@@ -89,7 +89,7 @@ def _attempt(name: str, look: Callable[[], str]) -> Check:
         return Check(name, ok=True, found=look())
     except DjinnError as error:
         return _failed(name, error)
-    except Exception as error:  # noqa: BLE001  # a plugin may fail in any way; a doctor who dies of it helps nobody
+    except Exception as error:  # noqa: BLE001  # a plugin may fail in any way; the other checks must still run
         return Check(name, ok=False, found=f"{type(error).__name__}: {error}",
                      remedy="Report this to the plugin's author; DJINN_PLUGINS=-NAME switches the plugin off.")
 
@@ -104,7 +104,7 @@ def _device(plugins: Plugins) -> str:
 
 
 def _spare_device() -> str:
-    """Say who has taken the one device that PyTorch lets other packages name."""
+    """Say which package has taken the one device that PyTorch lets other packages rename."""
     name = torch._C._get_privateuse1_backend_name()
     module = getattr(torch, name, None)
     if module is None:
@@ -119,7 +119,7 @@ def _executor_devices(plugins: Plugins) -> str:
 
 
 def _limits() -> Iterator[Check]:
-    """Look at what the system allows a process, where it has such limits."""
+    """Check the system's limits for a process, where there are any."""
     try:
         import resource
     except ImportError:
@@ -131,7 +131,7 @@ def _limits() -> Iterator[Check]:
                 remedy="" if enough else f"Run `ulimit -n {MIN_FILES * 4}` before the program, or raise LimitNOFILE of "
                                          "its service.")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    # Only copies to and from a GPU lock memory.
+    # Only copies to and from a GPU use page-locked memory.
     enough = locked == resource.RLIM_INFINITY or locked >= MIN_LOCKED_BYTES or not torch.cuda.is_available()
     yield Check("locked memory (ulimit -l)", ok=enough, found=_amount(locked, resource.RLIM_INFINITY, " bytes"),
                 remedy="" if enough else f"Run `ulimit -l {MIN_LOCKED_BYTES // 1024}` before the program, or raise "
@@ -139,7 +139,7 @@ def _limits() -> Iterator[Check]:
 
 
 def _systems(plugins: Plugins) -> list[Check]:
-    """Let plugins say what of this system they can use."""
+    """Ask plugins which features of this system they can use."""
     checks: list[Check] = []
     problems: list[PluginError] = []
     plugins.examine_system(lambda name, found, remedy: checks.append(Check(name, ok=True, found=found, remedy=remedy)),
@@ -152,7 +152,7 @@ def _amount(limit: int, infinity: int, unit: str = "") -> str:
 
 
 def _server(plugins: Plugins, config: Config) -> list[Check]:
-    """Connect, and look at what can be seen from there. Without a connection there is nothing more to see."""
+    """Connect, and check what the connection shows. Without a connection, report only that."""
     found: list[Check] = []
 
     def look() -> str:
@@ -183,12 +183,12 @@ def _round_trip_s(connection: Connection) -> float:
 
 
 def _throughput(connection: Connection) -> str:
-    """Send some bytes there and back; a first, smaller amount tells how many take a moment."""
+    """Send some bytes there and back, first a small amount to choose the size of the measurement."""
     size_bytes = FIRST_BYTES
     there_s, back_s = _transfer_s(connection, size_bytes)
     more = int(min(MAX_BYTES, FIRST_BYTES * TRANSFER_S / max(there_s, back_s)))
     if more > 2 * size_bytes:
-        # A limit of the server's may forbid it; then the first amount has to do.
+        # A limit of the server may forbid it; then use the result for the first amount.
         with contextlib.suppress(LimitError, RefusedError):
             there_s, back_s = _transfer_s(connection, more)
             size_bytes = more
@@ -231,7 +231,7 @@ def _certificate(connection: Connection, now_s: float) -> Check:
 
 
 def _token(config: Config) -> Check:
-    """Say whether there is a token, and whether others can read it on its way."""
+    """Say whether there is a token, and whether others could read it in transit."""
     if not config.token:
         return Check("token", ok=True, found="none; the server lets in everybody who can reach it")
     if config.server.startswith("tcp://") and not _stays_here(urlsplit(config.server).hostname or ""):

@@ -12,7 +12,7 @@ from rich.console import Console
 from djinn.errors import ConfigurationError
 
 PIPED_WIDTH = 120
-"""Columns when nobody looks at a terminal."""
+"""Columns if the output is not a terminal."""
 
 
 def demo(

@@ -26,11 +26,11 @@ SENTENCES = (
     "The river burst its banks after the storm.",
 )
 TOLERANCE = 1e-5
-"""Largest difference of an embedding's component that counts as equal on another kind of device; float32 rounding."""
+"""Largest difference of an embedding's component that counts as equal on another type of device; float32 rounding."""
 
 
 def run(console: Console, report: Report, path: Path) -> None:
-    """Embed the sentences here and there, and print who is whose neighbour."""
+    """Embed the sentences locally and remotely, and print the nearest neighbours."""
     from transformers import AutoModel, AutoTokenizer
 
     console.rule("all-MiniLM-L6-v2 embeds a dozen sentences")

@@ -1,4 +1,4 @@
-"""A small GPT learns to write like Python's own manual."""
+"""Trains a small GPT on Python's own manual."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ BLOCK = 64
 BATCH = 16
 READ_EVERY = 10
 LOSS_TOLERANCE = 0.02
-"""Largest difference of a loss that counts as equal on another kind of device, where rounding differs."""
+"""Largest difference of a loss that counts as equal on another type of device, where rounding differs."""
 
 
 @attrs.frozen
 class Outcome:
-    """Losses that were read, and the tokens that were generated."""
+    """The losses that were read, and the tokens that were generated."""
 
     losses: list[float]
     tokens: list[int]
 
 
 def run(console: Console, report: Report, *, steps: int, tokens: int, seed: int) -> None:
-    """Train and generate here and there."""
+    """Train and generate locally and remotely."""
     text = manual()
     letters = sorted(set(text))
     data = torch.tensor([letters.index(letter) for letter in text])
@@ -60,7 +60,7 @@ def manual() -> str:
 
 
 def small_gpt(letters: int) -> Any:
-    """Make a GPT of 3 layers, 96 wide, over single characters."""
+    """Create a GPT of 3 layers, 96 wide, over single characters."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(vocab_size=letters, n_positions=256, n_embd=96, n_layer=3, n_head=4,

@@ -1,4 +1,4 @@
-"""What was compared, and what it cost."""
+"""The comparisons and their cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTERS = ("operations", "programs_sent", "round_trips", "bytes_sent", "bytes_r
 
 @attrs.frozen
 class Row:
-    """One piece of work, done twice."""
+    """One piece of work, done locally and remotely."""
 
     name: str
     local_s: float
@@ -32,7 +32,7 @@ class Report:
     """Collects results.
 
     Attributes:
-        exact: Whether local and remote work run on the same kind of device, so that every bit must agree.
+        exact: Whether local and remote work run on the same type of device, so that every bit must be equal.
     """
 
     exact: bool
@@ -41,11 +41,11 @@ class Report:
 
     @property
     def all_equal(self) -> bool:
-        """Whether nothing differed."""
+        """Whether there were no differences."""
         return not self.differences
 
     def compare(self, name: str, local: Callable[[], T], remote: Callable[[], T]) -> tuple[T, T]:
-        """Do a piece of work locally and remotely, and note the time and what was sent."""
+        """Do a piece of work locally and remotely, and record the time and the bytes sent."""
         begin = time.perf_counter()
         expected = local()
         middle = time.perf_counter()
@@ -58,7 +58,7 @@ class Report:
         return expected, result
 
     def check(self, what: str, equal: bool, detail: str = "") -> str:
-        """Note whether something agreed, and say so."""
+        """Record whether results are equal, and return a text that says so."""
         if not equal:
             self.differences.append(what)
         word = "[green]equal[/green]" if equal else "[red]DIFFERENT[/red]"
@@ -83,9 +83,9 @@ class Report:
 
 
 def size(count: int) -> str:
-    """Write a number of bytes for people."""
+    """Format a number of bytes for people."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000  # type: ignore[assignment]  # a real number from here on
+        count /= 1000  # type: ignore[assignment]  # a float from here on
     return f"{count:.1f} GB"

@@ -1,6 +1,6 @@
-"""``torch.compile(model, backend="djinn")``: what Dynamo captures runs remotely; ordinary tensors go in and come out.
+"""``torch.compile(model, backend="djinn")``: captured graphs run remotely, with ordinary tensors as inputs and results.
 
-PyTorch finds the backend by the entry point ``djinn`` of its group ``torch_dynamo_backends``.
+PyTorch finds the backend by the entry point ``djinn`` in its group ``torch_dynamo_backends``.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from djinn_dynamo.compiled import CompiledGraph
 
 
 def compile_graph(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
-    """Make a captured graph run remotely. Starts no session; the first call does, where none is running.
+    """Prepare a captured graph to run remotely. If no session is running, the first call starts one.
 
     Args:
-        module: What Dynamo captured: functions of PyTorch on placeholders.
-        example_inputs: Not needed: metadata is taken from the calls.
+        module: The graph that Dynamo captured: PyTorch functions on placeholders.
+        example_inputs: Not used: metadata is taken from the calls.
     """
     return CompiledGraph(module)

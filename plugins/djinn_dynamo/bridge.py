@@ -1,4 +1,4 @@
-"""The call of a compiled graph as one operation of local autograd."""
+"""A call of a compiled graph as one operation of local autograd."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class Call(Protocol):
-    """One call: a recording, or the repetition of one."""
+    """One call: a recording, or a repetition of one."""
 
     def fetch(self) -> list[torch.Tensor]:
-        """Bring home what the call gives."""
+        """Download the results of the call."""
 
     def backward(self, incoming: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Bring home the gradients of the operands that may have some."""
+        """Download the gradients of the operands that can have gradients."""
 
 
 @attrs.frozen
 class Crossing:
-    """What local autograd must know of a call.
+    """Properties of a call that local autograd needs.
 
     Attributes:
-        differentiable: Metadata of each result with a gradient, by position in what comes home.
-        trained: Indices of the operands whose gradients may be wanted.
-        guarded: Indices of those that must not be written before the backward pass.
+        differentiable: Metadata of each result with a gradient, by position among the downloaded values.
+        trained: Indices of the operands that may need gradients.
+        guarded: Indices of the operands that must not be written before the backward pass.
     """
 
     differentiable: dict[int, TensorSpec]
@@ -41,7 +41,7 @@ class Crossing:
 
 
 def fetch(call: Call, crossing: Crossing, operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Carry a call out, within local autograd if it has gradients."""
+    """Execute a call, within local autograd if it has gradients."""
     if not crossing.differentiable:
         return call.fetch()
     guarded = [operands[index] for index in crossing.guarded]
@@ -65,7 +65,7 @@ class _Remotely(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        # Raises if an operand has been written since; nothing else is wanted of them.
+        # Only for the check: this raises if an operand has been written since.
         _ = ctx.saved_tensors
         call, crossing = ctx.call, ctx.crossing
         if call is None:

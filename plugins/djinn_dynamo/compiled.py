@@ -1,4 +1,4 @@
-"""A captured graph that runs remotely whenever it is called."""
+"""A captured graph that runs remotely when it is called."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("djinn.dynamo")
 
 MAX_PLANS = 32
-"""Plans that a compiled graph keeps, one for each metadata of its operands; the least recently used goes first."""
+"""Plans that a compiled graph keeps, one per metadata of its operands; the least recently used is dropped first."""
 
 
 @attrs.frozen(eq=False)
 class _Known:
-    """What is kept of the first call with some metadata."""
+    """The state kept from the first call with some metadata."""
 
     plan: Plan | None
     results: Results
@@ -43,10 +43,10 @@ class _Known:
 
 @attrs.frozen
 class _Sorts:
-    """Indices of arguments, by what they are; that never changes, because Dynamo has made the graph for it.
+    """Indices of arguments by kind, which never change, because Dynamo has made the graph for them.
 
     Attributes:
-        given: Tensors that may be others at each call.
+        given: Tensors that may differ between calls.
         fixed: Parameters and buffers.
         plain: Numbers.
     """
@@ -57,7 +57,7 @@ class _Sorts:
 
 
 class CompiledGraph:
-    """What Dynamo calls in the place of the code that it captured.
+    """The callable that Dynamo calls in place of the captured code.
 
     Concurrency:
         May be called from any thread.
@@ -81,8 +81,8 @@ class CompiledGraph:
         """Run the graph.
 
         Raises:
-            DjinnError: The session does not work.
-            Exception: What the operation raised that should have computed a result.
+            DjinnError: The session has failed.
+            Exception: The error of the operation that should have computed a result.
         """
         session = self._current_session()
         sorts = self._sorts
@@ -138,7 +138,8 @@ class CompiledGraph:
             recording = record(session, lambda leaves: self._run_on(arguments, leaves), operands, lazy)
         except RuntimeError:
             if any(tensor.requires_grad and not tensor.is_leaf for tensor in operands):
-                # A write into it is refused there, because the remote copy is a leaf. Eager has the last word.
+                # Recording refuses writes to it, because the remote copy is a leaf. Run the call in eager mode to
+                # decide.
                 return _Known(None, Results([], []), {}, Crossing({}, [], []), runs_here=True), None
             raise
         slots = [tensor._value.slot for tensor in lazy]
@@ -168,7 +169,7 @@ class CompiledGraph:
             self._known.popitem(last=False)
 
     def _run_on(self, arguments: Sequence[Any], leaves: Sequence[Any]) -> Sequence[Any]:
-        """Run the captured code with other tensors in the place of the operands."""
+        """Run the captured code with other tensors in place of the operands."""
         assert self._sorts is not None
         replaced = list(arguments)
         indices = self._sorts.given + self._sorts.fixed
@@ -196,7 +197,7 @@ class CompiledGraph:
         return known.results.arrange(home, operands)
 
     def _run_here(self, arguments: Sequence[Any], known: _Known) -> Sequence[Any]:
-        """Run the captured code on ordinary tensors, where results or writes cannot be carried over."""
+        """Run the captured code on ordinary tensors, if its results or writes cannot be reproduced here."""
         log.warning("a graph of torch.compile runs in this process: it writes into tensors that share memory or take "
                     "part in gradients, or returns views of tensors that are not dense")
         self._copies.forget_all()
@@ -214,7 +215,7 @@ def _uploaded(session: Session, tensor: torch.Tensor) -> LazyTensor:
 
 
 def _is_number(placeholder: torch.fx.Node) -> bool:
-    """Whether a tensor is only asked for its one number, as Dynamo does with a float that is not always the same."""
+    """Whether only a tensor's number is used, as Dynamo does for floats that vary between calls."""
     return bool(placeholder.users) and all(user.op == "call_method" and user.target == "item"
                                            for user in placeholder.users)
 
@@ -222,7 +223,7 @@ def _is_number(placeholder: torch.fx.Node) -> bool:
 def _key(
     plain: Sequence[Any], given: Sequence[torch.Tensor], sent: Sequence[LazyTensor], form: int
 ) -> tuple[Any, ...]:
-    """All that the recording of a graph may depend on, other than data and what Dynamo guards."""
+    """Everything that the recording of a graph may depend on, except data and the conditions that Dynamo guards."""
     return (
         form,
         torch.is_grad_enabled(),
@@ -235,7 +236,7 @@ def _key(
 
 
 def _must_run_here(recording: Recording, operands: Sequence[torch.Tensor]) -> bool:
-    """Whether the results, or what is written, cannot be made to alias what they alias in eager."""
+    """Whether the aliasing of results or written operands in eager mode cannot be reproduced."""
     if recording.changes_metadata or any(recording.leaves[index].requires_grad for index in recording.written.values()):
         return True
     bases = [(view, operands[view.index]) for view in recording.results.views]

@@ -1,4 +1,4 @@
-"""Pieces of tape that are run again and again, with other operands."""
+"""Recorded pieces that run repeatedly with different operands."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count(1)
 _short_keys: weakref.WeakKeyDictionary[Session, dict[tuple[int, ...], tuple[int, ...]]] = weakref.WeakKeyDictionary()
-"""Names programs for sessions, in place of the key of a layout, which is as long as the program. No layout has a
-negative key."""
+"""Short names of programs for sessions, in place of the layout's key, which is as long as the program. Layouts have no
+negative keys."""
 _DEPENDENT = (OperationClass.DATA_DEPENDENT, OperationClass.TRIGGER)
 
 
 @attrs.frozen(eq=False)
 class Piece:
-    """Nodes laid out once.
+    """A prepared layout of nodes.
 
     Attributes:
         reads: The slots of the recording that the nodes read from outside, in the order of `run`'s handles.
@@ -43,7 +43,7 @@ class Piece:
     _outputs: list[Slot]
 
     def run(self, session: Session, handles: Sequence[int]) -> list[int]:
-        """Hand the piece over. The caller holds the session's lock.
+        """Submit the piece. The caller holds the session's lock.
 
         Args:
             session: The session that recorded it.
@@ -65,7 +65,7 @@ class Piece:
 
 
 def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) -> Piece:
-    """Lay out what must run so that ``wanted`` is computed, and all that has an effect."""
+    """Lay out the nodes that compute ``wanted``, and all nodes with side effects."""
     kept = set(wanted)
     released = {slot.number for node in nodes for slot in node.outputs if slot not in kept}
     nodes = without_dead(nodes, released)
@@ -74,7 +74,7 @@ def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) 
     reads = list(dict.fromkeys(slot for node in nodes for slot in node.inputs if slot not in produced))
 
     def copy(slot: Slot) -> Slot:
-        # The slots of the recording belong to its lazy tensors; these are given other numbers at each run.
+        # The recording's slots belong to its lazy tensors; these copies are given other numbers in each run.
         return copies.setdefault(slot, Slot(slot.number, slot.storage))
 
     own = [Node(node.signature, [copy(s) for s in node.inputs], [copy(s) for s in node.outputs], node.numbers,
@@ -87,7 +87,7 @@ def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) 
 
 
 def can_be_repeated(session: Session, nodes: Sequence[Node]) -> bool:
-    """Whether the nodes are the same whatever the data is."""
+    """Whether the same nodes are recorded for any data."""
     return all(map(_independence_of(session), {node.signature.template.operator for node in nodes}))
 
 

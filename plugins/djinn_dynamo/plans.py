@@ -1,4 +1,4 @@
-"""A recorded call made ready to be repeated, backward pass included."""
+"""Plans: recorded calls prepared for repetition, including the backward pass."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class _Backward:
     """The backward pass of a plan.
 
     Attributes:
-        piece: What it runs.
+        piece: Its piece.
         saved: The slots of the forward pass that it needs.
         operands: The slots of operands and constants that it needs.
         incoming: The slot of each incoming gradient.
-        given: Slot and metadata of each gradient; ``None`` for an operand that has none.
+        given: Slot and metadata of each gradient; ``None`` for an operand without one.
     """
 
     piece: Piece
@@ -40,17 +40,17 @@ class _Backward:
 
 @attrs.frozen(eq=False)
 class Plan:
-    """What is repeated of a recording; holds none of its values.
+    """The repeatable part of a recording; holds none of its values.
 
     Attributes:
         forward: The forward pass.
         backward: The backward pass, if some results have gradients.
         operands: The slots of the operands, then those of `constants`.
-        constants: What the graph has made of numbers of its own.
-        reads: What the forward pass reads, by position among the operands.
-        wanted: All that comes home: its metadata, and its position among what the forward pass gives, or among the
+        constants: Tensors that the graph made from numbers it contains.
+        reads: The values that the forward pass reads, by position among the operands.
+        wanted: All values to download: metadata, and position among the results of the forward pass, or among the
             operands, counted from -1 downwards.
-        kept: What else the forward pass gives, for the backward pass: slot and position.
+        kept: Other results of the forward pass that the backward pass needs: slot and position.
     """
 
     forward: Piece
@@ -63,7 +63,7 @@ class Plan:
 
 
 class _Claims:
-    """A claim on values that are kept for the backward pass."""
+    """Keeps values alive for the backward pass."""
 
     def __init__(self, session: Session, handles: dict[Slot, int]) -> None:
         self.handles = handles
@@ -85,7 +85,7 @@ class PlannedCall:
         self._claims: _Claims | None = None
 
     def fetch(self) -> list[torch.Tensor]:
-        """Run the forward pass and bring home what it gives, in one round trip."""
+        """Run the forward pass and download its results, in one round trip."""
         plan, session, lazy, handles = self._plan, self._session, self._lazy, self._handles
         with session.lock:
             given = plan.forward.run(session, [handles[position] for position in plan.reads])
@@ -102,7 +102,7 @@ class PlannedCall:
         return home
 
     def backward(self, incoming: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Run the backward pass and bring the gradients home, in one round trip."""
+        """Run the backward pass and download the gradients, in one round trip."""
         session, plan = self._session, self._plan.backward
         assert plan is not None
         assert self._claims is not None
@@ -120,15 +120,15 @@ class PlannedCall:
 
 
 def make_plan(recording: Recording, slots: Sequence[Slot]) -> Plan | None:
-    """Make a recording ready to be repeated.
+    """Prepare a recording for repetition.
 
     Args:
-        recording: The recording. Its backward pass is recorded here, with gradients of zero, and runs only where it
+        recording: The recording. Its backward pass is recorded here, with zero gradients, and is executed only if it
             writes.
         slots: The slots of the operands' remote copies.
 
     Returns:
-        The plan; ``None`` if each call must be recorded by itself, because the operations depend on data.
+        The plan; ``None`` if each call must be recorded separately, because the operations depend on data.
     """
     operands = list(slots)
     wanted = [(tensor._value.spec, tensor._value.slot) for tensor in recording.results.wanted]
@@ -173,7 +173,7 @@ def _plan_backward(recording: Recording, operands: list[Slot]) -> _Backward | No
 
 
 def like_result(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """Bring a tensor into a result's layout, for which the backward pass was recorded; a sparse layout is filled up."""
+    """Convert a tensor to a result's layout, for which the backward pass was recorded; sparse tensors become dense."""
     if not is_dense(tuple(spec.size), spec.stride):
         return tensor.contiguous()
     return tensor if tensor.stride() == spec.stride else torch.empty_strided(

@@ -1,4 +1,4 @@
-"""Running a captured graph once on lazy tensors, and what can be repeated of it."""
+"""Records a captured graph once on lazy tensors, and determines whether the recording is repeatable."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 _LEAVES_VALUES = "aten::detach_"
-"""Writes nothing but what autograd knows, whatever its schema says; ``torch.tensor`` calls it in inference mode."""
+"""Writes only autograd metadata, although its schema declares a write; ``torch.tensor`` calls it in inference mode."""
 
 
 @attrs.define(eq=False)
 class Recording:
-    """One call of a graph, recorded; it is also that call.
+    """One recorded call of a graph; it also represents that call itself.
 
     Attributes:
         leaves: The operands that it was recorded with.
-        results: What it gives, and what comes home for it: results, then operands that were written.
-        written: Index of each written operand, by position in what comes home.
+        results: Its results, and the values to download for them: results, then operands that were written.
+        written: Index of each written operand, by position among the downloaded values.
         nodes: The operations.
-        differentiable: Positions in what comes home of results with gradients.
-        constants: Tensors that the graph has made of numbers of its own; they were uploaded.
-        changes_metadata: Whether an operand got another size in place.
+        differentiable: Positions, among the downloaded values, of results with gradients.
+        constants: Tensors that the graph made from numbers it contains; they were uploaded.
+        changes_metadata: Whether an operand was resized in place.
     """
 
     session: Session
@@ -49,11 +49,11 @@ class Recording:
 
     @property
     def trained(self) -> list[int]:
-        """Indices of the operands whose gradients may be wanted."""
+        """Indices of the operands that may need gradients."""
         return [index for index, leaf in enumerate(self.leaves) if leaf.requires_grad]
 
     def fetch(self) -> list[torch.Tensor]:
-        """Bring home what the call gives."""
+        """Download the results of the call."""
         return self.session.materialize(self.results.wanted)
 
     def gradients(self, incoming: Sequence[LazyTensor]) -> list[LazyTensor | None]:
@@ -65,7 +65,7 @@ class Recording:
             return [_resolved(gradient) for gradient in found]
 
     def backward(self, incoming: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Carry out the backward pass of this call, and bring the gradients home in one round trip."""
+        """Run the backward pass of this call, and download the gradients in one round trip."""
         session = self.session
         lazy = self.gradients([session.upload(gradient) for gradient in incoming])
         home = iter(session.materialize([gradient for gradient in lazy if gradient is not None]))
@@ -80,7 +80,7 @@ def record(
 
     Args:
         session: The session.
-        run: Runs the graph with operands in the place of its own.
+        run: Runs the graph with the given operands instead of the original ones.
         operands: The call's own operands.
         lazy: Their remote copies.
     """
@@ -106,13 +106,13 @@ def record(
 
 
 def listen(session: Session, action: Callable[[], Any]) -> tuple[Any, list[Node]]:
-    """Do something, and return with its result what it records."""
+    """Run an action, and return its result and the nodes that it records."""
     with _Listener(session) as nodes:
         return action(), nodes
 
 
 class _Listener:
-    """Keeps what this thread records."""
+    """Collects the nodes that this thread records."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -134,7 +134,7 @@ class _Listener:
 def is_repeatable(
     session: Session, nodes: Sequence[Node], piece: Piece, known: set[Slot], constants: Sequence[LazyTensor]
 ) -> bool:
-    """Whether nodes may run again: the same whatever the data is, all that they read accounted for and as it was."""
+    """Whether nodes may run again: they do not depend on data, and their inputs are known and unchanged."""
     constant = {tensor._value.slot for tensor in constants}
     return (
         set(piece.reads) <= known | constant
@@ -144,14 +144,14 @@ def is_repeatable(
 
 
 def _leaf_like(operand: torch.Tensor, lazy: LazyTensor) -> LazyTensor:
-    """Let a remote copy be to autograd what the ordinary tensor is; the copy itself stays out of it."""
+    """Give a remote copy the same role in autograd as its ordinary tensor; the copy itself is not involved."""
     with torch._C._InferenceMode(operand.is_inference()):
         leaf = wrap(lazy._value.spec, lazy._value)
     return leaf.requires_grad_(operand.requires_grad) if operand.requires_grad else leaf  # type: ignore[return-value]  # stays lazy
 
 
 def _resolved(result: Any) -> Any:
-    """Bring conjugation and negation about: what comes home are the values alone."""
+    """Materialize conjugation and negation: only plain values are downloaded."""
     if isinstance(result, LazyTensor) and (result.is_conj() or result.is_neg()):
         return result.resolve_conj().resolve_neg()
     return result
@@ -164,6 +164,6 @@ def _written(nodes: Sequence[Node], leaves: Sequence[LazyTensor]) -> list[int]:
 
 
 def _writes(nodes: Sequence[Node]) -> set[int]:
-    """The storages that nodes write into."""
+    """Return the storages that nodes write."""
     return {node.inputs[position].storage for node in nodes for position in node.signature.writes
             if node.signature.template.operator != _LEAVES_VALUES}

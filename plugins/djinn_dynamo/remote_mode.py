@@ -1,4 +1,4 @@
-"""The modes under which a captured graph is recorded: what it says of the CPU is meant of the remote accelerator."""
+"""Modes for recording a captured graph: they redirect its use of the CPU to the remote accelerator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from djinn import devices
 from djinn.tensor import LazyTensor
 
 _NAMES_A_DEVICE = frozenset({torch.Tensor.to, torch.amp.autocast_mode._enter_autocast})
-"""Functions that take a device, or its type, as text at a position."""
+"""Functions that take a device, or its type, as a positional string."""
 
 
 class _RemoteInsteadOfCpu(TorchFunctionMode):
-    """Redirects factories and moves to the CPU; on the CPU, ``cpu()`` gives the tensor itself.
+    """Redirects factories and moves to the CPU; on the CPU, ``cpu()`` returns the tensor itself.
 
     Attributes:
-        made: What the factories gave.
+        made: The tensors that the factories made.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class _RemoteInsteadOfCpu(TorchFunctionMode):
 
 @contextlib.contextmanager
 def recording_remotely() -> Iterator[list[LazyTensor]]:
-    """Run a captured graph on lazy tensors as it would run here on ordinary ones; yields what its factories make."""
+    """Run a captured graph on lazy tensors as if on ordinary ones here; yields the tensors of its factories."""
     with contextlib.ExitStack() as stack:
         if torch.is_autocast_enabled("cpu"):
-            # Without the cache: a cast from an earlier recording must not be missing in this one.
+            # Without the cache: a cast from an earlier recording would be missing in this one.
             stack.enter_context(torch.autocast(devices.logical_device().type, torch.get_autocast_dtype("cpu"),
                                                cache_enabled=False))
         mode = _RemoteInsteadOfCpu()

@@ -1,4 +1,4 @@
-"""What a captured graph returns, as ordinary tensors that alias what eager's would."""
+"""The results of a captured graph as ordinary tensors with the same aliasing as in eager mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn.tensor import LazyTensor
 
 @attrs.frozen
 class Constant:
-    """No tensor."""
+    """A result that is not a tensor."""
 
     value: Any
 
@@ -40,14 +40,14 @@ class View:
 
 @attrs.frozen
 class Fetched:
-    """A tensor that comes home."""
+    """A downloaded tensor."""
 
     index: int
 
 
 @attrs.frozen
 class Part:
-    """A view of a block that comes home because several results share it."""
+    """A view of a block that is downloaded because several results share it."""
 
     index: int
     size: tuple[int, ...]
@@ -60,18 +60,18 @@ Form: TypeAlias = Constant | Operand | View | Fetched | Part
 
 @attrs.define
 class Results:
-    """Forms of the results, and what has to come home for them.
+    """Forms of the results, and the values to download for them.
 
     Attributes:
         forms: One for each result.
-        wanted: Lazy tensors of the recording that come home, in the order of indices.
+        wanted: Lazy tensors of the recording to download, in the order of indices.
     """
 
     forms: list[Form]
     wanted: list[LazyTensor]
 
     def arrange(self, home: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> list[Any]:
-        """Make the results out of what came home and of the call's own operands."""
+        """Build the results from the downloaded tensors and the call's own operands."""
         return [_made(form, home, operands) for form in self.forms]
 
     @property
@@ -94,13 +94,13 @@ def _made(form: Form, home: Sequence[torch.Tensor], operands: Sequence[torch.Ten
 
 
 def sort_out(returned: Sequence[Any], leaves: Sequence[LazyTensor], *, differentiable: bool) -> Results:
-    """Say how results are made at home.
+    """Determine how results are rebuilt locally.
 
     Args:
-        returned: What the graph returned when it was recorded.
+        returned: The return values of the graph during recording.
         leaves: The operands that it was recorded with.
-        differentiable: Whether some results have gradients. Each of them comes home by itself then, because autograd
-            lets nobody write into results of one function that share memory.
+        differentiable: Whether some results have gradients. Then each of them is downloaded separately, because
+            autograd forbids writes to results of one function that share memory.
     """
     storages = {leaf._value.slot.storage: index for index, leaf in enumerate(leaves)}
     lazy = {id(result): result for result in returned if isinstance(result, LazyTensor)}
@@ -131,7 +131,7 @@ def sort_out(returned: Sequence[Any], leaves: Sequence[LazyTensor], *, different
 
 
 def _extent(tensors: Sequence[LazyTensor]) -> tuple[int, int]:
-    """The elements of their storage between the first and the last one that any of the tensors has."""
+    """Return the range of elements of their storage that the tensors cover."""
     specs = [tensor._value.spec for tensor in tensors]
     ends = [spec.storage_offset + 1 + sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride,
                                                                                    strict=True))

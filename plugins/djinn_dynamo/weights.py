@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _UNCOUNTED = -1
-"""Version of a tensor whose writes PyTorch does not count; no copy of it stays good."""
+"""Version of a tensor whose writes PyTorch does not count; its copy is never considered up to date."""
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Check that a tensor can be computed with remotely.
+    """Check that a tensor can be used remotely.
 
     Raises:
-        UnsupportedTensorError: It is somewhere else, or no dense tensor.
+        UnsupportedTensorError: It is on another device, or not dense.
     """
     if type(tensor) not in _ORDINARY or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise UnsupportedTensorError(
@@ -46,7 +46,7 @@ class Weight:
         self.lazy: LazyTensor | None = None
 
     def follow(self, session: Session, tensor: torch.Tensor) -> LazyTensor:
-        """Return the copy; upload it anew if the tensor, or the session, has changed since."""
+        """Return the copy; upload it again if the tensor or the session has changed since."""
         lazy = self.lazy
         version = _version_of(tensor)
         if (
@@ -63,11 +63,11 @@ class Weight:
         return lazy
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether this is the copy of that very tensor."""
+        """Whether this is the copy of exactly this tensor."""
         return self._tensor() is tensor
 
     def forget(self) -> None:
-        """Upload anew when next used."""
+        """Mark for a new upload at the next use."""
         self.version, self.lazy = _UNCOUNTED, None
         _notice()
 
@@ -75,12 +75,12 @@ class Weight:
 class Copies:
     """The remote copies of the parameters and buffers of one compiled graph.
 
-    There may be hundreds, and mostly nothing has happened to them: all that a call needs to know is kept ready.
+    There may be hundreds, and they rarely change, so the data that a call needs is precomputed.
 
     Attributes:
         lazy: The copies.
         handles: Their handles.
-        form: Their metadata; equal forms are one number.
+        form: A number that stands for their metadata; equal for equal metadata.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Copies:
         self._seen: Any = None
 
     def follow(self, session: Session, tensors: Sequence[torch.Tensor]) -> None:
-        """Upload anew what has changed since the last time."""
+        """Upload the tensors that have changed since the last time."""
         seen = self._look(session, tensors)
         if seen is not None and seen == self._seen:
             return
@@ -100,26 +100,26 @@ class Copies:
         self.lazy = [weight.follow(session, tensor) for weight, tensor in zip(weights, tensors, strict=True)]
         self.handles = [tensor._value.slot.number for tensor in self.lazy]
         self.form = self._forms.setdefault(tuple(tensor._value.spec for tensor in self.lazy), len(self._forms))
-        # Only now let go of those that were, which others may use as well.
+        # Release the previous references only now, so that a copy in both lists is not freed in between.
         self._weights = weights
         self._seen = self._look(session, tensors)
 
     def written_on_both_sides(self, index: int, tensor: torch.Tensor) -> None:
-        """Note that a copy and its tensor have been given the same new values."""
+        """Record that a copy and its tensor have received the same new values."""
         self._weights[index].version = _version_of(tensor)
 
     def forget(self, indices: Iterable[int]) -> None:
-        """Upload these anew when next used."""
+        """Mark these for a new upload at the next use."""
         for index in indices:
             self._weights[index].forget()
 
     def forget_all(self) -> None:
-        """Upload everything anew when next used."""
+        """Mark all for a new upload at the next use."""
         self.forget(range(len(self._weights)))
 
     @staticmethod
     def _look(session: Session, tensors: Sequence[torch.Tensor]) -> Any:
-        """All that tells whether something has changed, in a few cheap lists; ``None`` if PyTorch does not tell."""
+        """Return cheap lists that show whether anything has changed; ``None`` if PyTorch cannot tell."""
         try:
             versions = [tensor._version for tensor in tensors]
         except RuntimeError:
@@ -129,7 +129,7 @@ class Copies:
 
 
 _changes = 0
-"""Counts what does not show in a tensor: that one has died, whose place another may take; that a copy was forgotten."""
+"""Counts changes that tensors do not show: a tensor was freed, so its address may be reused; a copy was forgotten."""
 
 
 def _notice(_: Any = None) -> None:
@@ -141,7 +141,7 @@ _weights: weakref.WeakValueDictionary[int, Weight] = weakref.WeakValueDictionary
 
 
 def weight_of(tensor: torch.Tensor) -> Weight:
-    """Return what stands for a tensor's remote copy, made or not."""
+    """Return the `Weight` of a tensor, creating it if needed."""
     known = _weights.get(id(tensor))
     if known is None or not known.is_of(tensor):
         known = _weights[id(tensor)] = Weight(tensor)
@@ -153,7 +153,7 @@ def _version_of(tensor: torch.Tensor) -> int:
 
 
 def _forget_fused(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """Upload anew what a fused optimizer has written: PyTorch does not count those writes."""
+    """Upload tensors again that a fused optimizer has written: PyTorch does not count those writes."""
     for group in optimizer.param_groups:
         if group.get("fused"):
             for parameter in group["params"]:

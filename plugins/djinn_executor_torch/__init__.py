@@ -1,4 +1,4 @@
-"""Runs programs with PyTorch, on the CPU or a CUDA device, through one code path."""
+"""Runs programs with PyTorch, on the CPU or a CUDA device, with the same code."""
 
 from __future__ import annotations
 

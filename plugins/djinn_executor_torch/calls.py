@@ -1,4 +1,4 @@
-"""Operators of a program, resolved and checked once."""
+"""The operators of a program, resolved and checked once."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _MEMORY_FORMATS = {
 }
 _CONSTANTS: dict[str, dict[str, Any]] = {"layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}
 _REFUSED = frozenset({"aten::from_file", "aten::from_file.out", "aten::save"})
-"""They touch the executor's file system."""
+"""Operators that access the executor's file system."""
 _UNCHECKED = re.compile(r"aten::_sparse_\w+_unsafe(\.\w+)?")
-"""They believe what they are told of their indices, and their results are read and written by it."""
+"""Operators that trust their indices; their results read and write memory by them."""
 
 
 def _recurrent_layer(*arguments: Any) -> Any:
-    """Run oneDNN's layer as in training or not, which it tells by the mode and the client by the last argument."""
+    """Run oneDNN's layer for training or inference: the kernel uses the grad mode, the client the last argument."""
     with torch.set_grad_enabled(bool(arguments[-1])):
         return torch.ops.aten.mkldnn_rnn_layer(*arguments)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _recurrent_layer}
-"""What is called instead of an operator whose kernel depends on more than its arguments."""
+"""Replacements for operators whose kernels depend on more than their arguments."""
 
 
 @attrs.frozen
@@ -53,14 +53,14 @@ class Call:
     """A template bound to an operator.
 
     Attributes:
-        function: What to call.
-        arguments, keywords: Their forms; constants of PyTorch are resolved.
+        function: The function to call.
+        arguments, keywords: Their forms, with PyTorch's constants resolved.
         returns: Kind of each return.
         written_operands: Positions, among the tensor operands, of those that it writes.
-        numbers: How many numbers it takes.
+        numbers: Number of numeric arguments.
         is_random: Whether it draws random numbers.
-        is_pure: Whether all that comes of it are its results, if its probabilities of dropping are zero.
-        probabilities: Which of its numbers those are.
+        is_pure: Whether it has no effects besides its results, if its dropout probabilities are zero.
+        probabilities: Positions of these among its numbers.
     """
 
     function: Callable[..., Any]
@@ -76,7 +76,7 @@ class Call:
 
 @attrs.frozen
 class Resolved:
-    """A constant of PyTorch."""
+    """A resolved PyTorch constant."""
 
     value: Any
 
@@ -86,8 +86,8 @@ def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck]
 
     Args:
         program: The program.
-        device: What logical devices mean.
-        checks: By template: what is asked before each of its calls.
+        device: The device that logical devices stand for.
+        checks: By template: the check before each of its calls.
     """
     calls = [_bind(template, device) for template in program.templates]
     for index, check in (checks or {}).items():
@@ -115,7 +115,7 @@ def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def _empty_what_reaches_beyond(arguments: Sequence[Any]) -> None:
-    """Empty tensors that were given a new size and no memory for it: PyTorch leaves them with that size."""
+    """Empty tensors that were resized without memory for the new size: PyTorch leaves them with that size."""
     for tensor in tensors_in(arguments):
         if tensor.layout is torch.strided and tensor.numel():
             last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -162,9 +162,9 @@ def _bind(template: Template, device: torch.device) -> Call:
 
 
 def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
-    """Whether an operator neither writes nor draws, where its probability of dropping is zero if it has one.
+    """Whether an operator neither writes nor draws random numbers, if its dropout probability is zero.
 
-    What others than PyTorch define may do anything.
+    Operators that PyTorch does not define may do anything.
     """
     may_drop = any(name.startswith("dropout") for name in facts.argument_names)
     draws = torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
@@ -172,12 +172,12 @@ def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
 
 
 def written_names(facts: SchemaFacts) -> frozenset[str]:
-    """Name the arguments that may be written. Schemas of batch norms do not say that they write their statistics."""
+    """Return the arguments that may be written. Schemas of batch norms do not declare the statistics as written."""
     return facts.written.union(name for name in facts.argument_names if name.startswith("running_"))
 
 
 def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a function under the default dtype that its caller had; PyTorch knows one for the whole process."""
+    """Call a function under the caller's default dtype; PyTorch has one for the whole process."""
     if not default_dtype:
         return function
     wanted = dtype_named(default_dtype)
@@ -198,7 +198,7 @@ def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _resolve(argument: Argument, device: torch.device) -> Argument | Resolved:
-    """Replace a constant of PyTorch by what it means here; logical devices mean this executor's.
+    """Replace a PyTorch constant by its meaning here; logical devices mean this executor's.
 
     A list of constants is resolved item by item, one level deep at a time.
     """
@@ -224,7 +224,7 @@ def _count_numbers(argument: Argument) -> int:
 
 
 def results_of(call: Call, returned: Any) -> list[Any]:
-    """List the new results of a call in the order in which a program numbers them."""
+    """Return the new results of a call in the order in which a program numbers them."""
     if not call.returns:
         return []
     values = [returned] if len(call.returns) == 1 else returned

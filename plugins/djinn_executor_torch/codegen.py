@@ -1,7 +1,7 @@
 """Compiles a program to straight-line Python over ATen calls.
 
-The source consists of this module's own words, indices, and argument names that the operator's schema has; nothing
-that came from outside is part of it. One step is one line, so a traceback's line number is the step that raised.
+The source consists only of this module's own words, indices, and argument names from operator schemas; it contains no
+text from outside. One step is one line, so a traceback's line number identifies the step that raised.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Compiled:
     def run(
         self, inputs: list[Any], numbers: Sequence[Any], report: Report, stop: Sequence[BaseException] = ()
     ) -> list[Any]:
-        """Run once; from the first step that raises, or is not to be made any more, on, interpret."""
+        """Run once; interpret the rest from the first step that raises or is cancelled."""
         if any(type(value) is Poisoned for value in inputs):
             return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve, stop=stop)
         try:
             return self.function(inputs, numbers, stop)
         except Exception as error:
-            # The interpreter goes on after the failed step; it needs that step's position and the results so far.
+            # The interpreter continues after the failed step; it needs that step's position and the results so far.
             step, variables = _locate(error.__traceback__)
             if step is None:
                 raise
@@ -59,7 +59,7 @@ class Compiled:
         report: Report, stop: Sequence[BaseException],
     ) -> list[Any]:
         if self._calls[self._program.steps[step].template].is_pure and is_out_of_memory(error) and self._relieve():
-            # It has done nothing but fail.
+            # The step had no effect except its failure.
             return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
                              stop=stop)
         poison = report(step, error)
@@ -72,7 +72,7 @@ class Compiled:
 
 
 class _StoppedError(Exception):
-    """What the rest of a program would compute is not wanted any more."""
+    """The rest of the program was cancelled."""
 
 
 def _stop() -> None:
@@ -112,7 +112,7 @@ def _compile(program: Program, calls: Sequence[Call]) -> Callable[..., list[Any]
         arguments += [f"{name}={_text(argument, operands, numbers, constant)}" for name, argument in call.keywords]
         results = [f"r{index}" for index in range(produced, produced + step.results)]
         produced += step.results
-        # The list is empty nearly always, and to look is all that this costs then.
+        # The list is almost always empty, and then this costs only one check.
         line = f" stop and halt(); {_targets(call, results)}{functions[step.template]}({', '.join(arguments)})"
         if position in dead:
             line += "".join(f"; r{index} = None" for index in sorted(dead[position]))
@@ -125,7 +125,7 @@ def _compile(program: Program, calls: Sequence[Call]) -> Callable[..., list[Any]
 
 
 def _targets(call: Call, results: list[str]) -> str:
-    """Write the left side of the assignment, brackets unpacking lists of the announced length."""
+    """Return the left side of the assignment, with brackets that unpack lists of the announced length."""
     kinds = call.returns
     if not kinds or all(kind is ReturnKind.WRITTEN for kind in kinds):
         return ""

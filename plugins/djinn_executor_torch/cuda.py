@@ -1,7 +1,7 @@
-"""What is particular to CUDA: streams beside the computing one, page-locked memory, graphs.
+"""CUDA specifics: additional streams, page-locked memory, graphs.
 
-The computing stream is the caller's current one, as for everything in PyTorch. Other streams are ordered with it by
-events; the host waits for nothing but the copy that it reads.
+The computing stream is the caller's current one, as everywhere in PyTorch. Events order the other streams with it; the
+host waits only for the copy that it reads.
 
 Source:
     torch/cuda/graphs.py, aten/src/ATen/cuda/CUDAGraph.cpp, c10/cuda/CUDACachingAllocator.cpp; notes/cuda of PyTorch's
@@ -30,22 +30,22 @@ from djinn_executor_torch.staging import Staging
 __all__ = ("CudaExecutor", "CudaLane", "CudaRecorder")
 
 MAX_FAILED_CAPTURES = 16
-"""Captures that may fail before no more are tried: what a failed one leaves behind is small, but stays."""
+"""Number of failed captures after which no more are tried: a failed one leaves a small leak behind."""
 MEMORY_SHARE = 8
-"""One part in so many of the device's memory is for recordings."""
+"""Recordings may use one part in this many of the device's memory."""
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: locked for every context of the process."""
 _log = logging.getLogger("djinn.executor")
 
 
 class CudaLane:
-    """Copies on a stream of its own."""
+    """Copies on its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
-        """Begin to copy bytes."""
+        """Start copying bytes."""
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
             passing: torch.cuda.Event = self.stream.record_event()
@@ -53,10 +53,11 @@ class CudaLane:
 
 
 class HostMemory:
-    """Makes page-locked memory.
+    """Allocates page-locked memory.
 
-    PyTorch's own way asks whatever accelerator is registered, which with djinn is another; so it is locked here. If the
-    system refuses, it is ordinary memory: the driver then stages copies itself, and they are as right.
+    PyTorch's own function asks the registered accelerator, which is another one with djinn; so the memory is locked
+    here. If the system refuses, it remains ordinary memory: copies are still correct, and the driver stages them
+    itself.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,12 +65,12 @@ class HostMemory:
         self._locked: set[int] = set()
 
     def allocate(self, length: int) -> torch.Tensor:
-        """Make ``u8[length]``."""
+        """Allocate ``u8[length]``."""
         memory = torch.empty(length, dtype=torch.uint8)
         status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), length, _PORTABLE))
         if status:
             _log.warning("no page-locked memory (CUDA error %d): copies to and from the device do not overlap", status)
-            # The runtime remembers the error for the next launch that looks, which is this one.
+            # The runtime reports the error to the next launch that checks, which is this one.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device=self._device)
         else:
@@ -84,7 +85,7 @@ class HostMemory:
 
 
 class CudaTake:
-    """A captured graph, with memory of its own for all that it computes."""
+    """A captured graph, with its own memory for all intermediate values."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, results: list[Any], size_bytes: int) -> None:
         self.results = results
@@ -96,7 +97,7 @@ class CudaTake:
         self._graph.replay()
 
     def close(self) -> None:
-        """Give its memory back; a launch that is under way ends first."""
+        """Release its memory; a launch in progress finishes first."""
         self.results = []
         self._graph.reset()
 
@@ -109,11 +110,11 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)
         self._failed: list[torch.cuda.CUDAGraph] = []
         self.limit_bytes = torch.cuda.get_device_properties(device).total_memory // MEMORY_SHARE
-        # Private pools of memory are the native allocator's, and graphs of HIP have ways of their own.
+        # Only the native allocator has private pools, and HIP's graphs behave differently.
         self.is_usable = torch.version.hip is None and torch.cuda.get_allocator_backend() == "native"
 
     def settings(self) -> tuple[Any, ...]:
-        """Describe what kernels depend on beside their arguments."""
+        """Return the settings that kernels depend on besides their arguments."""
         matmul = torch.backends.cuda.matmul
         cudnn: Any = torch.backends.cudnn
         return (
@@ -125,7 +126,7 @@ class CudaRecorder:
     def rehearse(self, run: Callable[[], list[Any]]) -> list[Any]:
         """Run on the stream on which graphs are captured.
 
-        Libraries make handles and workspaces for each stream when it is first used, which no capture would survive.
+        On first use of a stream, libraries create handles and workspaces for it, which would make a capture fail.
         """
         computing = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(computing)
@@ -136,18 +137,18 @@ class CudaRecorder:
             computing.wait_stream(self._stream)
         for result in results:
             if isinstance(result, torch.Tensor) and result.is_cuda:
-                # Its memory belongs to the other stream, which must not use it again before this one is done with it.
+                # Its memory belongs to the other stream, which must not reuse it before this one has finished with it.
                 result.record_stream(computing)
         return results
 
     def record(self, run: Callable[[], list[Any]]) -> CudaTake:
-        """Capture what ``run`` launches.
+        """Capture the launches of ``run``.
 
-        Other threads may go on with the device meanwhile, hence ``thread_local``. Python's collector may not: it would
-        free what is not to be freed now.
+        Other threads may use the device meanwhile, hence ``thread_local``. Python's garbage collector is disabled,
+        because it could free memory during the capture.
 
         Raises:
-            NotRecordedError: The capture failed, and what it left behind is cleared away.
+            NotRecordedError: The capture failed, and its remains were removed.
         """
         graph = torch.cuda.CUDAGraph()
         pool = torch.cuda.graph_pool_handle()
@@ -155,8 +156,8 @@ class CudaRecorder:
         gc.disable()
         try:
             results = self._capture(graph, pool, run)
-        except Exception as error:  # noqa: BLE001  # becomes the reason why it is not recorded
-            # Whatever an operation raises because it cannot be captured is raised again, or not, when it really runs.
+        except Exception as error:  # noqa: BLE001  # becomes the reason for the refusal
+            # If this is a real error and not one of capturing, the actual run raises it again.
             self._clear_away(graph, pool)
             raise NotRecordedError(f"{type(error).__name__}: {error}") from None
         finally:
@@ -165,7 +166,7 @@ class CudaRecorder:
         return CudaTake(graph, results, self._size_of(pool))
 
     def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, run: Callable[[], list[Any]]) -> list[Any]:
-        # Random generators keep tensors for graphs, which others use outside of the inference mode.
+        # Random generators keep tensors for graphs, which are also used outside of inference mode.
         with torch.cuda.stream(self._stream), torch.inference_mode(mode=False), torch.no_grad():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -175,17 +176,17 @@ class CudaRecorder:
                 graph.capture_end()
 
     def _clear_away(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """Undo a capture that failed.
+        """Undo a failed capture.
 
-        If the capture itself is invalid, ``capture_end`` raises before it tells the allocator that it is over: that
-        would send no memory of several streams back again, and refuse to empty its cache. The allocators may also refer
-        to the graph from then on, so it stays.
+        If the capture itself is invalid, ``capture_end`` raises before it informs the allocator: the allocator would
+        then not reuse memory of several streams, and refuse to empty its cache. The allocators may also still refer to
+        the graph, so it is kept.
         """
         index = self._stream.device_index
         try:
             torch._C._cuda_endAllocateToPool(index, pool)
         except RuntimeError:
-            # The capture had ended in good order, and what ran in it had failed.
+            # The capture ended normally, and the captured code failed.
             graph.reset()
             return
         with contextlib.suppress(RuntimeError):
@@ -196,7 +197,7 @@ class CudaRecorder:
             _log.warning("programs are no longer recorded as CUDA graphs: %d captures failed", len(self._failed))
 
     def _still_captures(self) -> bool:
-        """Try the least capture that there is; one that succeeds also ends what generators take for one under way."""
+        """Try a minimal capture; if it succeeds, it also resets generators that assume a capture in progress."""
         probe = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.stream(self._stream), torch.inference_mode(mode=False), torch.no_grad():
@@ -221,8 +222,8 @@ class CudaRecorder:
 class CudaExecutor(TorchExecutor):
     """Runs programs on a CUDA device.
 
-    Uploads and downloads have a stream and page-locked memory each, so they overlap with computing and with each other.
-    Programs that repeat are recorded as CUDA graphs.
+    Uploads and downloads each have their own stream and page-locked memory, so they overlap with computing and with
+    each other. Programs that repeat are recorded as CUDA graphs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -234,22 +235,22 @@ class CudaExecutor(TorchExecutor):
         self._shelf = Shelf(CudaRecorder(device))
 
     def stats(self) -> dict[str, int]:
-        """Count what recordings were made, played and given up."""
+        """Return the numbers of recordings that were made, played and given up."""
         return self._shelf.stats()
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
-        """Resolve every operator, and ask before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
+        """Resolve every operator, and run the checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
         return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf,
                                relieve=self.relieve)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a CPU tensor to the device; its last pieces may still be on their way when this returns."""
+        """Copy a CPU tensor to the device; its last pieces may still be in transfer when this returns."""
         with torch.inference_mode(mode=False), torch.no_grad():
             tensor = tensor.detach()
             if not _travels_as_bytes(tensor):
                 return tensor.to(self._device, copy=True)
             computing = torch.cuda.current_stream(self._device)
-            # Allocated for the stream that writes it first: then nothing that is being computed can still use it.
+            # Allocated for the stream that writes it first, so that no pending computation can still use the memory.
             with torch.cuda.stream(self._up.stream):
                 made = _empty(tensor, self._device)
             passing = self._uploads.send(_bytes_of(tensor), _bytes_of(made))
@@ -259,7 +260,7 @@ class CudaExecutor(TorchExecutor):
             return made
 
     def get(self, value: torch.Tensor) -> torch.Tensor:
-        """Copy a value to a new dense CPU tensor; waits for what the value needs, and not for what comes after it."""
+        """Copy a value to a new dense CPU tensor; waits for the value's own computation, and not for later work."""
         with torch.inference_mode(mode=False), torch.no_grad():
             value = value.detach()
             if value.is_conj() or value.is_neg():
@@ -269,21 +270,21 @@ class CudaExecutor(TorchExecutor):
             if not value.is_cuda or not _travels_as_bytes(value):
                 return super().get(value)
             made = _empty(value, torch.device("cpu"))
-            # The value cannot be freed meanwhile: it is held here until its bytes have arrived.
+            # This reference keeps the value alive until its bytes have arrived.
             self._down.stream.wait_stream(torch.cuda.current_stream(self._device))
             self._downloads.fetch(_bytes_of(value), _bytes_of(made))
             return made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor that nobody else holds on the device; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.abilities.SharingExecutor`."""
         return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a CPU tensor to be read at once; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.abilities.SharingExecutor`."""
         return self.get(value)
 
     def close(self) -> None:
-        """Give recordings and page-locked memory back; values belong to sessions."""
+        """Release recordings and page-locked memory; values belong to sessions."""
         with self._lock:
             self._shelf.close()
         self._uploads.close()
@@ -298,12 +299,12 @@ def _travels_as_bytes(tensor: torch.Tensor) -> bool:
 
 
 def _empty(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    # PyTorch warns whenever memory is allocated as complex32, which is the user's business where it is computed.
+    # PyTorch warns about every complex32 allocation; such a warning belongs to the user's own computation.
     allocated = torch.int32 if like.dtype == torch.complex32 else like.dtype
     made = torch.empty_strided(like.size(), like.stride(), dtype=allocated, device=device)
     return made if allocated == like.dtype else made.view(like.dtype).data
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """See a dense tensor's elements as ``u8[N]``, in the order in which they lie in memory."""
+    """View a dense tensor's elements as ``u8[N]``, in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

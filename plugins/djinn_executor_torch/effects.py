@@ -1,4 +1,4 @@
-"""What a program does to what it is given, found out from its steps once."""
+"""The effects of a program on its inputs, derived once from its steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ("effects_of",)
 
 _JOINS = frozenset(("cat", "concat", "concatenate"))
 _SAME = frozenset(("clone", "contiguous", "_to_copy", "expand", "repeat", "reshape", "_unsafe_view"))
-"""Give what they are given, laid out in another way."""
+"""Operators that return their input's elements in another layout."""
 _PIECEWISE = ("index_", "scatter", "masked_", "slice_scatter", "select_scatter")
-"""How the names begin of what writes some elements."""
+"""Prefixes of the operators that write some elements of a tensor."""
 
 
 def effects_of(program: Program, calls: Sequence[Call]) -> Effects:
-    """Find out what a program does."""
+    """Derive the effects of a program."""
     found = _Found(program)
     produced = 0
     for step in program.steps:
@@ -37,7 +37,7 @@ def _repeats(template: Template) -> bool:
 
 
 class _Found:
-    """What is known of a program's values, as its steps are gone through; values are named as operands are."""
+    """The state of a program's values during the analysis; values are identified as operands are."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -48,16 +48,16 @@ class _Found:
                                                   for index in range(program.inputs)}
         """By value: the inputs whose storage it may share."""
         self._copies: dict[int, frozenset[int]] = {}
-        """By value: the values whose elements it has, laid out in another way."""
+        """By value: the values whose elements it has, in another layout."""
         self._joined: dict[int, frozenset[int]] = {}
-        """By value: the inputs whose elements it has, and more."""
+        """By value: the inputs whose elements it has, among others."""
         self._written: set[int] = set()
         self._patched: set[int] = set()
         self._attended: set[int] = set()
         self._changes_storages = False
 
     def look_at(self, step: Step, produced: int) -> None:
-        """Take a step in."""
+        """Analyze a step."""
         facts, operator = self._facts[step.template]
         template = self._program.templates[step.template]
         base = facts.name.partition("::")[2].partition(".")[0]
@@ -87,14 +87,14 @@ class _Found:
             self._patched |= roots
 
     def _share_storage(self, operands: Sequence[int]) -> None:
-        """Learn that a value may have another one's storage from now on, and all that may be the same value."""
+        """Record that a value may now have another one's storage, and likewise all values that may be the same."""
         roots, reached = self._union(operands), self._union(operands[:1])
         for value, before in self._roots.items():
             if value == operands[0] or not reached.isdisjoint(before):
                 self._roots[value] = before | roots
 
     def _shared(self, step: Step, facts: SchemaFacts, base: str, *, is_foreign: bool) -> frozenset[int]:
-        # A composite may return its argument, or a view of it, without saying so; so may others by their names.
+        # A composite may return its argument, or a view, without declaring it; so may others, by their names.
         may_share = is_foreign or facts.is_composite or any(facts.aliases) or base.lstrip("_").startswith("unsafe_")
         return self._union(step.operands) if may_share else frozenset()
 
@@ -108,7 +108,7 @@ class _Found:
         return frozenset(value for operand in operands for value in self._lineage(operand) if value < 0)
 
     def effects(self, repeats: bool) -> Effects:  # its one argument
-        """Say what was found."""
+        """Return the result of the analysis."""
         keep = self._program.keep
         attended = frozenset(
             [value for value in self._attended if value < 0]
@@ -121,7 +121,7 @@ class _Found:
 
 
 def _names_of(template: Template, facts: SchemaFacts) -> list[str]:
-    """Name the argument of each tensor operand, in order."""
+    """Return the argument name of each tensor operand, in order."""
     names: list[str] = []
     positional: Iterable[tuple[str, Argument]] = zip(facts.argument_names, template.arguments, strict=False)
     for name, argument in (*positional, *template.keywords):

@@ -22,15 +22,14 @@ from djinn_executor_torch.interpreter import interpret
 from djinn_executor_torch.random import TorchRandomState
 
 OVERLAP = "DJINN_CUDA_OVERLAP"
-"""Environment variable: ``1`` for copies that overlap with computing, and graphs, on CUDA devices."""
+"""Environment variable: ``1`` enables copies that overlap with computing, and graphs, on CUDA devices."""
 
 
 class TorchExecutor:
     """Runs programs on one device.
 
     Concurrency:
-        Any thread; one program runs at a time, because the device's default generator is lent to the session that
-        runs.
+        Any thread; one program runs at a time, because the device's default generator is lent to the running session.
     """
 
     name = "torch"
@@ -50,15 +49,15 @@ class TorchExecutor:
         return self.compile_checked(program, {})
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
-        """Resolve every operator, and ask before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
+        """Resolve every operator, and run the checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
         return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
 
     def relieve(self) -> bool:
-        """Have memory given back by whoever can, if somebody can; see `djinn.kinds.executor.RelievedExecutor`."""
+        """Ask the registered callback to free memory; see `djinn.kinds.executor.RelievedExecutor`."""
         return self.relief is not None and self.relief()
 
     def can_vacate(self, storage: torch.UntypedStorage) -> bool:
-        """Whether memory can be given back; see `djinn.kinds.executor.VacatingExecutor`."""
+        """Whether the memory of a storage can be freed; see `djinn.kinds.executor.VacatingExecutor`."""
         return storage.device == self._device and bool(storage.resizable())
 
     def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -67,12 +66,12 @@ class TorchExecutor:
             return self.get(whole_of(storage))
 
     def vacate(self, storage: torch.UntypedStorage) -> None:
-        """Give the memory of a storage back; see `djinn.kinds.executor.VacatingExecutor`."""
+        """Free the memory of a storage; see `djinn.kinds.executor.VacatingExecutor`."""
         with self._lock:
             storage.resize_(0)
 
     def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
-        """Give a storage memory and bytes; see `djinn.kinds.executor.VacatingExecutor`."""
+        """Allocate memory for a storage again and fill it; see `djinn.kinds.executor.VacatingExecutor`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             storage.resize_(data.numel())
             whole_of(storage).copy_(data)
@@ -89,24 +88,24 @@ class TorchExecutor:
             return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a CPU tensor that nobody else holds on the device; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.abilities.SharingExecutor`."""
         return tensor if self._device.type == "cpu" else self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a CPU tensor to be read at once; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.abilities.SharingExecutor`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
     def settle(self) -> None:
-        """Wait until the device is through; see `djinn_lib_service.abilities.SettlingExecutor`."""
+        """Wait until the device has finished its work; see `djinn_lib_service.abilities.SettlingExecutor`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def loss(self) -> str:
-        """Say why the device is lost; see `djinn_lib_service.abilities.LosableExecutor`.
+        """Return the reason if the device is lost; see `djinn_lib_service.abilities.LosableExecutor`.
 
-        An assertion that fails in a kernel, as for an index out of range, ends a process's use of CUDA: from then on
-        every call of the runtime fails, and to ask a stream whether it is through is the cheapest of them.
+        An assertion that fails in a kernel, for example for an index out of range, ends a process's use of CUDA: after
+        that, every call of the runtime fails. Querying a stream is the cheapest of these calls.
         """
         if self._device.type == "cuda":
             try:
@@ -116,17 +115,17 @@ class TorchExecutor:
         return ""
 
     def random_state(self, seed: int) -> RandomState:
-        """Make a session's own stream of random numbers."""
+        """Create a session's own stream of random numbers."""
         return TorchRandomState(self._device, seed, self._lock)
 
     def close(self) -> None:
-        """Nothing to give back: values belong to sessions, memory to PyTorch's allocator."""
+        """Do nothing: sessions own the values, and PyTorch's allocator owns the memory."""
 
 
 class TorchProgram:
     """A program bound to PyTorch's operators.
 
-    Interpreted the first time, compiled to straight-line Python when it turns out to repeat.
+    It is interpreted the first time, and compiled to straight-line Python when it repeats.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class TorchProgram:
 
     @cached_property
     def effects(self) -> Effects:
-        """What it may do; see `djinn.kinds.executor.CandidProgram`."""
+        """Its possible effects; see `djinn.kinds.executor.CandidProgram`."""
         return effects_of(self._program, self._calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
@@ -164,10 +163,11 @@ class TorchProgram:
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once but for some steps; see `djinn_lib_service.abilities.PartialProgram`."""
+        """Run once without some steps; see `djinn_lib_service.abilities.PartialProgram`."""
         if len(numbers) != self._numbers:
             raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
-        # Asking sets this thread up as PyTorch's own loops do; MKL's transforms would go by their own count otherwise.
+        # This call sets the thread count of this thread as PyTorch's own loops do; otherwise MKL's FFT uses its own
+        # count.
         torch.get_num_threads()
         with self._lock, torch.inference_mode():
             if not self._is_random:
@@ -178,7 +178,7 @@ class TorchProgram:
                 return self._run(inputs, numbers, report, refused, stop)
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
-        """Whether all that comes of a run are its results; see `djinn.kinds.executor.CompiledProgram`."""
+        """Whether a run has no effects besides its results; see `djinn.kinds.executor.CompiledProgram`."""
         return not self._writes_or_draws and len(numbers) == self._numbers and all(
             numbers[index] == 0 for index in self._probabilities)
 
@@ -196,7 +196,7 @@ class TorchProgram:
 
 
 def _probabilities(program: Program, calls: Sequence[Call]) -> list[int]:
-    """List which numbers of a run are probabilities of dropping: where they are zero, nothing is drawn."""
+    """Return which numbers of a run are dropout probabilities: if they are zero, no random numbers are drawn."""
     found: list[int] = []
     taken = 0
     for step in program.steps:
@@ -207,7 +207,7 @@ def _probabilities(program: Program, calls: Sequence[Call]) -> list[int]:
 
 
 class TorchExecutorFactory:
-    """Opens devices that PyTorch knows here."""
+    """Opens the devices that PyTorch supports here."""
 
     name = "torch"
 

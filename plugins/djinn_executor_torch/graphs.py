@@ -1,8 +1,8 @@
-"""Recordings of programs: the same work, launched as one.
+"""Recordings of programs: the same work in one launch.
 
 A recording reads and writes the memory that it was made with. So an input is either the same tensor in every run, which
-is used where it is, or its values are copied into memory of the recording before each run. Results are copied out after
-it, so that they stay what they are when it is played again.
+is used in place, or its values are copied into memory of the recording before each run. Results are copied out after
+each run, so that the next one does not overwrite them.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from djinn_executor_torch.repetition import Form, alignment_of, form_of, storage
 __all__ = ("MAX_RECORDINGS", "NotRecordedError", "Recorder", "Recording", "Shelf", "Take", "places_of", "record")
 
 MAX_RECORDINGS = 64
-"""Recordings of one executor, of all programs and sessions together; the least recently played goes first."""
+"""Maximum recordings of one executor, for all programs and sessions; the least recently played is dropped first."""
 
 
 class NotRecordedError(Exception):
-    """A program cannot be recorded. Nothing has happened, and it runs as ever."""
+    """A program cannot be recorded. This has no effect, and the program runs as before."""
 
 
 class Take(Protocol):
-    """What a device has recorded.
+    """A recording made by a device.
 
     Attributes:
-        results: The tensors that hold the results after each time that it is played.
-        size_bytes: Memory of its own.
+        results: The tensors that hold the results after each play.
+        size_bytes: Its own memory.
     """
 
     results: list[Any]
     size_bytes: int
 
     def play(self) -> None:
-        """Do it, in the order of the device's other work."""
+        """Execute it, in order with the device's other work."""
 
     def close(self) -> None:
-        """Give its memory back once it is no longer played."""
+        """Release its memory; it is not played any more."""
 
 
 class Recorder(Protocol):
-    """Records what a device is told to do.
+    """Records a device's work.
 
     Attributes:
-        is_usable: Whether it works; once it does not, it never does again.
-        limit_bytes: Memory for all takes together.
+        is_usable: Whether recording works; once it does not, it never does again.
+        limit_bytes: Memory for all recordings together.
     """
 
     is_usable: bool
     limit_bytes: int
 
     def settings(self) -> tuple[Any, ...]:
-        """Describe what kernels depend on beside their arguments."""
+        """Return the settings that kernels depend on besides their arguments."""
 
     def rehearse(self, run: Callable[[], list[Any]]) -> list[Any]:
-        """Run as recordings are made, so that whatever is made once is there already."""
+        """Run in the same way as for a recording, so that one-time initializations happen before it."""
 
     def record(self, run: Callable[[], list[Any]]) -> Take:
-        """Record without executing: no tensor changes that was there before.
+        """Record without executing: no existing tensor changes.
 
         Raises:
-            NotRecordedError: It cannot be recorded; the device is as it was.
+            NotRecordedError: Recording is not possible; the device is unchanged.
         """
 
 
 @attrs.frozen
 class _Place:
-    """Where a result lies in its storage."""
+    """The layout of a result in its storage."""
 
     dtype: torch.dtype
     size: torch.Size
@@ -96,7 +96,7 @@ class _OfInput:
 
 @attrs.frozen
 class _OfStorage:
-    """A result in a storage of the take, by position among these."""
+    """A result in a storage of the recording, by the position of the storage."""
 
     position: int
     place: _Place
@@ -107,7 +107,7 @@ _Outlet: TypeAlias = _OfInput | _OfStorage | None
 
 @attrs.frozen
 class _Bound:
-    """An input that is used where it is. A recording does not keep it alive."""
+    """An input that is used in place. A recording does not keep it alive."""
 
     seen: weakref.ref[torch.Tensor]
     address: int
@@ -117,12 +117,12 @@ class Recording:
     """A program, recorded for inputs of certain forms, and for certain numbers.
 
     Args:
-        take: What was recorded.
-        bound: Inputs that are used where they are.
-        copied: Memory for the values of the others.
+        take: The device's recording.
+        bound: Inputs that are used in place.
+        copied: Memory for the values of the other inputs.
         written: Storages of inputs that the program writes.
         outlets: How to make each result.
-        sources: Storages of the take that results lie in, as ``u8[N]``.
+        sources: Storages of the recording that hold the results, as ``u8[N]``.
     """
 
     def __init__(
@@ -142,20 +142,20 @@ class Recording:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it had to make room."""
+        """Whether it was evicted."""
         return self._take is None
 
     def fits(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether it would do with these inputs, of the same forms, what the program does."""
+        """Whether playing it with these inputs, of the same forms, is equivalent to the program."""
         for index, bound in self._bound:
             value = inputs[index]
             if bound.seen() is not value or value.data_ptr() != bound.address:
                 return False
-        # A copy would not see what is written behind its back.
+        # A copied input would not see a write to its original.
         return not self._written or all(storage_of(inputs[index]) not in self._written for index, _ in self._copied)
 
     def fits_unchanged(self, inputs: Sequence[Any], device: torch.device) -> bool:
-        """Whether it fits, if no tensor has got another form since it did: then only others need to be looked at."""
+        """Whether it fits, if no tensor has changed its form since it last did: then only copied inputs are checked."""
         if len(inputs) != len(self._bound) + len(self._copied):
             return False
         return all(form_of(inputs[index], device) == form for index, form in self._copied_forms) and self.fits(inputs)
@@ -172,7 +172,7 @@ class Recording:
         return [self._result(outlet, inputs, storages) for outlet in self._outlets]
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Release its memory."""
         take, self._take = self._take, None
         self._copied, self._sources = [], []
         if take is not None:
@@ -197,16 +197,16 @@ def record(
     """Record a program for inputs like these.
 
     Args:
-        recorder: Of the device that holds the inputs.
+        recorder: The recorder of the inputs' device.
         function: The program.
         inputs: Ordinary tensors.
         numbers: Its numbers, which become part of the recording.
         changed: Inputs that are other tensors in other runs.
         written: Storages of inputs that it writes.
-        wanted: Places of its results, as `places_of` gives them for a run.
+        wanted: Layouts of its results, as `places_of` returns them for a run.
 
     Raises:
-        NotRecordedError: It cannot be recorded.
+        NotRecordedError: Recording is not possible.
     """
     bound = {index: _Bound(weakref.ref(value), value.data_ptr())
              for index, value in enumerate(inputs) if index not in changed}
@@ -227,12 +227,12 @@ def record(
 
 
 def places_of(results: Sequence[Any]) -> list[Any]:
-    """Describe results by all but their values."""
+    """Return the devices and layouts of results."""
     return [(value.device, _Place.of(value)) if isinstance(value, torch.Tensor) else value for value in results]
 
 
 def _buffer_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Allocate memory of a dense tensor's form; its alignment is part of the signature and kept, too."""
+    """Allocate memory of a dense tensor's form, with the same alignment, which is part of the signature."""
     if not is_dense(tuple(tensor.size()), tensor.stride()):
         raise NotRecordedError("an input that changes is not dense")
     lead = tensor.data_ptr() % alignment_of(tensor.device) // tensor.element_size()
@@ -277,12 +277,12 @@ def _bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Shelf:
-    """The recordings of one executor, bounded in number and bytes.
+    """The recordings of one executor, limited in number and bytes.
 
-    Programs own their recordings; what is on the shelf goes with its program.
+    Programs own their recordings; a recording leaves the shelf when its program is freed.
 
     Attributes:
-        metadata_changes: Counts runs that may have changed sizes or strides of values in place.
+        metadata_changes: Number of runs that may have changed sizes or strides of values in place.
 
     Concurrency:
         Any thread.
@@ -305,13 +305,13 @@ class Shelf:
             return sum(self._recordings.values())
 
     def stats(self) -> dict[str, int]:
-        """Count what recordings were made, played and given up."""
+        """Return the numbers of recordings that were made, played and given up."""
         with self._lock:
             return {"recordings": len(self._recordings), "recording_bytes": self.size_bytes, "recorded": self._made,
                     "not_recorded": self._failed, "played": self._plays}
 
     def add(self, recording: Recording) -> None:
-        """Put a recording on the shelf; others make room."""
+        """Add a recording, evicting others if needed."""
         with self._lock:
             self._made += 1
             while self._recordings and (

@@ -1,4 +1,4 @@
-"""Runs a program step by step: the first time, and from the point where a compiled run met an error."""
+"""Runs a program step by step: the first time, and after an error in a compiled run."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def interpret(
         report: See `djinn.kinds.executor.CompiledProgram.run`.
         start: First step to run.
         results: Results of the steps before ``start`` that are still needed.
-        refused: By position: steps that are not made, and what they raise instead.
-        relieve: Asked for memory where there is none; if there is some then, the step is made once more.
+        refused: By position: steps that are not executed, and the errors they raise instead.
+        relieve: Called to free memory when there is none; if it succeeds, the step is retried once.
         stop: See `djinn_lib_service.abilities.StoppableProgram`.
     """
     known = {} if results is None else results
@@ -79,7 +79,7 @@ def interpret(
 
 
 def last_uses(program: Program) -> dict[int, list[int]]:
-    """For each step: the results that nothing needs after it."""
+    """Return for each step the results that no later step needs."""
     last: dict[int, int] = {}
     produced = 0
     for position, step in enumerate(program.steps):
@@ -107,7 +107,7 @@ def _call(
         if len(results) != expected:
             raise ProtocolError(f"The step gave {len(results)} results, {expected} were announced.")
     except Exception as error:  # noqa: BLE001  # reported as the step's failure
-        # Any error of an operation belongs to that operation's results; the independent rest goes on.
+        # Any error of an operation belongs to that operation's results; independent steps still run.
         return [report(position, error)] * expected
     return results
 
@@ -118,7 +118,7 @@ def _called(
     try:
         return call.function(*arguments, **keywords)
     except RuntimeError as error:
-        # What writes, or draws, may have done some of it.
+        # An operation that writes or draws random numbers may have taken partial effect.
         if not (call.is_pure and is_out_of_memory(error) and relieve()):
             raise
     return call.function(*arguments, **keywords)
@@ -144,7 +144,7 @@ def _value(argument: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any
 
 
 def poison_storage(written: Any, poison: Poisoned, known: dict[int, Any], inputs: list[Any]) -> None:
-    """Poison a tensor that was not written, and every other that would have seen the write."""
+    """Poison a tensor that was not written, and all other values that would have seen the write."""
     if not isinstance(written, torch.Tensor):
         return
     storage = written.untyped_storage()._cdata

@@ -1,4 +1,4 @@
-"""A session's own random numbers, drawn by the device's default generator."""
+"""A session's own random numbers, drawn from the device's default generator."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 class TorchRandomState:
     """A generator state that is swapped in while a random program of the session runs.
 
-    Operators such as dropout draw from the default generator and take no other, so that one is lent for the run and
-    given back as it was.
+    Operators such as dropout accept no generator except the default one. So the session uses that one during the run,
+    and its previous state is restored afterwards.
     """
 
     def __init__(self, device: torch.device, seed: int, lock: threading.RLock) -> None:
@@ -23,7 +23,7 @@ class TorchRandomState:
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Start again from ``seed``."""
+        """Restart from ``seed``."""
         self._state = torch.Generator(self._device).manual_seed(seed).get_state()
 
     def get(self) -> torch.Tensor:
@@ -42,7 +42,7 @@ class TorchRandomState:
 
     @contextmanager
     def lent_to_device(self) -> Iterator[None]:
-        """Let the device's default generator continue this stream for a while."""
+        """Make the device's default generator continue this stream within the context."""
         generator = self._default_generator()
         with self._lock:
             theirs = generator.get_state()

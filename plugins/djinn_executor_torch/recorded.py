@@ -38,17 +38,17 @@ from djinn_executor_torch.repetition import (
 __all__ = ("RecordedProgram",)
 
 MAX_SIGNATURES = 8
-"""Signatures of one program that are watched; the least recently seen goes first."""
+"""Maximum number of signatures of one program that are watched; the least recently seen is dropped first."""
 PATIENCE_RUNS = 64
-"""Runs without a recording to play after which a program is no longer watched."""
+"""Number of runs without a usable recording after which a program is no longer watched."""
 _Terms: TypeAlias = tuple[bytes, tuple[Any, ...]]
-"""What must be the same beside the inputs: numbers, and the recorder's settings."""
+"""Conditions besides the inputs that must be equal: numbers, and the recorder's settings."""
 _log = logging.getLogger("djinn.executor")
 
 
 @attrs.define(eq=False)
 class _Known:
-    """What is known of one signature: how its runs went, and what came of it."""
+    """The state of one signature: the history of its runs, and its recording."""
 
     candidate: Candidate = attrs.field(factory=Candidate)
     written: frozenset[int] = frozenset()
@@ -57,9 +57,9 @@ class _Known:
 
 
 class RecordedProgram(TorchProgram):
-    """A program that is recorded for the signatures that come again, and played from then on.
+    """A program that is recorded for signatures that recur, and replayed afterwards.
 
-    Whatever cannot be recorded, or draws random numbers, runs as any other program does.
+    A program that cannot be recorded, or draws random numbers, runs like any other program.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RecordedProgram(TorchProgram):
         self._shelf = shelf
         self._known: OrderedDict[tuple[_Terms, tuple[Form, ...]], _Known] = OrderedDict()
         self._latest: tuple[_Terms, int, Recording] | None = None
-        """What was played last, and how often metadata had changed by then."""
+        """The last recording played, with the number of metadata changes at that time."""
         self._is_watched = can_be_recorded(program, min_saved=min_saved)
         self._changes_metadata = changes_metadata(program)
         self._idle_runs = 0
@@ -103,13 +103,13 @@ class RecordedProgram(TorchProgram):
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once but for some steps, recording nothing; see `djinn_lib_service.abilities.PartialProgram`."""
+        """Run once without some steps, recording nothing; see `djinn_lib_service.abilities.PartialProgram`."""
         if refused and self._changes_metadata:
             self._shelf.metadata_changes += 1
         return super().run_without(inputs, numbers, random, report, refused, stop)
 
     def _found(self, terms: _Terms, inputs: Sequence[Any]) -> Recording | None:
-        """Find a recording that fits; looks at every form only if it is not the one of the last time."""
+        """Find a recording that fits; compares all forms only if it is not the last one."""
         changes = self._shelf.metadata_changes
         if self._latest is not None:
             of, at, recording = self._latest
@@ -169,14 +169,14 @@ class RecordedProgram(TorchProgram):
         if failed:
             candidate.refuse()
         if state is not None and not torch.equal(state, random.get()):
-            # Its numbers and shapes decide how much is drawn, so nothing is drawn where once nothing was.
+            # Its numbers and shapes determine how much is drawn, so equal runs draw nothing, either.
             self._forget()
         return results
 
     def _rehearse(
         self, known: _Known, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report
     ) -> list[Any]:
-        """Run, and learn what the program writes and what its results are views of."""
+        """Run, and determine which inputs the program writes and which inputs its results are views of."""
         if len(numbers) != self._numbers:
             raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
         written: set[int] = set()
@@ -186,7 +186,7 @@ class RecordedProgram(TorchProgram):
             results = self._shelf.recorder.rehearse(
                 lambda: interpret(self._program, calls, inputs, numbers, report))
         if any(result is value for result in results for value in inputs):
-            # What turns one of them later on turns the other.
+            # A later in-place change of the metadata of one would change the other, too.
             known.candidate.refuse()
         shown = {storage_of(value) for value in results if isinstance(value, torch.Tensor)}
         known.written = frozenset(written.intersection(storages))
@@ -196,7 +196,7 @@ class RecordedProgram(TorchProgram):
         return results
 
     def _recorded(self, known: _Known, inputs: list[Any], numbers: Sequence[Any]) -> Recording | None:
-        """Record the program, if that is possible; nothing runs."""
+        """Record the program, if that is possible, without running it."""
         if self._compiled is None:
             self._compiled = Compiled(self._program, self._calls, self._relieve)
         try:

@@ -1,6 +1,6 @@
-"""Which runs of a program repeat each other, so that it pays to record what they do and play it back.
+"""Decides which runs of a program repeat each other, so that recording and replaying them pays off.
 
-Nothing here touches a device: these are the decisions, made from what the runs are given.
+This module accesses no device: it decides based on the inputs of the runs.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ __all__ = ("MIN_SAVED", "Candidate", "Form", "Stage", "alignment_of", "can_be_re
            "digest_of_numbers", "form_of", "forms_of", "storage_of", "watched")
 
 MIN_SAVED = 8
-"""Launches that a recording must save."""
+"""Minimum number of launches that a recording must save."""
 LAUNCHES_A_RESULT = 2
-"""What it takes to make a result out of a recording's memory."""
+"""Launches that are needed to create a result from a recording's memory."""
 RUNS_BEFORE_RECORDING = 3
-"""Runs that a recording follows; the last of them looks at what the program writes."""
+"""Number of runs before a recording; the last of them determines what the program writes."""
 WORTH_REPLAYS = 8
-"""A recording that was played less often than this before its inputs changed was not worth it."""
+"""A recording that was played less often than this before its inputs changed was not worth its cost."""
 MAX_STRIKES = 3
-"""Recordings that were not worth it before no more are made."""
+"""Number of such recordings after which no more are made."""
 
 Form: TypeAlias = tuple[torch.dtype, torch.Size, tuple[int, ...], int]
-"""What kernels see of a tensor beside its values: dtype, size, stride and alignment of its address."""
+"""The properties of a tensor that kernels depend on besides its values: dtype, size, stride and address alignment."""
 
 _numbers = msgspec.msgpack.Encoder(enc_hook=repr)
 _UNSUITED = tuple(
     tag for name in ("data_dependent_output", "dynamic_output_shape", "cudagraph_unsafe")
     if (tag := getattr(torch.Tag, name, None)) is not None
 )
-"""What PyTorch says of operators that look at values, or that cannot be recorded for another reason."""
+"""PyTorch's tags of operators that depend on values, or cannot be recorded for another reason."""
 
 
 def can_be_recorded(program: Program, *, min_saved: int = MIN_SAVED) -> bool:
-    """Whether nothing that is known of a program speaks against recording it.
+    """Whether a program is suitable for recording, as far as its steps show.
 
-    Short programs, and those that keep most of what they compute, are run as fast as played. A step that gives a plain
-    value waits for the device. One that changes metadata would do so while being recorded, when nothing is to happen
-    yet.
+    Short programs, and those that keep most of their results, run as fast as a replay. A step that returns a plain
+    value waits for the device. A step that changes metadata would change it during the recording, which must have no
+    effect.
     """
     if len(program.steps) - LAUNCHES_A_RESULT * len(program.keep) < min_saved:
         return False
@@ -58,25 +58,25 @@ def can_be_recorded(program: Program, *, min_saved: int = MIN_SAVED) -> bool:
 
 
 def changes_metadata(program: Program) -> bool:
-    """Whether a program may change sizes or strides of tensors that it is given."""
+    """Whether a program may change sizes or strides of its inputs."""
     facts = [facts_of(operator_named(template.operator)) for template in program.templates]
     return any(fact.changes_metadata or not fact.name.startswith("aten::") for fact in facts)
 
 
 def _speaks_against(facts: SchemaFacts, tags: Sequence[torch.Tag]) -> bool:
-    # What others than PyTorch define may write without saying so.
+    # Operators that PyTorch does not define may write without declaring it.
     is_foreign = not facts.name.startswith("aten::")
     return is_foreign or facts.changes_metadata or ReturnKind.PLAIN in facts.returns or any(
         tag in tags for tag in _UNSUITED)
 
 
 def alignment_of(device: torch.device) -> int:
-    """Alignment in bytes of what PyTorch allocates on a device; kernels are chosen by what an address has of it."""
+    """Alignment in bytes of PyTorch's allocations on a device; kernels are chosen by an address's offset from it."""
     return 64 if device.type == "cpu" else 512
 
 
 def form_of(value: Any, device: torch.device) -> Form | None:
-    """Describe a value; ``None`` if it is no ordinary tensor on the device."""
+    """Return the form of a value; ``None`` if it is no ordinary tensor on the device."""
     if type(value) is not torch.Tensor or value.device != device or value.layout is not torch.strided or (
         value.is_conj() or value.is_neg()
     ):
@@ -85,7 +85,7 @@ def form_of(value: Any, device: torch.device) -> Form | None:
 
 
 def forms_of(inputs: Sequence[Any], device: torch.device) -> tuple[Form, ...] | None:
-    """Describe inputs; ``None`` if one is no ordinary tensor on the device."""
+    """Return the forms of inputs; ``None`` if one is no ordinary tensor on the device."""
     forms = []
     for value in inputs:
         form = form_of(value, device)
@@ -96,7 +96,7 @@ def forms_of(inputs: Sequence[Any], device: torch.device) -> tuple[Form, ...] | 
 
 
 def digest_of_numbers(numbers: Sequence[Any]) -> bytes:
-    """Write numbers down so that only those compare equal that mean the same to an operator."""
+    """Encode numbers so that only those with the same meaning for an operator are equal."""
     try:
         return _numbers.encode(numbers)
     except OverflowError:
@@ -104,13 +104,13 @@ def digest_of_numbers(numbers: Sequence[Any]) -> bytes:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Name a tensor's storage, for as long as it lives."""
+    """Return an identifier of a tensor's storage that is valid during its lifetime."""
     name: int = tensor.untyped_storage()._cdata
     return name
 
 
 def watched(program: Program, calls: Sequence[Call], written: set[int]) -> list[Call]:
-    """Make calls that note the storages that they write."""
+    """Return calls that record which storages they write."""
     made = []
     for template, call in zip(program.templates, calls, strict=True):
         facts = facts_of(operator_named(template.operator))
@@ -134,27 +134,27 @@ def _noting(
 
 
 class Stage(enum.Enum):
-    """What to do with a run."""
+    """How to execute a run."""
 
     RUN = enum.auto()
-    """Just run it."""
+    """Run normally."""
     REHEARSE = enum.auto()
-    """Run it, and look at what it writes and what its results are views of."""
+    """Run, and determine what it writes and what its results are views of."""
     RECORD = enum.auto()
-    """Record the program, and play it."""
+    """Record the program, and play the recording."""
 
 
 @attrs.define(eq=False)
 class Candidate:
-    """Runs of one program with one signature.
+    """The runs of one program with one signature.
 
     Attributes:
-        runs: How many were counted since the start, or since it began anew.
-        changed: Inputs that were another tensor than in the run before: their values are copied into the recording's
-            own memory. Any other input is read, and written, where it is.
-        tied: Inputs that must be the same tensor in every run, because the program writes them or gives views of them;
-            ``None`` until the rehearsal.
-        strikes: How often recording turned out to be in vain.
+        runs: Number of runs since the start, or since the last restart.
+        changed: Inputs that were another tensor than in the previous run: their values are copied into the recording's
+            own memory. Any other input is read and written in place.
+        tied: Inputs that must be the same tensor in every run, because the program writes them or returns views of
+            them; ``None`` before the rehearsal.
+        strikes: Number of recordings that were not worth their cost.
     """
 
     runs: int = 0
@@ -165,7 +165,7 @@ class Candidate:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no recording is to be made any more."""
+        """Whether no more recordings should be made."""
         return self.strikes >= MAX_STRIKES
 
     def refuse(self) -> None:
@@ -174,7 +174,7 @@ class Candidate:
         self._seen.clear()
 
     def observe(self, inputs: Sequence[torch.Tensor]) -> Stage:
-        """Count a run and say what to do with it."""
+        """Count a run, and decide how to execute it."""
         if self.is_hopeless:
             return Stage.RUN
         changed = self._changed_since(inputs)
@@ -189,13 +189,13 @@ class Candidate:
         return Stage.REHEARSE if self.tied is None else Stage.RECORD
 
     def rehearsed(self, tied: Iterable[int]) -> None:
-        """Learn which inputs are tied."""
+        """Record which inputs are tied."""
         self.tied = frozenset(tied)
         if not self.tied.isdisjoint(self.changed):
             self._strike()
 
     def outgrown(self, inputs: Sequence[torch.Tensor], replays: int) -> None:
-        """Begin anew after a recording that does not fit the inputs any more."""
+        """Restart after a recording that no longer fits the inputs."""
         self.changed |= self._changed_since(inputs)
         if replays < WORTH_REPLAYS:
             self.strikes += 1
@@ -210,7 +210,7 @@ class Candidate:
         self._restart()
 
     def _restart(self) -> None:
-        # What is tied may be the same from now on: a cache is another one for another text.
+        # A tied input may stay the same from here on: a cache, for example, changes with each text.
         self.changed -= self.tied or frozenset()
         self.tied = None
         self.runs = 0

@@ -1,7 +1,7 @@
-"""Copies between ordinary memory and a device by way of a bounded piece of page-locked memory.
+"""Copies between ordinary memory and a device, through a limited buffer of page-locked memory.
 
-A device copies from and to page-locked memory by itself, while the processor goes on. There is little of it to be had,
-so each direction has one piece, handed out in a ring: a part is used again when the copy from or to it has passed.
+A device copies from and to page-locked memory asynchronously, while the processor continues. Page-locked memory is
+scarce, so each direction has one ring buffer: a part is reused when the copy from or to it has finished.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ __all__ = ("PIECE_BYTES", "STAGING_BYTES", "Lane", "Passing", "Ring", "Staging")
 STAGING_BYTES = 2**25
 """Page-locked memory of one direction."""
 PIECE_BYTES = 2**22
-"""Larger tensors travel in pieces of this size, so that one is staged while another is copied."""
+"""Larger tensors are copied in pieces of this size, so that one piece is staged while another is copied."""
 _ALIGNMENT_BYTES = 256
 
 
 class Passing(Protocol):
-    """A copy that was begun: an event behind it on its stream."""
+    """A copy in progress, represented by an event behind it on its stream."""
 
     def query(self) -> bool:
-        """Whether it has passed."""
+        """Whether it has finished."""
 
     def synchronize(self) -> None:
-        """Wait until it has passed."""
+        """Wait until it has finished."""
 
 
 class Lane(Protocol):
-    """Copies in the order in which it is asked, beside whatever else the device does."""
+    """Copies in the order of the calls, concurrently with the device's other work."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Passing:
-        """Begin to copy bytes; one of the two is staging memory."""
+        """Start copying bytes; one of the two tensors is staging memory."""
 
 
 class Ring:
-    """Memory that is handed out in order, around and around.
+    """A ring buffer.
 
     Args:
         memory: ``u8[N]`` on the CPU.
@@ -53,11 +53,11 @@ class Ring:
 
     @property
     def busy(self) -> int:
-        """Parts whose copies were still under way when somebody last looked."""
+        """Number of parts whose copies were still in progress at the last check."""
         return len(self._busy)
 
     def take(self, length: int) -> torch.Tensor:
-        """Return a free part; waits for the oldest copies if they are in the way, and for nothing else."""
+        """Return a free part; waits only for the oldest copies, and only if they are in the way."""
         while self._busy and self._busy[0][2].query():
             self._busy.popleft()
         begin = self._next
@@ -66,7 +66,7 @@ class Ring:
             begin = 0
         while self._busy:
             first, last, passing = self._busy[0]
-            # Oldest come first, so what is left at the end of the ring goes before what stands at its beginning.
+            # The oldest parts come first, so the rest of the ring is freed before the parts at its start.
             if not (first < begin + length and last > begin) and not (wraps and first >= self._next):
                 break
             passing.synchronize()
@@ -75,7 +75,7 @@ class Ring:
         return self._memory[begin : begin + length]
 
     def lend(self, part: torch.Tensor, passing: Passing) -> None:
-        """Keep the part that was taken last until a copy has passed."""
+        """Reserve the last part taken until a copy has finished."""
         begin = int(part.storage_offset()) - int(self._memory.storage_offset())
         self._busy.append((begin, begin + len(part), passing))
         self._next = -(-self._next // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -87,11 +87,11 @@ class Ring:
 
 
 class Staging:
-    """One direction.
+    """Staging memory of one direction.
 
     Args:
         lane: Copies between staging memory and the device.
-        allocate: Makes page-locked memory of a length in bytes, when something is to be copied for the first time.
+        allocate: Allocates page-locked memory of a length in bytes, at the first copy.
         release: Called with that memory once no copy uses it any more.
         length: Bytes of staging memory.
         piece: Bytes of a piece.
@@ -119,7 +119,7 @@ class Staging:
         """Copy ``u8[N]`` of the CPU to the device.
 
         Returns:
-            The passing of its end; nothing if it is empty.
+            The event of the last piece; ``None`` if the tensor is empty.
 
         Ownership:
             The source may change as soon as this returns.
@@ -147,7 +147,7 @@ class Staging:
         with self._lock:
             ring = self._opened()
             for begin in range(0, len(source), self._piece):
-                # As many as lie in the ring without touching each other, wherever it stands.
+                # As many pieces as fit into the ring without overlap, for any position in it.
                 if len(waiting) >= self._length // self._piece - 1:
                     land()
                 part = ring.take(min(self._piece, len(source) - begin))
@@ -158,7 +158,7 @@ class Staging:
                 land()
 
     def close(self) -> None:
-        """Give the memory back; it is made again if something is copied after all."""
+        """Release the memory; it is allocated again if another copy follows."""
         with self._lock:
             memory, ring = self._memory, self._ring
             self._memory = self._ring = None

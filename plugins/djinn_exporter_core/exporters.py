@@ -14,32 +14,32 @@ from djinn_lib_graph.annotated import AnnotatedGraph
 _HEAD = '<?xml version="1.0" encoding="utf-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
 _NOTHING = frozenset({"", "{}", "[]", "null"})
 _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in range(32) if chr(code) not in "\t\n\r"}
-"""What XML has no form for."""
+"""Characters that XML cannot represent."""
 
 
 class JsonExporter:
-    """Writes all that there is. ``AnnotatedGraph.from_dict(json.load(file))`` reads it."""
+    """Writes the complete graph. ``AnnotatedGraph.from_dict(json.load(file))`` reads it."""
 
     name = "json"
     suffix = ".json"
 
     def export(self, annotated: AnnotatedGraph, path: Path) -> None:
-        """Write what `AnnotatedGraph.to_dict` gives."""
+        """Write the result of `AnnotatedGraph.to_dict`."""
         path.write_text(json.dumps(annotated.to_dict(), allow_nan=False, separators=(",", ":")), encoding="utf-8")
 
 
 class GraphmlExporter:
-    """Writes what graph editors and libraries read: nodes, edges, and the attributes that are known of them.
+    """Writes the format of graph editors and libraries: nodes, edges, and their known attributes.
 
-    Attributes are those of `AnnotatedGraph.to_networkx`. Text, numbers and truth values are written as such, anything
-    else as JSON. What is empty or unknown is left out.
+    Attributes are those of `AnnotatedGraph.to_networkx`. Text, numbers and booleans are written as such, other values
+    as JSON. Empty and unknown values are omitted.
     """
 
     name = "graphml"
     suffix = ".graphml"
 
     def export(self, annotated: AnnotatedGraph, path: Path) -> None:
-        """Write the graph with everything that is known as attributes."""
+        """Write the graph with all known attributes."""
         known = annotated.to_networkx()
         keys: dict[tuple[str, str, str], str] = {}
         body = ['<graph edgedefault="directed">', *_data(keys, "graph", known.graph)]
@@ -54,7 +54,7 @@ class GraphmlExporter:
 
 
 def _data(keys: dict[tuple[str, str, str], str], scope: str, attributes: Mapping[str, Any]) -> Iterator[str]:
-    """Give the elements for attributes that hold something, and note their names and types as keys."""
+    """Yield the elements for attributes with values, and record their names and types as keys."""
     for name, value in attributes.items():
         kind, text = _scalar(value)
         if text not in _NOTHING:
@@ -63,7 +63,7 @@ def _data(keys: dict[tuple[str, str, str], str], scope: str, attributes: Mapping
 
 
 def _scalar(value: Any) -> tuple[str, str]:
-    """Give GraphML's name of the type that a value is written as, and the value as text."""
+    """Return GraphML's type name for a value, and the value as text."""
     if isinstance(value, bool):
         return "boolean", str(value).lower()
     if isinstance(value, int):
@@ -75,7 +75,7 @@ def _scalar(value: Any) -> tuple[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert what JSON has no form for."""
+    """Convert a value that JSON cannot represent."""
     if attrs.has(type(value)):
         return attrs.asdict(value, recurse=False)
     return dict(value) if isinstance(value, Mapping) else str(value)

@@ -1,4 +1,4 @@
-"""Annotated graphs as pages that a browser shows: one file each, which fetches nothing."""
+"""Annotated graphs as HTML pages: self-contained files that load no other resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ("djinn_register_exporters",)
 
 @hookimpl
 def djinn_register_exporters(register: Callable[[Exporter], None]) -> None:
-    """Register the plugin's one exporter."""
+    """Register the plugin's exporter."""
     from djinn_exporter_html.exporter import HtmlExporter
 
     register(HtmlExporter())

@@ -1,4 +1,4 @@
-"""What the page is told of a graph: plain data, without what the page takes for granted."""
+"""The data of a graph's page: plain values, without the page's defaults."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from djinn_lib_graph.metadata import DataResidency, SemanticMetadata, WorkloadPr
 from djinn.ir.spec import TensorSpec
 
 MAX_TEXT = 400
-"""Characters of a hint or a fact that is shown; what is longer is cut."""
+"""Maximum characters shown of a hint or a fact; longer text is cut."""
 
 
 def document_of(annotated: AnnotatedGraph) -> dict[str, Any]:
     """Describe a graph in lists, dictionaries, text and numbers.
 
-    Nodes, values and matches name each other by position. What is left out is what `page.js` fills in: zero, empty,
+    Nodes, values and matches refer to each other by position. Values that `page.js` fills in are omitted: zero, empty,
     ``unknown``.
     """
     graph = annotated.graph
@@ -41,7 +41,7 @@ def document_of(annotated: AnnotatedGraph) -> dict[str, Any]:
 
 
 def _flow(graph: Graph) -> Iterator[tuple[str, str, str]]:
-    """List who reads what of whom. What was written in place comes from the last who wrote it."""
+    """List who reads which value of whom. A value that was written in place comes from its last writer."""
     storages = graph.storages
     edges = graph.edges()
     written: dict[tuple[str, str], str] = {}
@@ -59,20 +59,20 @@ def _flow(graph: Graph) -> Iterator[tuple[str, str, str]]:
 
 
 class _Values:
-    """Numbers the values as they come up."""
+    """Numbers the values in order of appearance."""
 
     def __init__(self, annotated: AnnotatedGraph) -> None:
         self._annotated = annotated
         self._numbers: dict[str, int] = {}
         self._specs: dict[str, TensorSpec | None] = {}
         for node in annotated.graph.nodes():
-            # A node that changes a value in place leaves the value's first metadata; a later reader's is the same.
+            # A node that changes a value in place keeps the value's first metadata; a later reader has the same.
             self._specs |= dict(zip(node.inputs, node.input_specs, strict=False))
             self._specs |= dict(zip(node.outputs, node.specs, strict=False))
         self.rows: list[dict[str, Any]] = []
 
     def number(self, value: str) -> int:
-        """Return the position of a value's row; write the row if it is new."""
+        """Return the position of a value's row; add the row if it is new."""
         known = self._numbers.get(value)
         if known is not None:
             return known
@@ -133,7 +133,7 @@ def _facts(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Make anything a value of JSON: patterns of third parties may tell whatever they like."""
+    """Convert any value to JSON: patterns of third parties may report any objects."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

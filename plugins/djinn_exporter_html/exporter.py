@@ -1,4 +1,4 @@
-"""From an annotated graph to a page."""
+"""Exports an annotated graph as a page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SCRIPTS = ("words.js", "tree.js", "layout.js", "draw.js", "describe.js", "main.j
 class HtmlExporter:
     """Writes pages that need nothing but a browser.
 
-    The page carries its style, its script and the graph. Its policy lets the browser run exactly that script and fetch
-    nothing at all, whatever the graph's names say.
+    The page contains its style, its script and the graph. Its content security policy permits only exactly that script
+    and no requests at all, even if names in the graph contain markup.
     """
 
     name = "html"
@@ -33,7 +33,7 @@ class HtmlExporter:
 
 
 def page_of(annotated: AnnotatedGraph) -> str:
-    """Make the page as text."""
+    """Return the page as text."""
     style = _asset("page.css")
     script = "\n".join(["(() => {", "'use strict';", *map(_asset, SCRIPTS), "})();"])
     return page(_asset("page.html"), style=style, script=script, data=document_of(annotated),

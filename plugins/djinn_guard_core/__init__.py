@@ -1,4 +1,4 @@
-"""The guard: what a server's clients want to run is looked at before it runs."""
+"""The guard: checks the programs of a server's clients before they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ("djinn_register_guards",)
 
 @hookimpl
 def djinn_register_guards(register: Callable[[Guard], None]) -> None:
-    """Register the plugin's one guard."""
+    """Register the plugin's guard."""
     from djinn_guard_core.guard import CoreGuard
 
     register(CoreGuard())

@@ -1,4 +1,4 @@
-"""Which operators a server runs: decided by rule, and written down for each release of PyTorch that was reviewed."""
+"""Decides which operators a server runs: by rules, and by a reviewed list for each release of PyTorch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GENERAL = {
 
 @attrs.frozen
 class Denial:
-    """A group of operators that are not run."""
+    """A group of operators that are not permitted."""
 
     group: str
     reason: str
@@ -51,7 +51,7 @@ class Denial:
     exceptions: tuple[re.Pattern[str], ...] = ()
 
     def fits(self, name: str, operator: torch._ops.OpOverload) -> bool:
-        """Whether an overload, named without namespace, is of this group."""
+        """Whether an overload, named without namespace, belongs to this group."""
         if any(pattern.fullmatch(name) for pattern in self.exceptions):
             return False
         if any(pattern.fullmatch(name) for pattern in self.patterns):
@@ -75,12 +75,12 @@ def _rules() -> tuple[tuple[Denial, ...], tuple[re.Pattern[str], ...]]:
 
 
 def reasons() -> dict[str, str]:
-    """Map the groups of operators that are not run to the reasons why."""
+    """Map the groups of forbidden operators to the reasons."""
     return {denial.group: denial.reason for denial in _rules()[0]} | GENERAL
 
 
 def classify(operator: torch._ops.OpOverload) -> str:
-    """Name the group of an overload of PyTorch's own: `ALLOWED`, or why it is not, by rule alone."""
+    """Return the group of one of PyTorch's overloads by the rules alone: `ALLOWED`, or the group that forbids it."""
     denials, internals = _rules()
     name = operator.name().partition("::")[2]
     for denial in denials:
@@ -92,19 +92,19 @@ def classify(operator: torch._ops.OpOverload) -> str:
 
 
 def classified() -> dict[str, str]:
-    """Classify every overload that the running PyTorch has of its own, by name."""
+    """Return the groups of all overloads in the running PyTorch's own namespace, by name."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{NAMESPACE}::"))
     return {name: classify(operator_named(name)) for name in sorted(names)}
 
 
 def release() -> str:
-    """Name the running release of PyTorch, without what it was built for."""
+    """Return the running release of PyTorch, without the build suffix."""
     return str(torch.__version__).partition("+")[0]
 
 
 @cache
 def lists() -> Mapping[str, Mapping[str, str]]:
-    """Read what was reviewed: by release, the group of every overload."""
+    """Read the reviewed lists: the group of every overload, by release."""
     folder = resources.files("djinn_guard_core") / "overloads"
     return {entry.name.removesuffix(".txt"): _read(entry.read_text(encoding="utf-8"))
             for entry in folder.iterdir() if entry.name.endswith(".txt")}
@@ -119,15 +119,16 @@ def _read(text: str) -> dict[str, str]:
 
 
 def written(groups: Mapping[str, str]) -> str:
-    """Write groups down as a file of ``overloads/`` has them."""
+    """Format groups as the content of a file in ``overloads/``."""
     return "".join(f"{group} {name}\n" for name, group in sorted(groups.items()))
 
 
 @cache
 def group_of(name: str) -> str:
-    """Name the group of an overload that exists here.
+    """Return the group of an existing overload.
 
-    A release that was not reviewed runs what was reviewed for another, if the rules still say so.
+    In an unreviewed release, overloads that were reviewed for another release are permitted if the rules still allow
+    them.
     """
     reviewed = lists()
     mine = reviewed.get(release())
@@ -142,10 +143,10 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
 
     Args:
         operator: The overload.
-        namespaces: Those that are run beside PyTorch's own.
+        namespaces: Permitted namespaces besides PyTorch's own.
 
     Raises:
-        UnknownOperatorError: It is not run; says why.
+        UnknownOperatorError: The overload is not permitted; says why.
     """
     name, namespace = operator.name(), operator.namespace
     if namespace == NAMESPACE:

@@ -1,4 +1,4 @@
-"""What is asked before a call is made."""
+"""Checks before a call."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Asked:
         operator: The operator.
         base: Its name without namespace and overload.
         names: Names of its arguments.
-        defaults: Those that it has.
-        arrange: Tells where its operands have to lie, if not where they are.
-        rules: What must hold.
-        size_of: Tells how many bytes it would allocate, if that takes a look at elements.
-        limit_bytes: What a call may allocate, where that takes a look at elements; 0 for anything.
+        defaults: Their default values.
+        arrange: Rearranges the operands in memory, if needed.
+        rules: Conditions on the arguments.
+        size_of: Computes how many bytes the call would allocate, if that depends on elements.
+        limit_bytes: Maximum allocation of a call, where that depends on elements; 0 for no limit.
     """
 
     operator: torch._ops.OpOverload
@@ -43,7 +43,7 @@ class Asked:
     limit_bytes: int
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
-        """Raise what the kernel should, if it must not be called; return what it is to be called with instead."""
+        """Check the call; return replacement arguments, if any. Raises the error that the kernel should raise."""
         prepared = None if self.arrange is None else self.arrange(args, kwargs)
         if self.rules or self.size_of is not None:
             if prepared is None:
@@ -53,7 +53,7 @@ class Asked:
         return prepared
 
     def expect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise what the kernel should, if a rule does not hold."""
+        """Raise the error that the kernel should raise, if a rule is violated."""
         named = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         base = self.base
         try:
@@ -63,18 +63,18 @@ class Asked:
         except RuntimeError as error:
             raise RuntimeError(f"{base}: {error}.") from None
         except (ArithmeticError, AttributeError, KeyError, LookupError, TypeError, ValueError) as error:
-            # A rule that cannot even look at an argument has been given something of another kind or too few of it.
+            # A rule that fails on an argument was given one of another kind, or too few arguments.
             raise RuntimeError(f"{base}: the arguments do not fit ({type(error).__name__}: {error}).") from None
         if self.limit_bytes and size_bytes > self.limit_bytes:
             raise too_large(self.operator.name(), size_bytes, 0, self.limit_bytes)
 
 
 def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
-    """Return what must be asked before an overload is called; ``None`` if its kernel looks after itself."""
+    """Return the check for an overload; ``None`` if its kernel needs none."""
     base = base_of(operator)
     is_own = operator.namespace == "aten"
     given = {argument.name for argument in operator._schema.arguments}
-    # Only whole numbers are divided in another way than others, and only what is given is not laid out by the kernel.
+    # Only overloads with `rounding_mode` divide integers as such, and only a given `out` can have a bad layout.
     has_none = (base.startswith("div") and "rounding_mode" not in given) or (base in JOINING and "out" not in given)
     fault = None if has_none else FAULTS.get(base)
     rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base)) if rule is not None and is_own)

@@ -1,4 +1,4 @@
-"""What has to hold before the kernels of the CTC loss are called, which go by lengths and targets."""
+"""Conditions for the kernels of the CTC loss, which trust lengths and targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ("ctc_loss", "ctc_loss_backward")
 
 
 def ctc_loss(named: Named) -> None:
-    """Expect lengths that lie within the sequences, and targets that are classes."""
+    """Check that lengths are within the sequences, and that targets are valid classes."""
     log_probs, targets = named["log_probs"], named["targets"]
     expect(log_probs.dim() in (2, 3), "log_probs has neither 2 nor 3 dimensions")
     steps, classes = log_probs.shape[0], log_probs.shape[-1]
@@ -28,7 +28,7 @@ def ctc_loss(named: Named) -> None:
     else:
         expect(targets.dim() == 1 and sum(wanted) <= targets.numel(), "targets does not fit")
     expect(0 <= named["blank"] < classes, "blank is no class")
-    # What lies beyond a target's length is padding that no kernel looks at.
+    # Targets beyond their length are padding, which no kernel reads.
     rows = targets.unsqueeze(0) if targets.dim() == 1 else targets
     reach = [sum(wanted)] if targets.dim() == 1 else wanted
     for row, length in zip(rows, reach, strict=True):
@@ -46,7 +46,7 @@ def _lengths(given: Any) -> list[int]:
 
 
 def ctc_loss_backward(named: Named) -> None:
-    """Expect what the forward pass has left, too."""
+    """Check the results of the forward pass, too."""
     ctc_loss(named)
     log_probs = named["log_probs"]
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1

@@ -1,4 +1,4 @@
-"""How much memory a run takes, before it runs: metadata from step to step, and what is alive at each."""
+"""Estimates the memory of a run in advance: the metadata of each step, and the values that are alive at each."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from djinn_guard_core.quick import QUICK, Metadata
 __all__ = ("UNKNOWN", "Answer", "Answers", "Called")
 
 UNKNOWN = -1
-"""Number of the spec of a value whose metadata is not known, or that is no tensor."""
+"""Spec number of a value that has unknown metadata, or is no tensor."""
 MAX_SPECS = 2**12
 MAX_ANSWERS = 2**11
-"""Entries of each of two generations: what has not been used for that many others is forgotten."""
+"""Entries of each of two generations: an answer is evicted after that many others were used in the meantime."""
 _marks = itertools.count()
-"""Numbers of attributes of values."""
+"""Serial numbers for attributes of values."""
 
 
 @attrs.frozen(eq=False)
 class Called:
-    """One template of a session, ready to be asked about.
+    """One template of a session, prepared for estimates.
 
     Attributes:
         number: Its number in the session.
         operator: The operator.
-        facts: What its schema says.
+        facts: Facts from its schema.
         given: Forms of its arguments, by name and in order.
-        positional: How many of them are passed by position.
-        check: What is asked before its calls.
-        default_dtype: PyTorch's default dtype when it was recorded, where results depend on it.
-        aliases: For each return: the positions, among the tensor operands, of those whose storage it may share.
-        numbers: How many numbers it takes.
-        matters: Which of them metadata may depend on.
+        positional: Number of arguments that are passed by position.
+        check: Check before its calls.
+        default_dtype: PyTorch's default dtype during recording, where results depend on it.
+        aliases: For each return: positions, among the tensor operands, of those whose storage it may share.
+        numbers: Number of numeric arguments.
+        matters: The numeric arguments that metadata may depend on.
         has_device: Whether a device can be given by name.
     """
 
@@ -62,12 +62,12 @@ class Called:
 
 @attrs.frozen
 class Answer:
-    """What one call does to metadata.
+    """The effect of one call on metadata.
 
     Attributes:
         results: Specs of its new results, flat.
-        sizes_bytes: What each of them takes in memory of its own.
-        total_bytes: The same, of all.
+        sizes_bytes: Additional memory of each result.
+        total_bytes: Additional memory of all results.
         changes: New specs of operands, by position among them.
     """
 
@@ -78,10 +78,10 @@ class Answer:
 
 
 class Answers:
-    """The metadata that one session has seen, and what calls make of it.
+    """The metadata seen in one session, and the cached results of calls on it.
 
     Args:
-        shapes: Shape inference; where it cannot tell, the meta kernel is good enough for an estimate.
+        shapes: Shape inference; where it gives no answer, the estimate uses the meta kernel.
     """
 
     def __init__(self, shapes: ShapeInference) -> None:
@@ -97,10 +97,10 @@ class Answers:
         return self._shapes.depends_on_numbers(operator)
 
     def begin(self) -> object:
-        """Make room if there is none.
+        """Clear the cache if it is full.
 
         Returns:
-            What numbers of specs are of: as long as it is the same object, those that were given before are good.
+            The epoch of the spec numbers: earlier numbers are valid as long as this is the same object.
         """
         if len(self._specs) >= MAX_SPECS:
             self._epoch, self._mark = _new_epoch()
@@ -108,13 +108,13 @@ class Answers:
         return self._epoch
 
     def specs_of(self, values: Sequence[Any], *, may_change: bool) -> list[int]:
-        """Number the specs of values.
+        """Return the spec numbers of values.
 
-        A value keeps its number, so that weights are looked at once.
+        A value keeps its number, so weights are examined once.
 
         Args:
-            values: Tensors, and anything else.
-            may_change: Whether what runs next may change their metadata.
+            values: Tensors, and other objects.
+            may_change: Whether the next run may change their metadata.
         """
         mark = self._mark
         try:
@@ -147,11 +147,11 @@ class Answers:
         return number
 
     def elements(self, spec: int) -> int:
-        """Count the elements of a value."""
+        """Return the number of elements of a value."""
         return prod(self._specs[spec][0])
 
     def find(self, key: tuple[Any, ...]) -> Answer | None:
-        """Look an answer up."""
+        """Look an answer up in the cache."""
         found = self._known.get(key)
         if found is None and key in self._older:
             found = self._older.pop(key)
@@ -166,14 +166,14 @@ class Answers:
     def ask(
         self, key: tuple[Any, ...], called: Called, operands: Sequence[int], numbers: Sequence[Any], results: int
     ) -> Answer:
-        """Work an answer out and keep it.
+        """Compute an answer and cache it.
 
         Args:
-            key: What it depends on.
+            key: Everything that it depends on.
             called: The template.
             operands: Specs of its tensors; all known.
             numbers: Its numbers.
-            results: How many results were announced.
+            results: The announced number of results.
         """
         answer = self._work_out(called, operands, numbers, results)
         self._remember(key, answer)
@@ -188,8 +188,8 @@ class Answers:
             return Answer(tuple(self._spec(*spec) for spec in made), sizes_bytes, sum(sizes_bytes))
         try:
             inference = self._inferred(called, operands, numbers)
-        except Exception:  # noqa: BLE001  # whatever it is, the call itself raises it, or does not
-            # A missing meta kernel and a wrong call look alike here; the kernel decides, and its result is not known.
+        except Exception:  # noqa: BLE001  # if this is a real error, the call itself raises it
+            # A missing meta kernel and an invalid call look alike here; the kernel decides, and its result is unknown.
             return unknown
         if inference is None:
             return unknown
@@ -208,7 +208,7 @@ class Answers:
         return Answer(tuple(specs), tuple(sizes), sum(sizes) + grown, changes)
 
     def _taken(self, called: Called, index: int, made: OutputSpec, operands: Sequence[int]) -> int:
-        """Bytes of its own that a result takes: none if it is a view."""
+        """Return the additional bytes of a result: none if it is a view."""
         itemsize = made.dtype.itemsize
         if called.default_dtype and made.dtype is torch.get_default_dtype():
             itemsize = DTYPES[called.default_dtype].itemsize
@@ -218,7 +218,7 @@ class Answers:
             return size_bytes
         if not called.facts.is_composite:
             return 0
-        # Some return their argument, a view of it, or a copy, as its layout has it: `contiguous`, `reshape`.
+        # Some return their argument, a view, or a copy, depending on the layout: `contiguous`, `reshape`.
         size, stride, dtype = self._specs[operands[shared[0]]]
         is_copy = made.dtype is not dtype or prod(made.size) * itemsize > _reach(size, stride) * dtype.itemsize
         return size_bytes if is_copy else 0
@@ -235,7 +235,7 @@ class Answers:
 
     def _inferred(self, called: Called, operands: Sequence[int], numbers: Sequence[Any]) -> Inference | None:
         if not operands and not called.has_device:
-            # It would be carried out for real.
+            # Without operands on the meta device, the call would really be executed.
             return None
         args, kwargs = self._arguments(called, operands, numbers)
         if called.check is not None:
@@ -243,7 +243,7 @@ class Answers:
         answer = self._shapes.infer(called.operator, args, kwargs)
         if answer is not None:
             return answer
-        # Placeholders may have been written by a call that came to nothing.
+        # A failed call may have written to the placeholders.
         args, kwargs = self._arguments(called, operands, numbers)
         return _tried(called, args, kwargs)
 
@@ -271,7 +271,7 @@ class Answers:
 
 
 def _new_epoch() -> tuple[object, str]:
-    """Return an epoch, and the attribute of values in which it keeps the numbers of their specs."""
+    """Return an epoch, and the name of the attribute that stores the spec numbers of values."""
     return object(), f"djinn_guard_{next(_marks)}"
 
 
@@ -282,7 +282,7 @@ def _constant(form: TorchArgument) -> Any:
 
 
 def _tried(called: Called, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inference | None:
-    """Run the meta kernel, believable or not: an estimate need not be exact."""
+    """Run the meta kernel even if its result is unreliable: an estimate need not be exact."""
     with torch.inference_mode(mode=False), torch.no_grad():
         returned = called.operator(*args, **kwargs)
     kinds = called.facts.returns
@@ -298,7 +298,7 @@ def _tried(called: Called, args: Sequence[Any], kwargs: Mapping[str, Any]) -> In
 
 
 def _reach(size: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first that a tensor has to the last, in memory."""
+    """Return the distance in memory from a tensor's first element to its end, in elements."""
     if not prod(size):
         return 0
     return sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) + 1

@@ -1,4 +1,4 @@
-"""What checks are written with: expectations about sizes, and about values where a kernel looks none up."""
+"""Building blocks of checks: conditions on sizes, and on values that a kernel does not check itself."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ Named: TypeAlias = Mapping[str, Any]
 
 
 def expect(holds: bool, what: str) -> None:
-    """Refuse a call as its kernel should have.
+    """Reject a call with the error that its kernel should have raised.
 
     Raises:
-        RuntimeError: It does not hold.
+        RuntimeError: The condition does not hold.
     """
     if not holds:
         raise RuntimeError(what)
 
 
 def same_size(named: Named, *names: str) -> None:
-    """Expect tensors to have one size."""
+    """Check that tensors have the same size."""
     first = named[names[0]]
     for name in names[1:]:
         size_is(named, name, first.shape)
 
 
 def size_is(named: Named, name: str, size: Sequence[int]) -> None:
-    """Expect a tensor, if it is there, to have a size."""
+    """Check the size of a tensor, if it is given."""
     tensor = named[name]
     if tensor is not None:
         expect(tuple(tensor.shape) == tuple(size), f"{name} has the size {list(tensor.shape)}, not {list(size)}")
 
 
 def numel_is(named: Named, name: str, count: int, *, or_empty: bool = False) -> None:
-    """Expect a tensor, if it is there, to have so many elements."""
+    """Check the number of elements of a tensor, if it is given."""
     tensor = named.get(name)
     if tensor is not None and not (or_empty and not tensor.numel()):
         expect(tensor.numel() == count, f"{name} has {tensor.numel()} elements, not {count}")
 
 
 def has_elements(*tensors: torch.Tensor) -> bool:
-    """Whether elements can be looked at: the placeholders that memory is estimated with have none."""
+    """Whether elements can be read: the placeholders of memory estimates have none."""
     return not any(tensor.is_meta for tensor in tensors)
 
 
 def within(named: Named, name: str, low: int, high: int, *, also: int | None = None) -> None:
-    """Expect every element of an integer tensor in ``low <= element < high``, or equal to ``also``."""
+    """Check that every element of an integer tensor is in ``low <= element < high``, or equal to ``also``."""
     tensor = named.get(name)
     if tensor is None or not tensor.numel() or not has_elements(tensor):
         return
@@ -67,7 +67,7 @@ def within(named: Named, name: str, low: int, high: int, *, also: int | None = N
 
 
 def dims_exist(named: Named, name: str) -> None:
-    """Expect dimensions, named by a list of integers, to be there, each once."""
+    """Check that a list of dimensions contains valid ones, each once."""
     rank = named["self"].dim()
     dims = named[name]
     expect(all(-rank <= dim < rank for dim in dims), f"{name} {dims} of a tensor of {rank} dimensions")
@@ -75,13 +75,13 @@ def dims_exist(named: Named, name: str) -> None:
 
 
 def like_forward(named: Named, operator: str, source: str, tensors: Sequence[str], words: str) -> None:
-    """Expect tensors to have the size of what an operator makes of ``source``, as its meta kernel tells.
+    """Check that tensors have the size of an operator's result for ``source``, according to its meta kernel.
 
     Args:
         named: Arguments.
         operator: The operator.
         source: Names of its tensor arguments, in order.
-        tensors: Which arguments of the call have that size.
+        tensors: The arguments of the call that must have that size.
         words: Names of its other arguments, in order.
     """
     given = tuple(_frozen(named[name]) for name in words.split())
@@ -93,7 +93,7 @@ def like_forward(named: Named, operator: str, source: str, tensors: Sequence[str
 
 @lru_cache(maxsize=4096)
 def _forward_size(operator: str, tensors: tuple[Any, ...], words: tuple[Any, ...]) -> tuple[int, ...]:
-    # Kernels of reduced precision or for integers may be missing; sizes are the same for all.
+    # Kernels for reduced precision or for integers may be missing; the sizes are the same for all dtypes.
     with torch.inference_mode(mode=False), torch.no_grad():
         sources = [torch.empty(size, dtype=torch.float32, device="meta") for size, _ in tensors]
         made = operator_named(operator)(*sources, *words)
@@ -106,9 +106,9 @@ def _frozen(item: Any) -> Any:
 
 
 def extent_bytes(size: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> int:
-    """Bytes from the start of a storage to the end of what a tensor reaches, in integers that do not overflow.
+    """Return the distance in bytes from the start of a storage to a tensor's end, computed without overflow.
 
-    A tensor without elements reaches nothing, wherever it begins.
+    A tensor without elements has no extent, independently of its offset.
 
     Raises:
         RuntimeError: A size, stride or offset is negative, or there is not one stride for each size.
@@ -122,7 +122,7 @@ def extent_bytes(size: Sequence[int], stride: Sequence[int], offset: int, itemsi
 
 
 def in_order(named: Named, name: str, low: int, high: int) -> None:
-    """Expect a tensor of integers that do not fall, all of them in ``low <= element <= high``."""
+    """Check that integers do not decrease, and that all are in ``low <= element <= high``."""
     tensor = named[name]
     expect(tensor.dim() == 1, f"{name} has {tensor.dim()} dimensions, not 1")
     within(named, name, low, high + 1)
@@ -131,7 +131,7 @@ def in_order(named: Named, name: str, low: int, high: int) -> None:
 
 
 def too_large(what: str, size_bytes: int, held_bytes: int, limit_bytes: int) -> ProgramTooLargeError:
-    """Say that a call would take too much memory."""
+    """Return the error for a call that would need too much memory."""
     beside = f" beside the {held_bytes} that the program holds then" if held_bytes else ""
     return ProgramTooLargeError(f"{what} would take {size_bytes} bytes{beside}; {limit_bytes} are allowed.",
                                 hint="Work in smaller pieces, or raise the server's --program-mib.")

@@ -1,4 +1,4 @@
-"""Kernels that fail on ordinary tensors: signals of the processor, and sizes that no kernel compares."""
+"""Conditions for kernels that fail on ordinary tensors, with processor signals or on sizes that they do not compare."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from djinn_guard_core.layers import Rule
 __all__ = ("FAULTS", "JOINING")
 
 LARGEST_INDEX = 2**31
-"""Pixels of a source that is resampled; what is beyond does not fit the integers that kernels count with."""
+"""Maximum pixels of a source that is resampled; kernels count them with integers of this size."""
 
 
 def _whole(named: Named) -> tuple[torch.Tensor, torch.Tensor, int] | None:
-    """Return the operands and the least number of their dtype, if kernels of the CPU divide them as whole numbers.
+    """Return the operands and the minimum of their dtype, if CPU kernels divide them as integers.
 
-    Smaller ones than of 32 bits are divided as such of 32 bits.
+    Integers of less than 32 bits are divided as 32-bit integers.
     """
     left, right = torch.as_tensor(named["self"]), torch.as_tensor(named["other"])
     dtype = torch.result_type(left, right)
     if left.device.type != "cpu" or right.device.type != "cpu" or dtype not in (torch.int32, torch.int64):
         return None
-    # Compared with a number that its dtype does not have, a tensor of fewer bits gives nonsense.
+    # Comparing a tensor of fewer bits with a number outside its dtype gives wrong results.
     return left.to(dtype), right.to(dtype), torch.iinfo(dtype).min
 
 
 def _truncated_division(named: Named) -> None:
-    """Expect no quotient that does not fit, for which a processor raises a signal."""
+    """Check that every quotient fits its dtype; otherwise the processor raises a signal."""
     operands = _whole(named) if named["rounding_mode"] == "trunc" else None
     if operands is not None:
         left, right, least = operands
@@ -37,7 +37,7 @@ def _truncated_division(named: Named) -> None:
 
 
 def _common_multiple(named: Named) -> None:
-    """Expect no number without a negative: it is divided by what may come out as -1."""
+    """Check that no integer has a negation that overflows: a value that may be -1 divides it."""
     operands = _whole(named)
     if operands is not None:
         left, right, least = operands
@@ -45,7 +45,7 @@ def _common_multiple(named: Named) -> None:
 
 
 def _masked_softmax(named: Named) -> None:
-    """Expect a mask of the size of the input, or, in a transformer, of sequences or of their padding."""
+    """Check that the mask has the size of the input, or, in a transformer, of the sequences or of their padding."""
     tensor, mask, kind = named["self"], named["mask"], named["mask_type"]
     expect(mask.dtype is torch.bool, "mask is not boolean")
     dim = -1 if named["dim"] is None else named["dim"]
@@ -68,7 +68,7 @@ def _linear_combination(named: Named) -> None:
 
 
 def _joined(named: Named) -> None:
-    """Expect strides of `out` that are not zero, even where a dimension has one element: the kernel divides by them."""
+    """Check that `out` has no zero strides, even in dimensions of one element: the kernel divides by them."""
     out = named.get("out")
     expect(out is None or min(out.stride(), default=1) > 0, "out has a stride of 0")
 
@@ -79,7 +79,7 @@ def _copied_lists(named: Named) -> None:
 
 
 def _resampled(named: Named) -> None:
-    """Expect scales by which pixels can be counted; kernels go by the sizes where there is none."""
+    """Check that pixels can be counted with the given scales; without scales, kernels use the sizes."""
     wanted = named.get("output_size")
     scales = [named.get(name) for name in ("scales", "scales_d", "scales_h", "scales_w") if name in named]
     for scale, extent in zip(scales, wanted or (), strict=False):
@@ -87,7 +87,7 @@ def _resampled(named: Named) -> None:
 
 
 def _solution(named: Named) -> None:
-    """Expect factors for each of the right-hand sides; the kernel goes on to the next factor for each."""
+    """Check that there are factors for each right-hand side; the kernel advances to the next factor for each."""
     factors, sides = named["LD"], named["B"]
     expect(factors.dim() >= 2 and sides.dim() >= 2, "LD and B have not 2 dimensions")
     batch = torch.broadcast_shapes(factors.shape[:-2], sides.shape[:-2])
@@ -117,7 +117,7 @@ def _weight_norm(named: Named) -> None:
 
 
 def _unpacked(named: Named) -> None:
-    """Expect batches that do not grow, and as many rows as they have: each writes behind the one before."""
+    """Check that batches do not grow, and that there are enough rows: each batch is written behind the previous one."""
     data, sizes = named["data"], named["batch_sizes"]
     expect(sizes.dim() == 1 and sizes.numel() > 0 and data.dim() > 0, "batch_sizes has not 1 dimension, or no elements")
     if not has_elements(sizes):
@@ -134,7 +134,7 @@ _RESAMPLING = [f"{kind}d{suffix}" for suffix in ("", "_backward") for kind in (
 
 JOINING = frozenset((
     "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "row_stack", "column_stack", "_chunk_cat"))
-"""Of these, only overloads with an argument `out` have a rule."""
+"""Of these operators, only overloads with an argument `out` have a rule."""
 
 FAULTS: Mapping[str, Rule] = {
     **dict.fromkeys(("div", "div_", "divide", "divide_"), _truncated_division),
@@ -151,4 +151,4 @@ FAULTS: Mapping[str, Rule] = {
     "linalg_ldl_solve": _solution,
     "adaptive_avg_pool3d_backward": _averaged,
 }
-"""By name of the operator, without overload."""
+"""Rules by operator name, without overload."""

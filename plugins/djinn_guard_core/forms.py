@@ -1,4 +1,4 @@
-"""Whether the form of a call fits its operator's schema."""
+"""Checks that the form of a call matches its operator's schema."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES: Mapping[str, frozenset[str]] = {
     "device": frozenset(("",)),
 }
 _CONSTANTS = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format", "Device": "device"}
-"""Kinds of constants of PyTorch by the type that a schema gives them."""
+"""Kinds of PyTorch constants, by their type in schemas."""
 _NUMERIC = frozenset(("int", "float", "number", "bool", "SymInt", "complex"))
 MAX_TEXT = 1024
 
@@ -43,7 +43,7 @@ def check_form(
         The forms of its arguments, by name and in order.
 
     Raises:
-        ProtocolError: There are too many arguments or too few, one is given twice, or one is of another type.
+        ProtocolError: There are too many arguments or too few, one is given twice, or one has another type.
     """
     name = facts.name
     schema = {argument.name: argument for argument in operator._schema.arguments}
@@ -78,7 +78,7 @@ def _said(form: Argument) -> str:
 
 @cache
 def _reader(kind: str) -> Callable[[Argument], bool]:
-    """Return what tells whether an argument's form can be of a type, as schemas write it."""
+    """Return a predicate for the argument forms that match a schema type."""
     if kind.startswith("Optional["):
         inner = _reader(kind.removeprefix("Optional[").removesuffix("]"))
         return lambda form: (isinstance(form, ConstantArgument) and form.value is None) or inner(form)
@@ -94,10 +94,10 @@ def _reader(kind: str) -> Callable[[Argument], bool]:
         return lambda form: (
             isinstance(form, ConstantArgument) and type(form.value) is str and len(form.value) <= MAX_TEXT)
     if kind == "Tensor":
-        # PyTorch takes a number for a tensor of no dimensions.
+        # PyTorch accepts a number in place of a tensor without dimensions.
         return lambda form: isinstance(form, (TensorArgument, NumberArgument)) or _is_bool(form)
     if kind in _NUMERIC:
-        # And the other way round.
+        # And vice versa.
         return lambda form: isinstance(form, (TensorArgument, NumberArgument)) or _is_bool(form)
     return lambda form: False
 
@@ -107,14 +107,14 @@ def _is_bool(form: Argument) -> bool:
 
 
 def count_numbers(form: Argument) -> int:
-    """Count the numbers that an argument takes."""
+    """Return how many numbers an argument takes."""
     if isinstance(form, ListArgument):
         return sum(map(count_numbers, form.items))
     return int(isinstance(form, NumberArgument))
 
 
 def number_kinds(given: tuple[tuple[str, Argument], ...], operator: torch._ops.OpOverload) -> list[bool]:
-    """Tell of each number that a call takes whether its value may not be a whole number, by its schema."""
+    """Return for each number of a call whether its schema permits a non-integer."""
     kinds = {argument.name: str(argument.type) for argument in operator._schema.arguments}
     made: list[bool] = []
     for name, form in given:

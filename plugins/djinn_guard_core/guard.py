@@ -1,8 +1,8 @@
-"""The guard: programs are checked when they are defined, runs before they run, some calls right before they are made.
+"""The guard: checks programs when they are defined, runs before they start, and some calls right before they are made.
 
-A program's operators must be allowed, and its calls must fit their schemas. Kernels that believe what they are told are
-asked about, with the arguments that they are about to get. How much memory a run takes is estimated before it runs,
-from metadata alone; what is known of one step serves all that are like it, so a loop costs a look at each step.
+A program's operators must be allowed, and its calls must match their schemas. For kernels that do not check their
+arguments, the guard checks the actual arguments before the call. It estimates the memory of a run in advance, from
+metadata alone. The result for one step is cached and applies to all similar steps, so a loop costs one lookup per step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from djinn_guard_core.sizes import MAX_RESULTS
 __all__ = ("CoreGuard",)
 
 MAX_VALUES = 2**22
-"""Inputs and results of a program."""
+"""Maximum number of inputs and results of a program."""
 MAX_TEMPLATES = 2**16
 MAX_OPERANDS = 2**16
-"""Tensors that one call takes."""
+"""Maximum number of tensors that one call takes."""
 
 
 class CoreGuard:
-    """Lets in what eager PyTorch would do with good arguments, and nothing that reaches beyond."""
+    """Permits everything that eager PyTorch does with valid arguments, and no access beyond that."""
 
     name = "core"
 
@@ -42,16 +42,17 @@ class CoreGuard:
         self._is_warm = False
 
     def prepare(self) -> None:
-        """Have PyTorch import its meta kernels; see `djinn.kinds.guard.PreparedGuard`."""
+        """Make PyTorch import its meta kernels; see `djinn.kinds.guard.PreparedGuard`."""
         self._is_warm = True
         _warm_up()
 
     def watch(self, bounds: Bounds, shapes: ShapeInference) -> CoreWatch:
-        """Take up watch at a new session."""
+        """Start the watch over a new session."""
         if not self._is_warm:
             self._is_warm = True
-            # PyTorch imports its meta kernels when the first of them is asked, which takes a second or two. No daemon:
-            # an interpreter that ends beneath PyTorch would end the process by force.
+            # PyTorch imports its meta kernels on first use, which takes a second or two. The thread is no daemon: an
+            # interpreter that exits beneath PyTorch would abort the process. an interpreter that ends beneath PyTorch
+            # would end the process by force.
             threading.Thread(target=_warm_up, name="djinn-guard-warm").start()
         return CoreWatch(bounds, shapes)
 
@@ -63,7 +64,7 @@ def _warm_up() -> None:
 
 
 class CoreWatch:
-    """The guard at one session; see `djinn.kinds.guard.Watch`."""
+    """The guard of one session; see `djinn.kinds.guard.Watch`."""
 
     def __init__(self, bounds: Bounds, shapes: ShapeInference) -> None:
         self._bounds = bounds

@@ -1,7 +1,8 @@
-"""Kernels that believe what they are told of their arguments, and what has to hold before they are called.
+"""Conditions for kernels that do not check their arguments.
 
-Each rule was found by calling kernels of the CPU with one argument changed, memory beyond its end being out of bounds.
-PyTorch counts such cases as one class (its issue 195547); until it deals with that, whoever serves strangers checks.
+Each rule was found by calling CPU kernels with one argument changed, next to memory that must not be accessed. PyTorch
+treats such cases as one class (its issue 195547); until they are fixed there, a server for untrusted clients has to
+check the arguments.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from djinn_guard_core.layers import Rule
 __all__ = ("RULES", "Rule")
 
 MAX_DEGREE = 2**20
-"""Terms of a polynomial, which kernels sum one by one."""
+"""Maximum number of terms of a polynomial, which kernels sum one by one."""
 _POLYNOMIALS = tuple(f"special_{name}" for name in (
     *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
     "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"))
 
 def _batch_norm(*, trains: bool | None = None) -> Rule:
-    """Rule for a forward pass; some overloads are for training only, others for everything but."""
+    """Rule for a forward pass; some overloads are for training only, others for inference only."""
 
     def rule(named: Named) -> None:
         tensor = named["input"]
@@ -187,12 +188,12 @@ def _embedding_backward(named: Named) -> None:
     gradient, indices = named["grad_output" if "grad_output" in named else "grad"], named["indices"]
     expect(gradient.dim() > 0 and gradient.numel() == indices.numel() * gradient.shape[-1],
            "grad_output does not fit indices")
-    # Below zero, it stands for no padding at all.
+    # A negative index means no padding.
     within(named, "indices", 0, named["num_weights"], also=named["padding_idx"] if named["padding_idx"] >= 0 else None)
 
 
 def _bags(named: Named) -> int:
-    """Check offsets, and count the bags."""
+    """Check offsets, and return the number of bags."""
     indices, offsets = named["indices"], named["offsets"]
     if indices.dim() == 2:
         return int(indices.shape[0])
@@ -234,7 +235,7 @@ def _embedding_bag_backward(named: Named) -> None:
         expect(offsets.numel() > 0, "offsets is empty")
         if has_elements(offsets):
             expect(int(offsets[0]) == 0, "offsets does not begin with 0")
-            # The kernel counts them up to each index. One at the end of the indices begins no bag.
+            # The kernel counts the offsets up to each index. An offset at the end of the indices begins no bag.
             expect(int((offsets < indices.numel()).sum()) <= bags, "more offsets than bags")
 
 
@@ -270,14 +271,14 @@ def _pivots(data: str, pivots: str, *, symmetric: bool = False) -> Rule:
 
 
 def _come_in_pairs(pivots: list[int]) -> bool:
-    """Whether no pivot is zero, and negative ones, which stand for blocks of two, come in pairs."""
+    """Whether no pivot is zero, and negative pivots, which stand for 2x2 blocks, come in pairs."""
     runs = [len(list(run)) for is_negative, run in groupby(pivots, lambda pivot: pivot < 0) if is_negative]
     return 0 not in pivots and all(length % 2 == 0 for length in runs)
 
 
 def _transform(named: Named) -> None:
     dims_exist(named, "dim")
-    # The kernel marks the dimensions in a list by these numbers as they are.
+    # The kernel uses these numbers unchanged as positions in a list of dimensions.
     expect(min(named["dim"], default=0) >= 0, f"dim {list(named['dim'])} counted from the end")
     expect(0 <= named["normalization"] <= 2, f"normalization {named['normalization']}")
     last = named.get("last_dim_size")
@@ -294,7 +295,7 @@ def _segments(named: Named) -> None:
     expect(given.shape[:-1] == data.shape[:axis], "data does not fit its segments")
     if lengths is not None:
         within(named, "lengths", 0, data.shape[axis] + 1)
-        # The kernel goes on where the segment before ends. It asks itself for equality, unless `unsafe` is set.
+        # The kernel continues where the previous segment ends. It checks equality itself, unless `unsafe` is set.
         expect(not has_elements(lengths) or bool((lengths.sum(-1) <= data.shape[axis]).all()),
                "the lengths do not add up")
     if offsets is not None:
@@ -337,7 +338,7 @@ def _weight_norm(named: Named) -> None:
 
 
 def _convolution_backward(named: Named) -> None:
-    """Expect a gradient that fits; a bias, of which only the size is told, as long as the result has channels."""
+    """Check that the gradient fits, and that the given size of the bias, if any, is the number of channels."""
     tensor, weight, gradient = named["input"], named["weight"], named["grad_output"]
     rank = weight.dim() - 2
     expect(rank > 0 and tensor.dim() == weight.dim() == gradient.dim(), "input, weight and grad_output do not fit")
@@ -363,7 +364,7 @@ def _convolution_backward(named: Named) -> None:
 
 
 def _convolution_double_backward(named: Named) -> None:
-    """Expect gradients that fit, and gradients of those."""
+    """Check that the gradients fit, and the gradients of the gradients."""
     _convolution_backward({**named, "input": named["self"], "grad_output": named["gO"], "bias_sizes": None})
     for name, like in (("ggI", "self"), ("ggW", "weight")):
         size_is(named, name, named[like].shape)
@@ -379,7 +380,7 @@ def _full(numbers: Any, rank: int) -> list[int]:
 
 
 def _resampled(named: Named) -> None:
-    """Expect scales that lead to no pixel beyond the input; kernels of antialiasing go by the scales."""
+    """Check that no scale leads to pixels outside the input; kernels with antialiasing use the scales."""
     tensor = named.get("self", named.get("input"))
     if tensor is None or named.get("output_size") is None or tensor.dim() != 4:
         return
@@ -490,4 +491,4 @@ RULES: Mapping[str, Rule] = {
     "matrix_power": _power,
     **dict.fromkeys(_POLYNOMIALS, _degree),
 }
-"""By name of the operator, without overload."""
+"""Rules by operator name, without overload."""

@@ -1,4 +1,4 @@
-"""What has to hold of kernels that do a whole layer, or a whole step of an optimizer, at once."""
+"""Conditions for kernels that execute a whole layer, or a whole optimizer step, at once."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ("Rule", "attention", "attention_backward", "encoder_layer", "fused_op
            "recurrent", "recurrent_backward", "recurrent_network", "whole_attention")
 
 Rule: TypeAlias = Callable[[Named], None]
-"""Raises what the kernel should."""
+"""Raises the error that the kernel should raise."""
 
 
 def attention(named: Named) -> None:
-    """Expect queries, keys, values and a mask that fit; several heads of the query may share one of key and value."""
+    """Check that queries, keys, values and mask fit; several query heads may share one head of key and value."""
     query, key, value = named["query"], named["key"], named["value"]
     expect(query.dim() == key.dim() == value.dim() == 4, "query, key and value have not 4 dimensions")
     expect(key.shape[:2] == value.shape[:2], "key and value of other batches or heads")
     expect(query.shape[0] == key.shape[0], "query, key and value of other batches")
-    # The kernel divides the one count by the other, and reads beyond the keys if a rest remains.
+    # The kernel divides the number of heads by that of groups, and reads beyond the keys if there is a remainder.
     heads, groups = query.shape[1], key.shape[1]
     expect(heads == groups or (0 < groups < heads and heads % groups == 0),
            f"{heads} heads of query for {groups} of key and value")
@@ -39,7 +39,7 @@ def attention(named: Named) -> None:
 
 
 def whole_attention(named: Named) -> None:
-    """Expect as many values as keys; the rest is looked at by whatever kernel is chosen."""
+    """Check that there are as many values as keys; the selected kernel checks the rest."""
     expect(named["key"].shape[-2] == named["value"].shape[-2], "key and value of other lengths")
 
 
@@ -79,7 +79,7 @@ def recurrent_network(gates: int) -> Rule:
 
 
 def attention_backward(named: Named) -> None:
-    """Expect gradients and results of the size of the queries."""
+    """Check that gradients and results have the size of the queries."""
     attention(named)
     query = named["query"]
     for name in ("grad_out", "out"):
@@ -88,13 +88,13 @@ def attention_backward(named: Named) -> None:
 
 
 def _one_dtype(named: Named) -> None:
-    """Kernels of whole layers take the dtype of their first tensor for that of all."""
+    """Check that all tensors have one dtype: kernels of whole layers assume the dtype of their first tensor for all."""
     tensors = [item for name, item in named.items() if isinstance(item, torch.Tensor) and name != "mask"]
     expect(len({tensor.dtype for tensor in tensors}) <= 1, "tensors of several dtypes")
 
 
 def multi_head_attention(named: Named) -> None:
-    """Expect projections that fit the embedding."""
+    """Check that the projections fit the embedding."""
     _one_dtype(named)
     heads, width = named["num_heads" if "num_heads" in named else "num_head"], named["embed_dim"]
     expect(heads > 0 and width > 0 and width % heads == 0, f"{heads} heads for {width}")
@@ -110,7 +110,7 @@ def multi_head_attention(named: Named) -> None:
 
 
 def encoder_layer(named: Named) -> None:
-    """Expect the weights of a whole layer to fit the embedding."""
+    """Check that the weights of a whole layer fit the embedding."""
     multi_head_attention(named)
     inner = named["ffn_weight_1"].shape[0]
     for name, size in (("ffn_weight_1", (inner, named["embed_dim"])), ("ffn_bias_1", (inner,)),
@@ -119,7 +119,7 @@ def encoder_layer(named: Named) -> None:
 
 
 def fused_optimizer(*states: str) -> Rule:
-    """Rule for an optimizer that goes through lists of parameters and of states at once."""
+    """Rule for an optimizer that processes lists of parameters and of states at once."""
 
     def rule(named: Named) -> None:
         parameters = named["self"]
@@ -148,17 +148,17 @@ def fused_optimizer(*states: str) -> Rule:
 
 
 _GATES = {2: 4, 3: 3, 0: 1, 1: 1}
-"""Gates of a recurrent layer by mode: LSTM, GRU, and the plain ones."""
+"""Number of gates of a recurrent layer by mode: LSTM, GRU, and the plain ones."""
 
 
 def recurrent(named: Named) -> None:
-    """Expect weights and states that fit one layer of oneDNN's."""
+    """Check that weights and states fit one oneDNN layer."""
     tensor, hidden = named["input"], named["hidden_size"]
     first = 0 if "weight0" in named else 1
     weights = [named[f"weight{first + index}"] for index in range(4)]
     # The kernel divides by the width.
     expect(tensor.dim() == 3 and tensor.shape[2] > 0 and named["mode"] in _GATES, "no recurrent layer")
-    # The kernel takes the length from the first dimension whatever `batch_first` says.
+    # The kernel takes the length from the first dimension, ignoring `batch_first`.
     expect(hidden > 0 and not named["batch_sizes"], "a layer that is not run here")
     rows = _GATES[named["mode"]] * hidden
     expect(tuple(weights[0].shape) == (rows, tensor.shape[2]), "the weights do not fit the input")
@@ -175,11 +175,11 @@ def recurrent(named: Named) -> None:
 
 
 _WORKSPACES: dict[tuple[Any, ...], int] = {}
-"""Elements of the workspace that a layer's forward run leaves, by what it depends on."""
+"""Elements of the workspace of a layer's forward pass, by the arguments that determine them."""
 
 
 def recurrent_backward(named: Named) -> None:
-    """Expect what the forward run has left."""
+    """Check the results of the forward pass."""
     recurrent(named)
     words = [named[name] for name in ("mode", "hidden_size", "num_layers", "has_biases", "bidirectional")]
     key = (tuple(named["input"].shape), named["input"].dtype, *words)
@@ -192,7 +192,7 @@ def recurrent_backward(named: Named) -> None:
 
 
 def _workspace(named: Named) -> int:
-    # Where memory is estimated, arguments are placeholders, of which the kernel makes nothing.
+    # For memory estimates, arguments are placeholders, for which the kernel computes nothing.
     arguments = [torch.zeros(named[name].shape, dtype=named[name].dtype) for name in (
         "input", "weight1", "weight2", "weight3", "weight4", "hx_", "cx_tmp")]
     with torch.inference_mode(mode=False), torch.enable_grad():

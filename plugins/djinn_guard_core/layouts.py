@@ -1,8 +1,8 @@
-"""How operands lie in memory when a kernel gets them: dense, unless it is proven that their strides are gone by.
+"""Memory layouts of operands: kernels get dense operands, unless they are proven to respect strides.
 
-A tensor of one element can be expanded to any size; its strides are zero then, and a kernel that believes its operands
-to be dense reads, or writes, beyond them. So what is not proven is given operands that lie in as many places as they
-have elements, and nothing is written that overlaps itself.
+A tensor of one element can be expanded to any size; its strides are zero then, and a kernel that assumes dense operands
+reads or writes out of bounds. So an operator that is not proven gets operands with a separate memory location for each
+element, and no operator writes a tensor that overlaps itself.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ OVERLAPS_ANOTHER = ("unsupported operation: some elements of two written-to tens
                     "Please clone() one of them before performing the operation.")
 READ_AND_WRITTEN = ("unsupported operation: some elements of the input tensor and the written-to tensor refer to a "
                     "single memory location. Please clone() the tensor before performing the operation.")
-"""What eager PyTorch says where it looks."""
+"""The message of eager PyTorch, for the cases that it checks."""
 
 
 class Layout(Enum):
-    """How the elements of a tensor lie in memory."""
+    """The memory layout of a tensor's elements."""
 
     DENSE = "dense"
-    """One beside the other without gaps, in any order of dimensions."""
+    """Adjacent without gaps, in any order of dimensions."""
     GAPS = "gaps"
-    """Each in a place of its own."""
+    """With gaps; each element has its own location."""
     OVERLAPPING = "overlapping"
-    """Two may lie in one place."""
+    """Two elements may share a location."""
 
 
 @lru_cache(maxsize=4096)
 def layout_of(size: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
-    """Tell how elements lie; what cannot be told from one dimension after the other counts as overlapping."""
+    """Classify a layout, dimension by dimension; it counts as overlapping unless that proves distinct locations."""
     if 0 in size:
         return Layout.DENSE
     reach, dense = 0, 1
@@ -71,7 +71,7 @@ def _layout(tensor: torch.Tensor) -> Layout:
 
 @attrs.frozen
 class _Rows:
-    """Operators whose kernels take the last dimension of some arguments to be dense, and go by the other strides."""
+    """Operators whose kernels assume a dense last dimension of some arguments, and respect the other strides."""
 
     names: frozenset[str]
     arguments: frozenset[str]
@@ -84,7 +84,7 @@ def _read() -> Mapping[str, Any]:
 
 
 def proven_groups() -> Mapping[str, Sequence[str]]:
-    """Map the groups of operators that are proven to their names."""
+    """Map each group of proven operators to their names."""
     return {group["group"]: group["names"].split() for group in _read()["proven"]}
 
 
@@ -101,17 +101,17 @@ def _rows() -> tuple[_Rows, ...]:
 
 @cache
 def _apart() -> Mapping[str, frozenset[str]]:
-    """Map operators that do not write where they read to the arguments in whose place they write."""
+    """Map operators that do not support reading the memory they write to the arguments that they may write in place."""
     return {name: frozenset(group.get("in_place", ())) for group in _read()["apart"] for name in group["names"].split()}
 
 
 def base_of(operator: torch._ops.OpOverload) -> str:
-    """Name an operator without namespace and overload."""
+    """Return an operator's name without namespace and overload."""
     return str(operator.name()).partition("::")[2].partition(".")[0]
 
 
 def is_proven(operator: torch._ops.OpOverload) -> bool:
-    """Whether an operator may be given operands that lie in memory in any way."""
+    """Whether an operator accepts operands of any memory layout."""
     base = base_of(operator)
     proven = _proven()
     is_listed = operator.namespace == "aten" and (base in proven or (base.endswith("_") and base[:-1] in proven))
@@ -119,9 +119,9 @@ def is_proven(operator: torch._ops.OpOverload) -> bool:
 
 
 def _looks_at_no_elements(operator: torch._ops.OpOverload) -> bool:
-    """Whether the schema says that all an operator does is to make a view, or to change what its argument is one of.
+    """Whether, by its schema, an operator only makes a view, or changes which view its argument is.
 
-    Some of these copy, always or if they cannot make a view; copying goes by strides.
+    Some of these operators copy, always or if a view is impossible; copying respects strides.
     """
     schema = operator._schema
     is_of_views = torch.Tag.inplace_view in operator.tags or torch.Tag.view_copy in operator.tags
@@ -136,30 +136,31 @@ def _written(operator: torch._ops.OpOverload) -> frozenset[str]:
     facts = facts_of(operator)
     if base_of(operator) in _read()["reads_statistics"]["names"].split():
         return facts.written
-    # Schemas of batch norms do not say that they write their statistics.
+    # Schemas of batch norms do not declare that the statistics are written.
     return facts.written.union(name for name in facts.argument_names if name.startswith("running_"))
 
 
 def _training_flag(operator: torch._ops.OpOverload) -> tuple[int, str] | None:
-    """Name the argument without which statistics are only read, with its position."""
+    """Return position and name of the argument that, if false, makes an operator only read its statistics."""
     names = facts_of(operator).argument_names
     return next(((names.index(flag), flag) for flag in ("training", "use_input_stats") if flag in names), None)
 
 
 @attrs.frozen(eq=False)
 class Arrangement:
-    """What is done about the layouts of one operator's operands.
+    """How the layouts of one operator's operands are handled.
 
     Attributes:
         name: The operator.
         names: Names of its arguments.
-        written: Those that it writes, with their positions.
-        is_proven: Whether the others are passed as they are.
-        rows: Those of which only the last dimension has to be dense.
-        as_they_are: Those that are passed as they are.
-        in_place: If nothing that it reads may lie where it writes: those that may if they lie in the same place.
-        training: The argument without which it only reads statistics, with its position.
-        limit_bytes: What copies may take; 0 for any amount.
+        written: The arguments that it writes, with their positions.
+        is_proven: Whether the other arguments are passed unchanged.
+        rows: Arguments of which only the last dimension has to be dense.
+        as_they_are: Arguments that are passed unchanged.
+        in_place: If arguments that are read must not overlap with written ones: the exceptions, which may be at exactly
+            the same location.
+        training: The argument that, if false, makes the operator only read its statistics, with its position.
+        limit_bytes: Maximum size of the copies; 0 for no limit.
     """
 
     name: str
@@ -173,10 +174,10 @@ class Arrangement:
     limit_bytes: int
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared | None:
-        """Return what to call a kernel with instead of what it was to be called with.
+        """Return the arguments to call a kernel with in place of the given ones.
 
         Raises:
-            RuntimeError: Something is written that overlaps itself, or something else that is written.
+            RuntimeError: A written argument overlaps itself, or another written one.
             ProgramTooLargeError: Copies would take too much memory.
         """
         if self.is_proven:
@@ -200,7 +201,7 @@ class Arrangement:
                         {name: made.get(name, value) for name, value in kwargs.items()}, tuple(arranging.copies))
 
     def _names_written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractSet[str]:
-        """Name the arguments that this call writes: others of the operator may write statistics that it only reads."""
+        """Return the arguments that this call writes: statistics are written in some calls and only read in others."""
         if self.training is not None:
             position, name = self.training
             if (args[position] if position < len(args) else kwargs.get(name, True)) is False:
@@ -209,18 +210,18 @@ class Arrangement:
 
 
 class _Arranging:
-    """One call's operands."""
+    """The operands of one call."""
 
     def __init__(self, arrangement: Arrangement) -> None:
         self._of = arrangement
         self._ranges: list[tuple[int, int]] = []
-        """Addresses that are written."""
+        """Address ranges that are written."""
         self._copied_bytes = 0
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """What is written, and what is written instead."""
+        """Written operands, each with the copy that the kernel writes instead."""
 
     def write_all(self, name: str, value: Any) -> Any:
-        """Return what is to be written in place of an argument."""
+        """Return the value to write in place of an argument."""
         if type(value) is list and not self._of.is_proven and _are_contiguous(value):
             # An empty tensor has no address.
             self._ranges += [(start, start + tensor.nbytes) for tensor in value if (start := tensor.data_ptr())]
@@ -241,22 +242,22 @@ class _Arranging:
         return tensor
 
     def expect_apart(self) -> None:
-        """Expect that nothing is written twice."""
+        """Check that no memory is written twice."""
         self._ranges.sort()
         expect(all(end <= start for (_, end), (start, _) in pairwise(self._ranges)), OVERLAPS_ANOTHER)
 
     def read(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what is to be read in place of a tensor."""
+        """Return the tensor to read in place of an operand."""
         if self._ranges and self._is_written(tensor):
             expect(not self._has_to_be_apart(name, tensor), READ_AND_WRITTEN)
-            # What a kernel has checked may not change before it is used.
+            # Otherwise the kernel could overwrite data between checking it and using it.
             return self._copy(tensor)
         if name in self._of.as_they_are or (name in self._of.rows and _has_dense_rows(tensor)):
             return tensor
         return tensor if _layout(tensor) is Layout.DENSE else self._copy(tensor)
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor may have an element where something is written."""
+        """Whether an element of the tensor may be in memory that is written."""
         if not tensor.numel():
             return False
         low, high = _reach(tensor)
@@ -264,7 +265,7 @@ class _Arranging:
         return first < len(self._ranges) and self._ranges[first][0] < high
 
     def _has_to_be_apart(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether a kernel would not have this read where it writes; of what has gaps it cannot see that."""
+        """Whether the kernel would reject this tensor because it writes there; it cannot detect that with gaps."""
         in_place = self._of.in_place
         if in_place is None or _layout(tensor) is not Layout.DENSE:
             return False
@@ -279,7 +280,7 @@ class _Arranging:
 
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the address where the elements of a tensor begin, and where they end; it has some."""
+    """Return the start and end address of the elements of a non-empty tensor."""
     low = tensor.data_ptr()
     return low, low + (tensor.nbytes if tensor.is_contiguous() else tensor.element_size() * (1 + sum(
         (extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))))
@@ -300,7 +301,7 @@ def _are_contiguous(values: Iterable[Any]) -> bool:
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Change the tensors of an argument; one that stays as it is stays the same object."""
+    """Convert the tensors of an argument; an unchanged argument remains the same object."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if not isinstance(value, (list, tuple)):
@@ -314,11 +315,11 @@ def _has_dense_rows(tensor: torch.Tensor) -> bool:
 
 
 def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrangement | None:
-    """Tell what is done about an operator's operands; ``None`` if it is given them as they are.
+    """Return how an operator's operands are handled; ``None`` if they are passed unchanged.
 
     Args:
         operator: The operator.
-        limit_bytes: What copies of operands may take; 0 for any amount.
+        limit_bytes: Maximum size of copies of operands; 0 for no limit.
     """
     proven, written = is_proven(operator), _written(operator)
     if proven and not written:

@@ -1,7 +1,7 @@
-"""Sizes of what loops over growing text make anew in every round, without asking a kernel of PyTorch.
+"""Fast shape rules for operations that loops over growing text repeat in every round, without PyTorch's kernels.
 
-A meta kernel in Python takes a hundred microseconds, these take a few. They answer only where the answer is plain, in
-dense layouts; an estimate of memory needs no more.
+A meta kernel in Python takes a hundred microseconds, these rules take a few. They answer only simple cases, with dense
+layouts, which is sufficient for a memory estimate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ("QUICK", "Metadata")
 Metadata: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Size, stride and dtype."""
 Quick: TypeAlias = Callable[[Sequence[Metadata], Sequence[Any]], Sequence[Metadata] | None]
-"""Tells what a call gives, from its tensors and its numbers; ``None`` if that is not plain."""
+"""Returns the results of a call from its tensors and its numbers; ``None`` if the case is not simple."""
 
 
 def _dense(size: tuple[int, ...], dtype: torch.dtype) -> Metadata:
@@ -57,7 +57,7 @@ def _attention(tensors: Sequence[Metadata], numbers: Sequence[Any]) -> Sequence[
     if len(size) != 4:
         return None
     batch, heads, length, width = size
-    # It lies in memory as the next layer takes it: heads beside each other.
+    # The output has the memory layout that the next layer needs: heads side by side.
     out = size, (length * heads * width, width, heads * width, 1), dtype
     return out, ((batch, heads, length), (length * heads, 1, heads), torch.float32)
 
@@ -67,4 +67,4 @@ QUICK: Mapping[str, Quick] = {
     **dict.fromkeys(("aten::add.Tensor", "aten::sub.Tensor", "aten::mul.Tensor"), _pointwise),
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
 }
-"""By overload. Numbers are those that a call takes, in order."""
+"""Rules by overload. Numbers are those that a call takes, in order."""

@@ -1,4 +1,4 @@
-"""Runs of a checked program: what each step makes, what is alive meanwhile, and what would be too much."""
+"""Runs of a checked program: estimates the memory that each step needs, and refuses runs that are too large."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NOTHING = Answer((), (), 0)
 
 @attrs.frozen(eq=False)
 class _Step:
-    """One step, as runs are gone through.
+    """One step, prepared for estimates.
 
     Attributes:
         called: Its template.
-        operands: Its tensors, as a program names them.
+        operands: Its tensors, as the program refers to them.
         first: Position of its first number.
         start: Index of its first result.
-        results: How many it has.
+        results: Number of its results.
         groups: For each result: the group of values that may share its storage.
-        dead: Groups that nobody needs after it.
+        dead: Groups that are no longer needed after it.
     """
 
     called: Called
@@ -46,16 +46,16 @@ class _Step:
 
 @attrs.define(eq=False)
 class _Course:
-    """How the last run went through.
+    """The estimate of the last run.
 
     Attributes:
         specs: Specs of its inputs.
         numbers: Its numbers.
         kinds: Their types.
         known: Specs of all values; input ``i`` is at ``-1 - i``.
-        answers: What each step made.
-        most_bytes: At most so much was held at a time.
-        epoch: What the numbers of specs are of.
+        answers: The answer for each step.
+        most_bytes: Upper bound of the memory held at any time.
+        epoch: The epoch of the spec numbers.
     """
 
     specs: list[int]
@@ -70,9 +70,9 @@ class _Course:
 class CheckedSteps:
     """A program that may run; see `djinn.kinds.guard.CheckedProgram`.
 
-    A run that is like the last one is let through at once. One that differs in some inputs and numbers, as that of a
-    loop over a growing text, costs a look at the steps that they reach; only if those might be too much, or there was
-    no run before, is it gone through step by step.
+    A run equal to the last one is permitted at once. If some inputs and numbers differ, as in a loop over a growing
+    text, only the steps that they affect are estimated again. All steps are estimated only if the result might be too
+    large, or for the first run.
     """
 
     def __init__(self, program: Program, called: Sequence[Called], answers: Answers, bounds: Bounds) -> None:
@@ -94,7 +94,7 @@ class CheckedSteps:
         self._last: _Course | None = None
 
     def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:
-        """Say which steps of a run must not be made; see `djinn.kinds.guard.CheckedProgram.refused`."""
+        """Return the steps of a run that must not be executed; see `djinn.kinds.guard.CheckedProgram.refused`."""
         if len(numbers) != len(self._numbers):
             raise ProtocolError(f"The program takes {len(self._numbers)} numbers, the run brings {len(numbers)}.")
         last, kinds = self._last, list(map(type, numbers))
@@ -113,20 +113,20 @@ class CheckedSteps:
 
     @property
     def taken_bytes(self) -> int:
-        """What the last run holds at a time; see `djinn.kinds.guard.SizingProgram`."""
+        """Memory that the last run holds at any time; see `djinn.kinds.guard.SizingProgram`."""
         return 0 if self._last is None else self._last.most_bytes
 
     def measure(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
-        """Go through a run step by step; see `djinn.kinds.guard.SizingProgram`."""
+        """Estimate a run step by step; see `djinn.kinds.guard.SizingProgram`."""
         self._last = None
         self.refused(inputs, numbers)
         return self.taken_bytes
 
     def _goes_on(self, last: _Course, specs: list[int], numbers: Sequence[Any], kinds: list[type]) -> bool:
-        """Go on from the last run, to those steps that what has changed since leads to.
+        """Update the last estimate, for the steps that changed inputs and numbers affect.
 
         Returns:
-            Whether that is certainly not too much. If not, nothing is known of it.
+            Whether the run certainly fits. If not, the result is unknown.
         """
         if self._changes_metadata:
             return False
@@ -164,7 +164,7 @@ class CheckedSteps:
         return True
 
     def _answer(self, step: _Step, known: Sequence[int], numbers: Sequence[Any]) -> Answer:
-        """Tell what a step does; nothing is known of one that takes what is not known."""
+        """Return the effect of a step; unknown if an operand is unknown."""
         operands = [known[operand] for operand in step.operands]
         if UNKNOWN in operands:
             return _NOTHING
@@ -177,7 +177,7 @@ class CheckedSteps:
     def _gone_through(
         self, specs: list[int], numbers: Sequence[Any], kinds: list[type], epoch: object
     ) -> dict[int, Exception]:
-        """Go from step to step, and refuse what would be too much at once."""
+        """Estimate all steps, and refuse those that would need too much memory."""
         known = [UNKNOWN] * self._results + list(reversed(specs))
         made: list[Answer] = []
         taken: dict[int, int] = {}
@@ -203,7 +203,7 @@ class CheckedSteps:
 
 
 def _steps_of(program: Program, called: Sequence[Called]) -> Iterator[_Step]:
-    """Lay the steps out, and find when each group of values that may share a storage was needed last."""
+    """Yield the steps, with the last use of each group of values that may share a storage."""
     groups: dict[int, int] = {}
     last: dict[int, int] = {}
     laid: list[tuple[Called, tuple[int, ...], int, int, int]] = []
@@ -216,7 +216,7 @@ def _steps_of(program: Program, called: Sequence[Called]) -> Iterator[_Step]:
         for index in range(step.results):
             alias = flat[min(index, len(flat) - 1)] if flat else ()
             shared = step.operands[alias[0]] if alias else -1
-            # What shares an input's storage is held by whoever holds the input.
+            # A value that shares an input's storage is kept alive by the owner of the input.
             groups[produced + index] = groups[shared] if shared >= 0 else produced + index
             last[groups[produced + index]] = position
         laid.append((made, step.operands, first, produced, step.results))
@@ -233,7 +233,7 @@ def _steps_of(program: Program, called: Sequence[Called]) -> Iterator[_Step]:
 
 
 def _frozen(item: Any) -> Any:
-    """Make numbers a key; a whole number and a real one are different numbers."""
+    """Convert numbers to a key in which an integer and an equal float differ."""
     kind = type(item)
     if kind is int:
         return item

@@ -1,4 +1,4 @@
-"""Sizes and strides in integers that do not overflow, for what makes views and what allocates."""
+"""Overflow-safe checks of sizes and strides, for operators that make views or allocate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ("MAX_RESULTS", "RESULT_BYTES", "size_rule")
 
 LARGEST_ITEM_BYTES = 16
 MAX_RESULTS = 2**16
-"""Tensors in the result of one call."""
+"""Maximum number of tensors in the result of one call."""
 _LIMIT = 2**63
 
 
@@ -51,7 +51,7 @@ def _as_strided_scatter(named: Named) -> None:
 
 
 def _laid_out(named: Named) -> None:
-    """Storage that grows with the view that is taken of it: a new one, or one that is given to another tensor."""
+    """Check storage that grows with a view of it: new storage, or storage assigned to another tensor."""
     stride = named["stride"]
     size = named["size"]
     _fits(size)
@@ -65,7 +65,7 @@ def _sized(named: Named) -> None:
 
 
 def _binned(named: Named) -> None:
-    """Expect edges that can be counted; the kernel gives `out` one more than there are bins before anything fails."""
+    """Check that the edges can be counted; the kernel resizes `out` to one more than the bins before any error."""
     bins = named["bins"]
     counts = [bins] if isinstance(bins, int) else [count for count in bins if isinstance(count, int)]
     _fits([count + 1 for count in counts])
@@ -139,7 +139,7 @@ def _is_factory(operator: torch._ops.OpOverload) -> bool:
 
 
 def size_rule(operator: torch._ops.OpOverload, base: str) -> Rule | None:
-    """Find what must hold of the sizes that a call is given; ``None`` if they cannot do harm.
+    """Return the rule for the sizes of a call; ``None`` if they can do no harm.
 
     Args:
         operator: The overload.
@@ -192,4 +192,4 @@ RESULT_BYTES: Mapping[str, Callable[[Named], int]] = {
     "one_hot": _one_hot,
     "combinations": _combinations,
 }
-"""What a call will allocate, where that depends on the elements of an argument, or on more than its result."""
+"""Bytes that a call will allocate, where they depend on the elements of an argument, or exceed its result."""

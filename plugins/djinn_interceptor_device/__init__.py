@@ -10,7 +10,7 @@ from djinn.kinds import Interceptor
 
 @hookimpl
 def djinn_register_interceptors(register: Callable[[Interceptor], None]) -> None:
-    """Register the plugin's one interceptor."""
+    """Register the plugin's interceptor."""
     from djinn_interceptor_device.interceptor import DeviceInterceptor
 
     register(DeviceInterceptor())

@@ -1,9 +1,10 @@
-"""Ordinary tensors that become lazy where they are, because ``data`` was assigned.
+"""Ordinary tensors that become lazy in place, because their ``data`` was assigned.
 
-PyTorch lets ``data`` of a CPU tensor take a tensor of an accelerator, views and graphs notwithstanding, if it finds the
-two compatible; the question is an operator of its own, which is answered here. The tensor then is one of this device
-and of `LazyTensor`, but has no Python key, which PyTorch gives to new tensors only. Its operations arrive at the
-device's kernels instead. PyTorch has kernels for any device that look at nothing but metadata, and those would not ask.
+PyTorch allows assigning an accelerator's tensor to ``data`` of a CPU tensor, even with views and graphs, if it
+considers the two compatible; it asks by an operator, which is implemented here. The tensor is then on this device and
+of class `LazyTensor`, but lacks the Python dispatch key, which PyTorch sets only on new tensors. Therefore its
+operations reach the device's kernels instead. PyTorch has device-independent kernels that only use metadata, so these
+operators need kernels here.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _ASKED = (
     "squeeze_.dim", "squeeze_.dims", "t", "t_", "transpose.int", "transpose_", "unbind.int", "unsqueeze", "unsqueeze_",
     "view.dtype", "_conj", "_neg_view",
 )
-"""Operators that PyTorch carries out on any device by itself."""
+"""Operators that PyTorch executes on any device with its own kernels."""
 
 
 def register(library: torch.library.Library, kernel: Callable[[Any], Callable[..., Any]]) -> None:
-    """Register the kernels; ``kernel`` makes the one of an operator that is simply recorded."""
+    """Register the kernels; ``kernel`` creates the kernel of an operator that is simply recorded."""
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("_has_compatible_shallow_copy_type", become, key)
     for name in _ASKED:
@@ -36,7 +37,7 @@ def register(library: torch.library.Library, kernel: Callable[[Any], Callable[..
 
 
 def can_be_swapped(tensor: torch.Tensor) -> bool:
-    """Whether nothing in PyTorch itself, such as a view or a graph, holds on to the tensor."""
+    """Whether no object in PyTorch itself, such as a view or a graph, refers to the tensor."""
     count: int = tensor._use_count()  # type: ignore[attr-defined]  # missing from the stub
     return count == 1 and not isinstance(tensor, LazyTensor)
 
@@ -47,7 +48,7 @@ def is_adopted(tensor: torch.Tensor) -> bool:
 
 
 def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Turn a lazy tensor into the ordinary tensor that is assigned to its ``data``, for everybody who holds it."""
+    """Convert a lazy tensor, in place, to the ordinary tensor that is assigned to its ``data``."""
     tensor, new = args
     with torch._C.DisableTorchFunctionSubclass():
         needs_gradient, gradient = tensor.requires_grad, tensor.grad
@@ -67,10 +68,10 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 
 def become(tensor: torch.Tensor, new: torch.Tensor) -> bool:
-    """Say whether ``new`` can be the data of ``tensor``, which it is to become; PyTorch asks right before it does that.
+    """Return whether ``new`` can become the data of ``tensor``; PyTorch asks right before the assignment.
 
     Raises:
-        RuntimeError: It cannot, because gradients of its dtype do not exist.
+        RuntimeError: It cannot, because its dtype does not support gradients.
     """
     if isinstance(tensor, LazyTensor):
         return isinstance(new, LazyTensor) or is_adopted(tensor)

@@ -1,8 +1,8 @@
-"""Attention, by the same kernel that eager takes on the executor's device.
+"""Attention, by the same kernel that eager uses on the executor's device.
 
-PyTorch chooses among its attention kernels by device, and knows nothing of this one's. The kernels differ in rounding
-and in the layout of the result. The choice is therefore made here, for the kind of device that the executor has, on
-stand-ins with the arguments' metadata.
+PyTorch chooses its attention kernel by device, and does not know this device. The kernels differ in rounding and in the
+layout of the result. Therefore the choice is made here, for the type of the executor's device, with stand-ins that have
+the arguments' metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def attend(
 ) -> Any:
     """Call ``scaled_dot_product_attention``; the arguments are those of PyTorch's function.
 
-    Where eager would not take the fused CPU kernel, or the executor is of another kind, it is taken apart.
+    If eager would not use the fused CPU kernel, or the executor's device is not a CPU, the function is decomposed.
     """
     if autocast.is_on():
         return autocast.lowered(functools.partial(attend, function), (query, key, value, attn_mask),
@@ -53,7 +53,7 @@ def attend(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.full((), float("-inf"), dtype=query.dtype, device=query.device)
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), hidden)
-    # Of three dimensions the kernel sees four, where eager takes it for them at all.
+    # The kernel takes four dimensions; for three, eager adds one, if it uses the kernel at all.
     batched = query.dim() == 4
     if not batched:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -65,14 +65,14 @@ def attend(
 
 
 def allowed_kernels() -> tuple[bool, bool]:
-    """Tell which of its kernels on the CPU PyTorch may take, as ``torch.nn.attention.sdpa_kernel`` sets it."""
+    """Return which of its CPU kernels PyTorch may use, as set by ``torch.nn.attention.sdpa_kernel``."""
     return torch._C._get_flash_sdp_enabled(), torch._C._get_math_sdp_enabled()
 
 
 def _takes_flash(
     specs: list[TensorSpec], dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
 ) -> bool:
-    """Whether eager takes the fused CPU kernel for arguments like these.
+    """Whether eager uses the fused CPU kernel for such arguments.
 
     Source:
         ``select_sdp_backend_cpp`` of aten/src/ATen/native/transformers/sdp_utils_cpp.cpp.
@@ -93,8 +93,8 @@ def _takes_flash(
 
 
 def kernel(*args: Any, **kwargs: Any) -> Any:
-    """Carry attention out that PyTorch's own functions ask for, such as ``multi_head_attention_forward``.
+    """Execute attention that PyTorch's own functions call, such as ``multi_head_attention_forward``.
 
-    They hide it from handlers of functions, but not from the dispatcher.
+    These calls bypass function handlers, but not the dispatcher.
     """
     return attend(torch.ops.aten.scaled_dot_product_attention.default.decompose, *args, **kwargs)

@@ -1,11 +1,11 @@
-"""Autocast: the casts that eager makes on the executor's kind of device, from the lists of that kind.
+"""Autocast: the casts that eager makes on the executor's type of device, from PyTorch's lists for that type.
 
-The kernels stand before autograd, so gradients flow through the casts as they do in eager. They are registered when
-autocast first asks for this device, and never run while it is off.
+The kernels run before autograd, so gradients flow through the casts as in eager. They are registered when autocast is
+first used for this device, and never run while it is off.
 
 Source:
     aten/src/ATen/autocast_mode.cpp (lists of the CPU, `cached_cast`) and autocast_mode.h (lists of CUDA, policies) of
-    PyTorch 2.13. What is not listed there keeps the precision of its arguments.
+    PyTorch 2.13. Operators that are not listed there keep the precision of their arguments.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LISTS: Mapping[str, Mapping[str, str]] = {
         "refuse": "binary_cross_entropy",
     },
 }
-"""For each kind of device: what happens to which overloads."""
+"""For each type of device: the policy of each listed overload."""
 
 _WITH_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 _UNSAFE = (
@@ -96,7 +96,7 @@ def register() -> None:
             for name in names.split():
                 policies.setdefault(name, {})[kind] = policy
     with warnings.catch_warnings():
-        # PyTorch warns that a composite gets a kernel of its own, which is the purpose.
+        # PyTorch warns if a composite gets its own kernel, which is intended here.
         warnings.simplefilter("ignore")
         for name, by_kind in policies.items():
             operator = _operator(name)
@@ -166,7 +166,7 @@ def _kernel(name: str, operator: Any, by_kind: Mapping[str, str]) -> Callable[..
         kind = "cpu" if is_cpu else "cuda"
         if kind in by_kind:
             return table[by_kind[kind]](args, kwargs)
-        # Not listed there: what it consists of may be.
+        # Not listed there, but the operators that it consists of may be.
         return operator.redispatch(keyset & _below, *args, **kwargs)
 
     return kernel
@@ -177,7 +177,7 @@ def _is_eligible(item: Any) -> bool:
 
 
 def _widest(items: Any) -> torch.dtype:
-    """Find the precision for arguments of different ones: that of autocast, or float32 from the first that has it."""
+    """Return the precision for mixed arguments: autocast's dtype, or float32 if any argument has it."""
     lower = torch.get_autocast_dtype(_NAME)
     for tensor in tensors_in(items):
         if tensor.dtype == torch.float32:
@@ -201,12 +201,12 @@ def _cast(item: Any, dtype: torch.dtype) -> Any:
 
 
 _casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-"""Weights and their casts, as long as PyTorch's own cache of casts lives."""
+"""Weights and their casts, with the same lifetime as PyTorch's own cache of casts."""
 _watched: weakref.ref[torch.Tensor] | None = None
 
 
 def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast a weight once per autocast region, so that its gradients meet in the lower precision as they do in eager."""
+    """Cast a weight once per autocast region, so that its gradients are summed in the lower precision, as in eager."""
     global _watched
     if _watched is None:
         _watched = weakref.ref(_planted(), _forget)
@@ -223,8 +223,8 @@ def _forget(_: Any) -> None:
 
 
 class _Probe(torch.Tensor):
-    """A CPU tensor without data. Its cast lies in PyTorch's cache, and dies when PyTorch clears it: nothing else tells
-    when an autocast region ends."""  # noqa: D205, D209  # one sentence belongs to the other
+    """A CPU tensor without data. PyTorch caches its cast, and frees it when it clears the cache, which is the only sign
+    of the end of an autocast region."""  # noqa: D205, D209  # one sentence belongs to the other
 
     made: Any = None
 
@@ -244,7 +244,7 @@ class _Probe(torch.Tensor):
 
 
 def _planted() -> torch.Tensor:
-    """Let PyTorch cache the cast of a probe, and return the cast."""
+    """Make PyTorch cache the cast of a probe, and return the cast."""
     before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     with torch.inference_mode(mode=False), torch.enable_grad():
         probe = _Probe.probe(torch.float32).requires_grad_()

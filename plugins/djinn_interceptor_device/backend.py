@@ -1,4 +1,4 @@
-"""What PyTorch asks of a device's backend: module, hooks, device guard."""
+"""The interfaces that PyTorch requires of a device's backend: module, hooks, device guard."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from djinn.tensor import pending_errors
 from djinn_interceptor_device import autocast
 
 _SEED_BYTES = 9
-"""Length of a state that is a seed; no generator's state is that short. Seeds reach from -2**63 to 2**64 - 1."""
+"""Length of a state that is a seed; no generator's state is that short. Seeds range from -2**63 to 2**64 - 1."""
 
 
 class BackendModule:
     """The module ``torch.remote_accelerator``.
 
-    It calls itself unavailable: the answer decides whether ``torch.accelerator`` and pinned memory of *ordinary*
-    tensors go to this device, and those are to stay as they were.
+    It reports itself as unavailable: PyTorch uses this answer to decide whether ``torch.accelerator`` and pinned memory
+    of *ordinary* tensors use this device, and their behaviour must not change.
     """
 
     def is_available(self) -> bool:
@@ -37,7 +37,7 @@ class BackendModule:
 
     @property
     def _initialized(self) -> bool:
-        """Whether a session is running; checkpointing asks, and keeps the state of the random numbers only then."""
+        """Whether a session is running; checkpointing saves the random state only if it is."""
         return runtime.is_initialized()
 
     def _is_in_bad_fork(self) -> bool:
@@ -55,7 +55,7 @@ class BackendModule:
         """Accept the first device, which is always the current one.
 
         Raises:
-            RuntimeError: It is another.
+            RuntimeError: It is another device.
         """
         index = device if isinstance(device, int) else torch.device(device).index
         if index not in (None, 0, -1):
@@ -79,7 +79,7 @@ class BackendModule:
         """Fetch the state of the remote random numbers, ``u8[N]``.
 
         Before a session runs, the state is the seed that it will start with: ``torch.random.fork_rng`` asks every
-        accelerator, also in programs that never use this one.
+        accelerator, even in programs that never use this one.
         """
         if runtime.is_initialized():
             return runtime.current().random_state(_device(device))
@@ -89,14 +89,14 @@ class BackendModule:
         """Continue the remote random numbers from a state.
 
         Raises:
-            RuntimeError, TypeError: It is none.
+            RuntimeError, TypeError: It is not a state.
         """
         if getattr(new_state, "shape", None) == (_SEED_BYTES,):
             runtime.seed_all(int.from_bytes(bytes(new_state.tolist()), "little", signed=True))
             return
         session = runtime.current()
         if session.backend.welcome.device.startswith("cpu"):
-            torch.Generator().set_state(new_state)  # says at once what is wrong with it
+            torch.Generator().set_state(new_state)  # reports an invalid state at once
         session.set_random_state(new_state, _device(device))
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
@@ -109,7 +109,7 @@ class BackendModule:
             self.set_rng_state(state, index)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """List the dtypes of autocast, which asks before it is first switched on."""
+        """List the dtypes of autocast, which calls this when it is first enabled."""
         autocast.register()
         return [torch.bfloat16, torch.float16]
 
@@ -122,7 +122,7 @@ class BackendModule:
 
 
 def _device(named: Any) -> torch.device:
-    """Complete what names a device: an index, a device, its text, or nothing."""
+    """Convert an index, a device, a string or ``None`` to a device."""
     if named is None or (isinstance(named, int) and named < 0):
         return devices.checked_device(None)
     kind = devices.logical_device().type
@@ -130,7 +130,7 @@ def _device(named: Any) -> torch.device:
 
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):
-    """Without these, a backward pass fails."""
+    """Hooks that a backward pass requires."""
 
     def is_available(self) -> bool:
         """Return False, for the same reason as `BackendModule.is_available`."""
@@ -146,14 +146,14 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """Without it, the first matrix product aborts the process; and with a careless one, errors in a backward pass do.
+    """Without it, the first matrix product aborts the process; a careless one lets errors in a backward pass abort it.
 
-    Autograd's guards call `type_` from destructors that must not fail, also while a Python exception is on its way out
-    of a hook or an operation. No callable can return a result while an exception is pending, so the destructor would
-    fail and end the process. `type_` therefore takes the exception over first. It is raised again where the backward
-    pass was called (`djinn_interceptor_device.functions.run_backward`). No line of Python may run before that: a
-    debugger's or a coverage tool's trace function would be called for it, and fail. Nor may one run where nothing is
-    pending, which is when an operation records a gradient: Ctrl-C would raise there.
+    Autograd's guards call `type_` from destructors that must not fail, even while a Python exception propagates from a
+    hook or an operation. No callable can return a result while an exception is pending, so the destructor would fail
+    and abort the process. Therefore `type_` first takes the exception, and it is raised again at the call of the
+    backward pass (`djinn_interceptor_device.functions.run_backward`). No line of Python may run before that: a
+    debugger's or a coverage tool's trace function would be called for it, and fail. No line may run without a pending
+    exception, either, because that happens when an operation records a gradient: Ctrl-C would raise there.
 
     Source:
         torch/csrc/acc/Module.cpp (``PythonDeviceGuard``), Objects/call.c of CPython (``_Py_CheckFunctionResult``).
@@ -162,7 +162,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
 
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
 _PLACES = 1024
-"""More than calls of `type_` begin while another thread, or garbage being collected, interrupts one of them."""
+"""More than the number of calls of `type_` that can start while one of them is interrupted by a thread or the GC."""
 _fetch = ctypes.pythonapi["PyErr_Fetch"]
 _fetch.restype = None
 
@@ -172,10 +172,10 @@ def _object_at(address: ctypes.c_void_p) -> Any:
 
 
 class _Taken(dict[int | None, Any]):
-    """What `type_` returns, by the address of the type of the exception that was fetched; no address, no exception.
+    """The return values of `type_`, by the address of the fetched exception's type; no address means no exception.
 
     Args:
-        place: Where the addresses of type, value and traceback were put.
+        place: Where the addresses of type, value and traceback are stored.
     """
 
     def __init__(self, place: Any) -> None:
@@ -194,10 +194,10 @@ class _Taken(dict[int | None, Any]):
 
 
 def _fetching() -> Callable[[], Any]:
-    """Make a callable that fetches the exception, each time to another place, and looks there whether there was one.
+    """Create a callable that fetches the exception, each time to another place, and checks whether there was one.
 
-    It runs in C unless there was: where Python runs, Ctrl-C may raise, and end the process. It takes the next of each
-    of its columns before it does anything that could let another thread do so.
+    Without an exception, it runs entirely in C: Python code could raise a `KeyboardInterrupt` and abort the process. It
+    takes the next element of each column before any step that could switch threads.
     """
     places = [(ctypes.c_void_p * 3)() for _ in range(_PLACES)]
     targets = [[ctypes.byref(place, offset * ctypes.sizeof(ctypes.c_void_p)) for place in places]
@@ -205,9 +205,9 @@ def _fetching() -> Callable[[], Any]:
     columns: list[list[Any]] = [[_Taken(place) for place in places], list(places), *targets]
     taken, filled, *addressed = map(itertools.cycle, columns)
     for column in (taken, filled, *addressed):
-        # On its first round, it would ask a list for more, and take the pending exception for an answer.
+        # Otherwise the first round would extend a list, and mistake the pending exception for the result.
         collections.deque(itertools.islice(column, _PLACES + 1), maxlen=0)
-    # `_fetch` returns nothing, the truth of which is the position of the type's address.
+    # `_fetch` returns `None`, whose truth value is the index of the type's address.
     addresses = map(operator.getitem, filled, map(operator.truth, map(_fetch, *addressed)))
     return map(operator.getitem, taken, addresses).__next__
 

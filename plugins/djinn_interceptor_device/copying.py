@@ -15,7 +15,7 @@ def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     """Copy a lazy tensor with its gradient and attributes.
 
     Raises:
-        RuntimeError: It is the result of an operation that autograd knows, as for any tensor.
+        RuntimeError: It is the result of an operation that autograd recorded, as for any tensor.
     """
     tensor, memo = args
     if id(tensor) in memo:

@@ -1,4 +1,4 @@
-"""Kernels of the device: whatever creates a tensor on it arrives here."""
+"""The device's kernels: all functions that create a tensor on it use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djinn_interceptor_device import adoption, attention, layouts, pinning
 from djinn_interceptor_device.handlers import WHOLE
 
 _libraries: list[torch.library.Library] = []
-"""Registrations last as long as these objects."""
+"""Registrations are valid for the lifetime of these objects."""
 
 DIRECT = (
     "arange", "arange.start", "arange.start_step", "bartlett_window", "bartlett_window.periodic", "blackman_window",
@@ -26,7 +26,7 @@ DIRECT = (
     "randn.generator", "randperm", "randperm.generator", "range", "range.step", "scalar_tensor", "tril_indices",
     "triu_indices", "zeros", "_efficientzerotensor",
 )
-"""Factories that PyTorch would build on an empty tensor and an ``out=`` variant: those need kernels of their own."""
+"""Factories that PyTorch would build from an empty tensor and an ``out=`` variant; these have their own kernels."""
 
 
 _FLOATING = frozenset(
@@ -34,9 +34,9 @@ _FLOATING = frozenset(
     "hann_window kaiser_window linspace logspace normal ones rand randn scalar_tensor zeros "
     "_efficientzerotensor".split()
 )
-"""Factories whose results have the default dtype unless another is given."""
+"""Factories whose results have the default dtype unless another one is given."""
 _BY_VALUE = frozenset("arange full range".split())
-"""As above, if the numbers that they are given are no integers; ``range`` always."""
+"""As above, if their numbers are not integers; ``range`` always."""
 
 
 def register() -> None:
@@ -45,7 +45,7 @@ def register() -> None:
     catch_all.fallback(_dispatch, "PrivateUse1")
     aten = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        # PyTorch warns that a composite gets a kernel of its own, which is the purpose.
+        # PyTorch warns if a composite gets its own kernel, which is intended here.
         warnings.simplefilter("ignore")
         for name in (*DIRECT, *WHOLE):
             operator = _operator(name)
@@ -82,7 +82,7 @@ def _dispatch(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _complete(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Write the default dtype down: it is this process's, now."""
+    """Make the default dtype explicit: it is this process's current one."""
     numbers = args[1:2] if name == "full" else args
     if name in _BY_VALUE and name != "range" and any(isinstance(number, complex) for number in numbers):
         kwargs["dtype"] = torch.complex128 if torch.get_default_dtype() == torch.float64 else torch.complex64

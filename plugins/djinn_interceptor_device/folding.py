@@ -1,8 +1,8 @@
-"""Matrix products that PyTorch carries out in one way or another, by whether a gradient might be wanted.
+"""Matrix products that PyTorch executes differently depending on whether a gradient may be needed.
 
-A product of many matrices with one is folded into a product of two, or not. Where that would copy the larger one,
-PyTorch looks whether the smaller requires a gradient, even where none is recorded; and the two ways round differently.
-The executor's tensors require none, so such products are taken apart here.
+PyTorch may fold a product of a batch of matrices with one matrix into a product of two matrices. If that would copy the
+larger operand, PyTorch checks whether the smaller one requires a gradient, even if none is recorded; and the two
+variants round differently. The executor's tensors never require gradients, so such products are decomposed here.
 
 Source:
     ``should_fold`` of aten/src/ATen/native/LinearAlgebra.cpp.
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def can_depend_on_gradient(first: Any, second: Any) -> bool:
-    """Whether it may matter, for operands with this metadata, that one of them requires a gradient."""
+    """Whether the result can depend on an operand's need for a gradient, for operands with this metadata."""
     if not isinstance(first, LazyTensor) or not isinstance(second, LazyTensor):
         return False
     return max(first.dim(), second.dim()) > 2 and not (first.dim() >= second.dim() and first.is_contiguous())
 
 
 def take_apart_if_needed(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a product whole, unless its way depends on what the executor does not know."""
+    """Record a product whole, unless its variant depends on information that the executor does not have."""
     first, second = args[:2]
     if can_depend_on_gradient(first, second) and (first.requires_grad or second.requires_grad):
         return session.decompose(operator, args, kwargs)

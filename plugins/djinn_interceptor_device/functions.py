@@ -1,4 +1,4 @@
-"""Functions of PyTorch's Python interface that are carried out in a special way."""
+"""Handlers of functions in PyTorch's Python interface."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a composite so that it arrives whole when no gradient is needed.
+    """Call a composite so that it is recorded whole when no gradient is needed.
 
-    Autograd's keys are what takes composites apart. Without gradients nothing else happens there for a function that
-    neither writes nor returns a view. Some composites are taken apart differently for subclasses of tensors, and then
-    round differently: they must arrive whole for the sake of equality (see ``isTensorSubclassLike`` in
+    Composites are decomposed at the autograd dispatch keys. Without gradients, these do nothing else for a function
+    that neither writes nor returns a view. Some composites are decomposed differently for tensor subclasses, and then
+    round differently: they must be recorded whole so that results equal those of eager (see ``isTensorSubclassLike`` in
     aten/src/ATen/TensorSubclassLikeUtils.h).
     """
     call = functools.partial(attend, function) if function is _ATTENTION else function
@@ -39,7 +39,7 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def split_at_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Bring the places at which a tensor is split home; PyTorch wants them on the CPU, as its CPU tensors are."""
+    """Download the split positions; PyTorch requires them on the CPU."""
     home = [tensor.cpu() if isinstance(tensor, LazyTensor) and index else tensor for index, tensor in enumerate(args)]
     named = {name: item.cpu() if isinstance(item, LazyTensor) and name != "input" else item
              for name, item in kwargs.items()}
@@ -48,9 +48,9 @@ def split_at_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 
 def cannot_be_nested(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Say that no nested tensor can be made of a padded batch: `torch.nn.TransformerEncoder` asks before it makes one.
+    """Return that a padded batch cannot become a nested tensor; `torch.nn.TransformerEncoder` asks before it makes one.
 
-    It would take the ordinary way next in any case, because of the class of the tensors.
+    It would take the ordinary path next in any case, because of the class of the tensors.
     """
     return False
 
@@ -58,8 +58,8 @@ def cannot_be_nested(function: Callable[..., Any], args: tuple[Any, ...], kwargs
 def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a backward pass in the caller's thread; raise what a device guard took over (see `backend.DeviceGuard`).
 
-    Autograd has one thread per device that existed when the first backward pass of the process began. This device may
-    be younger than that, and its operations are only recorded: a thread of its own would win nothing.
+    Autograd has one thread for each device that existed at the process's first backward pass. This device may have been
+    registered later, and its operations are only recorded, so a separate thread would have no benefit.
     """
     try:
         with interrupts, _without_functions(), torch.autograd.set_multithreading_enabled(False):
@@ -76,10 +76,10 @@ def has_compatible_shallow_copy_type(
 ) -> bool:
     """Tell ``Module.to`` how to move a parameter: by assigning its ``data``, or by swapping it with the new tensor.
 
-    Either way optimizers, tied weights and everybody else who holds the parameter see it move, as they do with any
-    other accelerator. ``Module._apply`` swaps if the new tensor announces itself as a wrapper subclass; these
-    attributes are looked for, never called, and do not outlive the conversion. PyTorch does not swap a tensor that
-    somebody refers to weakly, as the cache of uploads does.
+    Either way, optimizers, tied weights and all other holders of the parameter see it move, as with any other
+    accelerator. ``Module._apply`` swaps if the new tensor looks like a wrapper subclass; it only checks for these
+    attributes and never calls them, and they do not outlive the conversion. PyTorch does not swap a tensor with weak
+    references, such as those of the upload cache.
     """
     tensor, new = args
     if isinstance(new, LazyTensor) and adoption.can_be_swapped(tensor):
@@ -97,7 +97,7 @@ _SINGLE = (
     "ge gelu gt le log log_softmax logical_not lt maximum mean minimum mm mul ne neg pow reciprocal relu rsqrt sigmoid "
     "silu sin softmax sqrt square stack sub sum tanh where"
 ).split()
-"""Functions that most often end in one operation."""
+"""Functions that usually result in one operation."""
 _SHORT = [getattr(owner, name) for name in _SINGLE for owner in (torch, torch._C.TensorBase, torch._C._nn, F)
           if hasattr(owner, name)]
 

@@ -1,7 +1,7 @@
-"""Gradients across the border: ordinary tensors that meet lazy ones get ordinary gradients.
+"""Gradients across devices: ordinary tensors that are mixed with lazy ones get ordinary gradients.
 
-An operation that meets both is carried out below autograd, which cannot move a gradient between devices by itself. If
-one is wanted, the operation is given up there and called again with arguments that were moved in a differentiable way.
+An operation that mixes both is handled below autograd, which cannot move a gradient between devices. If a gradient is
+needed, the operation is aborted there and called again with arguments that were moved in a differentiable way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
 
 
 class _Upload(torch.autograd.Function):
-    """Meet lazy tensors as the one upload of this version; the gradient comes home."""
+    """Uploads a tensor once per version; the gradient is downloaded."""
 
     @staticmethod
     def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ class _Upload(torch.autograd.Function):
 
 
 def is_transformed() -> bool:
-    """Whether forward-mode differentiation or a transform of ``torch.func`` is going on."""
+    """Whether forward-mode differentiation or a transform of ``torch.func`` is active."""
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -62,7 +62,7 @@ def _again(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
         moved_args, moved_kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, move, (args, kwargs))
         before, after = (torch.utils._pytree.tree_leaves(tree) for tree in ((args, kwargs), (moved_args, moved_kwargs)))
         if all(old is new for old, new in zip(before, after, strict=True)):
-            # What met is not among the arguments: the exception that is being handled stands.
+            # The mixed tensors are not among the arguments: raise the original exception again.
             raise  # noqa: PLE0704  # called where it was caught
         return function(*moved_args, **moved_kwargs)
 
@@ -70,7 +70,7 @@ def _again(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
 
 
 def notice_fused_optimizers() -> None:
-    """Upload anew what a fused optimizer has written: PyTorch does not count those writes."""
+    """Upload tensors again that a fused optimizer has written: PyTorch does not count those writes."""
     register_optimizer_step_post_hook(_forget_uploads)
 
 

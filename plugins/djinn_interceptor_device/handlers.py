@@ -1,4 +1,4 @@
-"""Operators that are carried out in a special way."""
+"""Handlers of operators."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ UNDECLARED_VIEWS = {
     aten.unsafe_split.Tensor: aten.split.Tensor,
     aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
 }
-"""Operators whose results share storage with their argument, though their schemas do not say so, and those that say it.
+"""Operators whose results share storage with their argument although their schemas do not declare it, and the operators
+that declare it.
 
-What is written into the argument afterwards has to wait for those who read the result; `torch.kron` counts on that.
+A later write to the argument has to wait for operations that read the result; `torch.kron` relies on that.
 """
 WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
-"""Composites for which CPUs have kernels of their own; PyTorch would take them apart for this device only."""
+"""Composites with dedicated CPU kernels; PyTorch would decompose them on this device only."""
 
 
 def record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record an operator as it is, also if it consists of others."""
+    """Record an operator as it is, even if it is a composite."""
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
 
 
@@ -46,7 +47,7 @@ def as_view(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Convert, upload or bring home, by source and target device."""
+    """Convert, upload or download, by source and target device."""
     tensor, device = args[0], kwargs.get("device")
     here = device is not None and device.type != session.device.type
     if isinstance(tensor, LazyTensor):
@@ -64,7 +65,7 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
 
 
 def _as_copied(local: torch.Tensor, operator: Any, kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """Give what copying ``local``, a dense tensor that nobody else holds, would give; without a copy if it can be."""
+    """Return the same result as copying ``local``, an exclusively owned dense tensor; without a copy if possible."""
     if (kwargs["device"].type != "cpu" or kwargs.get("pin_memory") or kwargs.get("dtype") not in (None, local.dtype)
             or kwargs.get("layout") not in (None, torch.strided)
             or kwargs.get("memory_format") not in (None, torch.preserve_format)):
@@ -92,18 +93,19 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
             dense = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(dense)
         if not spec.storage_offset and session.upload_into(target, dense):
             return target
-    # Not by the mixer, which would keep it at the executor for as long as the source lives: weights there twice.
+    # Not through the mixer, which would keep the upload for the lifetime of the source: weights would exist there
+    # twice.
     record(session, operator, (target, session.upload(source, spec.device), *args[2:]), kwargs)
     return target
 
 
 def lift_fresh(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Give the argument back: it is ours already."""
+    """Return the argument: it is already a tensor of this device."""
     return args[0]
 
 
 def is_pinned(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Answer no: pinned memory is memory of this machine."""
+    """Return false: only local memory can be pinned."""
     return False
 
 
@@ -117,7 +119,7 @@ def pin_memory(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 
 
 def is_same_size(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Compare sizes, which are known here."""
+    """Compare sizes, which are known locally."""
     return bool(args[0].shape == args[1].shape)
 
 
@@ -129,9 +131,9 @@ def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 
 
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Let a tensor take over another's storage: from here on the two are ordered as one."""
+    """Make a tensor use another one's storage: from here on, operations on both are ordered."""
     with session.lock:
-        # What was recorded before means the storage of before.
+        # Earlier operations refer to the previous storage.
         session.flush()
         made = record(session, operator, args, kwargs)
         if isinstance(args[1], LazyTensor):
@@ -140,7 +142,7 @@ def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 
 
 def conjugate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a conjugated view, and let PyTorch know that it is one: ``imag`` and others treat it differently."""
+    """Record a conjugated view, and mark it as such for PyTorch: ``imag`` and others treat it differently."""
     made = record(session, operator, args, kwargs)
     torch._C._set_conj(made, not args[0].is_conj())
     return made
@@ -150,7 +152,7 @@ def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
     """Record it, unless the tensor is a conjugated view.
 
     Raises:
-        RuntimeError: It is.
+        RuntimeError: It is a conjugated view.
     """
     if args[0].is_conj():
         raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors.  To resolve the conjugate "
@@ -160,7 +162,7 @@ def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
 
 
 def negate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a negated view likewise."""
+    """Record a negated view in the same way."""
     made = record(session, operator, args, kwargs)
     torch._C._set_neg(made, not args[0].is_neg())
     return made

@@ -1,7 +1,7 @@
-"""Histograms of integers, which GPUs count and CPUs do not.
+"""Histograms of integers, which are supported on GPUs but not on CPUs.
 
-Programs convert to floating-point numbers where the type of the device is that of a CPU, as transformers does to count
-the tokens of each expert. They do not know the executor's device. Where it is a CPU, the conversion is done here.
+Programs convert to floating-point numbers if the device type is a CPU, as transformers does to count the tokens of each
+expert. They cannot know the executor's device. If it is a CPU, the conversion is done here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interceptor: registers the device and says which operators and functions need special care."""
+"""The interceptor: registers the device, and lists the operators and functions that need handlers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _UNCLAIMED = "privateuseone"
 
 
 def _keep_from_dynamo() -> None:
-    """Let ``torch.compile`` run operations on lazy tensors as they are, instead of tracing how they are recorded."""
+    """Make ``torch.compile`` run operations on lazy tensors directly, instead of tracing how they are recorded."""
     dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
     for name in ("__torch_dispatch__", "__torch_function__"):
@@ -43,9 +43,9 @@ def _keep_from_dynamo() -> None:
 
 
 def _let_tracers_trace() -> None:
-    """Let ``make_fx``, and with it ``torch.func.linearize``, record operations on lazy tensors.
+    """Make ``make_fx``, and with it ``torch.func.linearize``, record operations on lazy tensors.
 
-    It takes tensors of other classes than these for constants, silently.
+    Otherwise it silently treats tensors of unknown classes as constants.
     """
     if LazyTensor not in proxy_tensor.HANDLED_TYPES:
         handled: Any = (*proxy_tensor.HANDLED_TYPES, LazyTensor)
@@ -53,12 +53,12 @@ def _let_tracers_trace() -> None:
 
 
 class DeviceInterceptor:
-    """Takes PyTorch's one spare device and gives it a name, kernels, and a module ``torch.remote_accelerator``."""
+    """Takes PyTorch's spare device, and gives it a name, kernels, and a module ``torch.remote_accelerator``."""
 
     name = "device"
 
     def install(self) -> torch.device:
-        """Register the device; once registered, only say which it is.
+        """Register the device on the first call, and return it.
 
         Raises:
             DeviceNameTakenError: Another package has taken the spare device.
@@ -81,12 +81,12 @@ class DeviceInterceptor:
         return torch.device(DEVICE_NAME, 0)
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
-        """Operators that copy between devices, ask about storages or write into lists."""
+        """Return handlers of operators that copy between devices, query storages or write into lists."""
         optimizers.follow(session.backend.welcome.device)
         shortcuts.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
-        """Functions that start a backward pass or save, and composites that stay whole without gradients."""
+        """Return handlers of functions that start a backward pass or save, and of composites that stay whole."""
         saving.register()
         return functions.FUNCTIONS

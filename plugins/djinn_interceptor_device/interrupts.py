@@ -1,7 +1,7 @@
-"""Ctrl-C while PyTorch is at work: where Python's own handler would abort the process.
+"""Handles Ctrl-C while PyTorch is running, where Python's default handler would abort the process.
 
-PyTorch looks for signals where no exception may be raised: in what it asks of a device written in Python, whenever it
-records a gradient. And where an exception is on its way out of a backward pass, it looks for them in a destructor.
+PyTorch checks for signals in places where no exception may be raised: in calls of a device written in Python, whenever
+it records a gradient; and in a destructor, while an exception propagates out of a backward pass.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _RECORDING = (
     f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", f"{_KERNEL / 'model'}{os.sep}",
     *(str(_KERNEL / f"{name}.py") for name in (
         "binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))
-"""Files in whose functions PyTorch may be at work below."""
+"""Files whose functions may have PyTorch running beneath them."""
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _CALLED = (_LIBRARY, "<attrs generated", "<frozen ")
-"""Files whose functions work for those that call them: Python's own, and what is generated."""
+"""Files whose functions act on behalf of their callers: Python's own, and generated ones."""
 _INSTALLED = f"{_LIBRARY}site-packages"
 _SIG_IGN = ctypes.c_void_p(int(signal.SIG_IGN))
 _set_handler = ctypes.pythonapi.PyOS_setsig
 _set_handler.argtypes, _set_handler.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
 AGAIN_S = 0.002
-"""After so long an interrupt that could not be raised is tried again."""
+"""Delay before an interrupt that could not be raised is tried again."""
 
 
 class DeviceInterruptHandler(InterruptHandler):
-    """Raises `KeyboardInterrupt`, but not while PyTorch or the recording is at work.
+    """Raises `KeyboardInterrupt`, but not while PyTorch or the recording is running.
 
-    Then the next operation that is recorded raises it, the next `SessionLock` that is taken, or the user's code,
-    whichever comes first.
+    In that case, it is raised by the next recorded operation, the next `SessionLock` that is acquired, or the user's
+    code, whichever comes first.
 
-    As a context manager, it surrounds a backward pass. Within it one interrupt raises, and the system ignores those
-    that follow until the end. Python's own table of handlers stays as it is, for an interrupt that has just come.
+    As a context manager, it surrounds a backward pass. Within it one interrupt raises, and the system ignores later
+    ones until the end. Python's own table of handlers stays unchanged, for an interrupt that has just arrived.
 
     Source:
-        ``PyObject_Str`` of CPython looks for signals, and ``get_type_override`` of pybind11 calls it, for
+        ``PyObject_Str`` of CPython checks for signals, and ``get_type_override`` of pybind11 calls it, for
         ``PythonDeviceGuard::exchangeStream`` in the destructor of PyTorch's ``InlineStreamGuard``.
     """
 
@@ -61,7 +61,7 @@ class DeviceInterruptHandler(InterruptHandler):
         self._tries = 0
         self._depth = 0
         self._ignored: int | None = None
-        """What handled the signal, as long as the system ignores it."""
+        """The previous handler, while the system ignores the signal."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal."""
@@ -76,7 +76,7 @@ class DeviceInterruptHandler(InterruptHandler):
         hurry = None if self.hurry is None else self.hurry()
         if hurry is not None:
             hurry()
-        # By another thread: here, it would come at once.
+        # From another thread: a signal raised from this one would arrive at once.
         self._tries += 1
         _thread.start_new_thread(self._again, (number, self._tries))
 
@@ -92,17 +92,17 @@ class DeviceInterruptHandler(InterruptHandler):
                 _set_handler(signal.SIGINT, handler)
 
     def take(self) -> bool:
-        """Whether an interrupt is still to be raised, which is the caller's business from now on."""
+        """Whether an interrupt is pending; the caller is then responsible for raising it."""
         is_pending, self._is_pending = self._is_pending, False
         return is_pending
 
     def raises(self) -> None:
-        """Within a backward pass, have what follows ignored."""
+        """Within a backward pass, ignore later interrupts."""
         if self._depth and self._ignored is None:
             self._ignored = _set_handler(signal.SIGINT, _SIG_IGN)
 
     def set(self, handler: Any) -> None:
-        """Have Python call a handler; the system ignores the signal still if it did."""
+        """Set Python's handler of the signal; if the system ignored the signal, it continues to do so."""
         super().set(handler)
         if self._ignored is not None:
             _set_handler(signal.SIGINT, _SIG_IGN)
@@ -115,7 +115,7 @@ class DeviceInterruptHandler(InterruptHandler):
 
 
 def _records(frame: FrameType | None) -> bool:
-    """Whether PyTorch or the recording is at work, in this function or in what it works for."""
+    """Whether PyTorch or the recording is running, in this function or in its callers."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_CALLED) or file.startswith(_INSTALLED):

@@ -1,4 +1,4 @@
-"""Layouts that have no remote form: PyTorch itself can build such tensors for any device, and using one is refused."""
+"""Layouts without a remote form: PyTorch itself can create such tensors for any device, but using one is refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from djinn.errors import UnsupportedTensorError
 
 _ACCESSORS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values", "_nnz")
-"""Operators of compressed tensors that PyTorch answers for any device, with an error about something else."""
+"""Operators of compressed tensors that PyTorch implements for any device, with a misleading error."""
 _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1")
 
 
 def register() -> list[torch.library.Library]:
-    """Register what refuses; it lasts as long as the libraries that are given back."""
+    """Register the operators that refuse; they are registered for the lifetime of the returned libraries."""
     libraries = []
     for key in _KEYS:
         library = torch.library.Library("_", "IMPL")

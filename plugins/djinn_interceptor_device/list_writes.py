@@ -1,4 +1,4 @@
-"""Operators that write into each tensor of a list: their writes count for autograd as on any other device."""
+"""Operators that write to each tensor of a list: autograd counts their writes as on any other device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PREFIX = "aten::_foreach_"
 
 
 def _write_each(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record, and count the writes, so that a backward pass that needs what they replaced is refused.
+    """Record, and count the writes, so that a backward pass that needs the overwritten values is refused.
 
-    These operators return nothing, and PyTorch counts by itself only the writes into what is returned; the kernels of
-    other devices do as this one does.
+    These operators return nothing, and PyTorch itself only counts writes to returned tensors; the kernels of other
+    devices also count the others themselves.
 
     Source:
         ``increment_version`` in aten/src/ATen/native/cuda/ForeachBinaryOpScalar.cu.
@@ -33,7 +33,7 @@ def _write_each(session: Session, operator: Any, args: tuple[Any, ...], kwargs: 
 
 @cache
 def handlers() -> Mapping[torch._ops.OpOverload, Handler]:
-    """List the operators, whatever this release of PyTorch has."""
+    """Return the handlers of the operators that this release of PyTorch has."""
     names = [name.partition(".") for name in torch._C._dispatch_get_all_op_names() if name.startswith(_PREFIX)]
     return {getattr(getattr(torch.ops.aten, base.removeprefix("aten::")), overload or "default"): _write_each
             for base, _, overload in names if base.endswith("_")}

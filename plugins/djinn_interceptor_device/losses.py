@@ -1,7 +1,7 @@
-"""Losses whose operators PyTorch defines in Python, when they are first needed.
+"""Losses whose operators PyTorch defines in Python, on first use.
 
-A server does not have these operators: it runs those of the namespace ``aten``, and of others that an operator allows.
-Each consists of ordinary ones, which are recorded instead.
+A server does not have these operators: it runs those of the namespace ``aten``, and of others that its operator allows.
+Each consists of ordinary operators, which are recorded instead.
 """
 
 from __future__ import annotations

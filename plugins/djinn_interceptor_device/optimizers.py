@@ -1,7 +1,7 @@
-"""Which tensors PyTorch's optimizers and gradient clipping work on many at a time.
+"""Selects the tensors that PyTorch's optimizers and gradient clipping process in groups.
 
-They decide by the names of device types, of which this one is on all lists, and by the exact classes of tensors, of
-which lazy tensors are on none. The lists are extended as `torch.distributed.tensor` extends them for its own class.
+They decide by device type, and all lists include this one, and by the exact class of tensors, where no list includes
+lazy tensors. The lists are extended as `torch.distributed.tensor` extends them for its own class.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from djinn.tensor import LazyTensor
 
 
 def follow(device: str) -> None:
-    """Choose as eager does on an executor's device: optimizers go one by one on a CPU only; clipping never does."""
+    """Choose as eager does on the executor's device: optimizers loop over tensors only on a CPU; clipping never."""
     kinds: list[Any] = optimizer._foreach_supported_types
     if LazyTensor in kinds:
         kinds.remove(LazyTensor)

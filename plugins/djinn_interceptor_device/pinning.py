@@ -1,7 +1,7 @@
-"""Pinned memory of ordinary tensors, as it was before the device was registered.
+"""Pinned memory of ordinary tensors, with the same behaviour as before the device was registered.
 
-PyTorch asks a registered spare device for pinned memory, whatever other accelerators there are. These two kernels ask
-the machine's own accelerator instead.
+PyTorch requests pinned memory from a registered spare device even if there are other accelerators. These two kernels
+use the machine's own accelerator instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _original: dict[str, Any] = {}
 
 
 def register(library: torch.library.Library) -> None:
-    """Put the kernels in front of PyTorch's own, for CPU tensors."""
+    """Register kernels for CPU tensors that take precedence over PyTorch's own."""
     for name, kernel in (("_pin_memory", _pin_memory), ("is_pinned", _is_pinned)):
         _original[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
         library.impl(name, kernel, "CPU", with_keyset=True)

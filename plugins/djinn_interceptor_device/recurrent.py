@@ -1,9 +1,9 @@
-"""Recurrent layers, by what local PyTorch takes on the executor's kind of device.
+"""Recurrent layers, computed as local PyTorch does on the executor's type of device.
 
-For a device of the client's kind PyTorch takes LSTM and GRU apart into fused cells that only GPUs have, one for each
-position. On a GPU a stack of layers is recorded whole where no gradient is needed, so that the executor takes cuDNN's;
-on a CPU, LSTM is carried out by the layers of oneDNN where local PyTorch does so. Everything else is taken apart by
-PyTorch's own decompositions, which consist of ordinary operators.
+For a device of the client's type, PyTorch decomposes LSTM and GRU into fused cells that only GPUs have, one for each
+position. If the executor has a GPU, a stack of layers is recorded whole where no gradient is needed, so that the
+executor uses cuDNN; if it has a CPU, LSTM uses oneDNN's layers where local PyTorch does. PyTorch's own decompositions,
+which consist of ordinary operators, handle all other cases.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def _is_on_cpu() -> bool:
 
 
 def layers(by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> Callable[..., Any]:
-    """Make the handler of a layer function; packed sequences take the second overload."""
+    """Create the handler of a layer function; packed sequences use the second overload."""
 
     def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_packed, is_on_cpu = isinstance(args[3], (list, tuple)), _is_on_cpu()
         if autocast.is_on() and (not is_on_cpu or (function is torch.lstm and not is_packed)):
-            # Such layers are on the lists of autocast as a whole: oneDNN's LSTM, and all of cuDNN's.
+            # Autocast lists such layers as a whole: oneDNN's LSTM, and all of cuDNN's.
             return autocast.lowered(lambda *lowered: handle(function, lowered, {}), args, kwargs)
         with _without_functions():
             if is_packed:
@@ -55,7 +55,7 @@ def _drops(dropout: float, train: bool) -> bool:
 
 
 def _takes_fused_layers(sequence: torch.Tensor, hx: Sequence[torch.Tensor]) -> bool:
-    """Whether local PyTorch on a CPU takes oneDNN's layers; there are none with projections.
+    """Whether local PyTorch on a CPU uses oneDNN's layers; there are none with projections.
 
     Source:
         ``use_mkldnn`` and ``lstm`` of aten/src/ATen/native/RNN.cpp.
@@ -73,10 +73,10 @@ def _fused_stack(
     sequence: torch.Tensor, hx: Sequence[torch.Tensor], params: Sequence[torch.Tensor], has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Compute a stack of LSTM layers, each direction of each by one call of oneDNN.
+    """Compute a stack of LSTM layers, with one oneDNN call per layer and direction.
 
-    Their kernel looks whether gradients are enabled, which nobody knows where it runs. So it is told in the argument
-    ``train``, which the kernel ignores and the executor heeds.
+    Their kernel checks the grad mode, which is not known where it runs. So it is passed in the argument ``train``,
+    which the kernel ignores and the executor uses.
 
     Source:
         ``mkldnn_rnn`` of aten/src/ATen/native/mkldnn/RNN.cpp.
@@ -141,7 +141,7 @@ def _each_layer(
     one: Callable[[torch.Tensor, Any, Sequence[torch.Tensor]], Any], data: torch.Tensor, hx: Any,
     params: Sequence[torch.Tensor], num_layers: int, dropout: float,
 ) -> tuple[Any, ...]:
-    """Feed layer by layer, dropout between them. PyTorch's decomposition of the whole stack forgets the dropout."""
+    """Feed layer by layer, with dropout between them. PyTorch's decomposition of the whole stack omits the dropout."""
     is_lstm = isinstance(hx, (list, tuple))
     states = list(hx) if is_lstm else [hx]
     width, depth = len(params) // num_layers, states[0].shape[0] // num_layers
@@ -157,7 +157,7 @@ def _each_layer(
 
 
 def cell(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the handler of a function that computes one position of a layer."""
+    """Create the handler of a function that computes one position of a layer."""
 
     def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with _without_functions():

@@ -1,7 +1,7 @@
-"""Storages: which tensors share one, how large it is, what it holds; and loading files to the device.
+"""Storages of remote tensors: sharing, size and content; also loading files to the device.
 
-A storage of a remote tensor is known here by a number. Its address is an integer that no machine has, beyond 64 bits:
-it tells tensors apart, as those who save models want, and nobody can follow it.
+A storage of a remote tensor has a number in this process. Its address is an integer beyond 64 bits, which exists on no
+machine: it identifies storages, which is needed for saving models, and cannot be dereferenced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from djinn.tensor import LazyTensor
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15
-"""After ordinary CPU storages, before what PyTorch would try for the device."""
+"""After ordinary CPU storages, before PyTorch's default for the device."""
 _OWN_ATTRIBUTES = ("_value", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
 _is_registered = False
 _KEPT = frozenset("is_cuda is_hpu is_shared share_memory_ is_sparse is_sparse_csr".split())
@@ -34,8 +34,8 @@ class RemoteStorage(torch.UntypedStorage):
 
     @classmethod
     def of(cls, tensor: LazyTensor) -> Self:
-        """Name the storage of a tensor."""
-        # Inside it is a storage of the meta device, which PyTorch gives to no tensor of another.
+        """Create the storage object of a tensor."""
+        # It contains a storage of the meta device, which PyTorch assigns to no tensor of another device.
         made = cls(0, device="meta")
         made.tensor = tensor
         return made
@@ -47,15 +47,15 @@ class RemoteStorage(torch.UntypedStorage):
 
     @property
     def _cdata(self) -> int:
-        # ``torch.save`` writes one of those that are equal in this, so they must have the same bytes.
+        # ``torch.save`` writes only one of those with equal numbers, so they must have the same bytes.
         return (self.tensor._value.slot.storage << 64) + self.nbytes()
 
     def data_ptr(self) -> int:
-        """Return the number that stands for the storage's address; 0 if it is empty."""
+        """Return the number that represents the storage's address; 0 if it is empty."""
         return self.tensor._value.slot.storage << 64 if self.nbytes() else 0
 
     def nbytes(self) -> int:
-        """Count the bytes; those that no living tensor reaches may be missing."""
+        """Return the number of bytes; bytes that no living tensor covers may be missing."""
         with _without_functions():
             base = self.tensor._base
         spec = (base if isinstance(base, LazyTensor) else self.tensor)._value.spec
@@ -65,7 +65,7 @@ class RemoteStorage(torch.UntypedStorage):
         return (spec.storage_offset + reach + 1) * spec.dtype.itemsize
 
     def size(self) -> int:
-        """Count the bytes."""
+        """Return the number of bytes."""
         return self.nbytes()
 
     def __len__(self) -> int:
@@ -82,20 +82,20 @@ class RemoteStorage(torch.UntypedStorage):
         return whole  # type: ignore[no-any-return]  # a LazyTensor, but PyTorch says Tensor
 
     def cpu(self) -> torch.UntypedStorage:
-        """Bring the bytes home."""
+        """Download the bytes."""
         return self.elements(torch.uint8).materialize().untyped_storage()
 
     def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-        """Bring the bytes home, or leave them where they are."""
+        """Download the bytes, or leave them on the device."""
         kind = torch.device(device).type
         return self if kind == self.device.type else self.cpu() if kind == "cpu" else self._refuse()
 
     def tolist(self) -> list[int]:
-        """Bring the bytes home as integers."""
+        """Download the bytes as integers."""
         return self.cpu().tolist()  # type: ignore[no-any-return]  # untyped there
 
     def _set_from_file(self, *args: Any) -> Self:
-        """Fill it from a file of the format that older releases of PyTorch wrote."""
+        """Fill it from a file in the format of older PyTorch releases."""
         local = torch.UntypedStorage(self.nbytes())
         local._set_from_file(*args)
         self.elements(torch.uint8).copy_(_bytes_of(local))
@@ -140,7 +140,7 @@ def _typed(tensor: LazyTensor) -> torch.storage.TypedStorage:
 
 
 def reduce(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle ``Tensor.__reduce_ex__``: what is saved are ordinary CPU tensors, which share storages as these do."""
+    """Handle ``Tensor.__reduce_ex__``: it saves ordinary CPU tensors with the same sharing of storages."""
     tensor, protocol = args
     with _without_functions():
         needs_gradient = tensor.requires_grad
@@ -152,7 +152,7 @@ def reduce(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return torch._utils._rebuild_parameter_with_state, (*held, state)
         return torch._utils._rebuild_parameter, held
     if tensor.dtype.is_complex or tensor.dtype in torch.storage._new_dtypes():
-        # Bytes do not say whether they are to be conjugated; and new dtypes have no typed storages.
+        # Bytes do not show conjugation, and new dtypes have no typed storages.
         rebuild, parts = tensor.materialize().requires_grad_(needs_gradient).__reduce_ex__(protocol)
     else:
         spec = tensor._value.spec
@@ -168,7 +168,7 @@ def _itself(item: Any) -> Any:
 
 
 def set_storage(session: Any, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Let a tensor look at a storage.
+    """Make a tensor use a storage.
 
     Raises:
         RuntimeError: The storage is of another device, as in eager.
@@ -198,7 +198,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _load(storage: Any, location: str) -> Any:
-    """Move a storage that ``torch.load`` has read to the device, if it is to go there."""
+    """Move a storage that ``torch.load`` has read to the device, if that is its target."""
     device = devices.logical_device()
     if location.partition(":")[0] != device.type:
         return None
@@ -215,7 +215,7 @@ def _tag(storage: Any) -> str | None:
 
 
 def register() -> None:
-    """Let ``torch.save`` write what it would write of CPU tensors, and ``torch.load`` map to the device."""
+    """Make ``torch.save`` write the same as for CPU tensors, and ``torch.load`` map to the device."""
     global _is_registered
     if not _is_registered:
         _is_registered = True

@@ -1,16 +1,16 @@
-"""Functions that are recorded before PyTorch takes them apart, where nothing else would come of that.
+"""Shortcuts: functions that are recorded before PyTorch's dispatch, where that has no further effect.
 
-On its way from a function of Python's interface to the recorder, a call passes PyTorch's argument parser, its
-dispatcher and the way back into Python. Without gradients all of that only finds the operator. So the first call of a
-function with arguments of some metadata goes that way and is watched; if exactly one operation came of it, with the
-same operands and numbers in the same order, the next call like it is recorded at once.
+Between a function of the Python interface and the recorder, a call passes through PyTorch's argument parser, its
+dispatcher and back into Python. Without gradients, all of that only determines the operator. So the first call of a
+function with certain argument metadata takes that path and is observed; if it resulted in exactly one operation, with
+the same operands and numbers in the same order, the next such call is recorded directly.
 
-Nothing is shortened where the way has more to do: with gradients, in a view or a write, under autocast, in transforms,
-in dispatch modes, while tracing or profiling.
+Shortcuts are not used where the path does more: with gradients, in a view or a write, under autocast, in transforms, in
+dispatch modes, while tracing or profiling.
 
-A real number may be another one in each call only if nothing on the way looks at it: the function is PyTorch's own
-binding, in C, of the operator that was recorded. Any other may choose the operator by the number, as attention does by
-the probability of dropout. There the number belongs to the key, as everything else does that is no tensor.
+A real number may vary between calls only if nothing on the path uses it: the function must be PyTorch's own C binding
+of the recorded operator. Other functions may choose the operator by the number, as attention does by the dropout
+probability. In that case the number is part of the key, like all other arguments that are not tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from djinn.session import Session
 
 MAX_SHORTCUTS = 2048
-"""Entries of each of two generations: what has not been used for that many others is forgotten."""
+"""Entries of each of two generations: an entry is evicted after that many others were used in the meantime."""
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_on = torch._C._is_any_autocast_enabled
@@ -51,11 +51,11 @@ _session: Session
 _apply: Callable[..., Any]
 _unknown: Any = object()
 _by_value: Any = object()
-"""Stands where the real numbers of a call belong to the key."""
+"""Marker: the real numbers of a call are part of the key."""
 _shortcuts: dict[tuple[Any, ...], tuple[Plan, list[Any] | None] | None] = {}
-"""By function and arguments, as `djinn.recorder.scan` describes them: the plan, and the operation's numbers if they are
-the same for every such call, with defaults among them. ``None`` where there is no shortcut. Of an operation with
-several results, the function gave the first."""
+"""By function and arguments, as described by `djinn.recorder.scan`: the plan, and the operation's numbers, including
+defaults, if they are the same for every such call. ``None`` where there is no shortcut. If an operation has several
+results, the function returned the first one."""
 _older: dict[tuple[Any, ...], Any] = {}
 
 
@@ -65,7 +65,7 @@ def call_plainly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def follow(session: Session) -> None:
-    """Learn for a session that begins."""
+    """Use a session that begins for learning shortcuts."""
     global _session, _apply
     _shortcuts.clear()
     _older.clear()
@@ -73,11 +73,11 @@ def follow(session: Session) -> None:
 
 
 def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = None) -> FunctionHandler:
-    """Make the handler of functions that are called by their shortcut if one is known, else the long way.
+    """Create the handler of functions that are called by their shortcut if there is one, otherwise normally.
 
     Args:
         long_way: The handler without shortcuts.
-        settings: Tells what else the way depends on, beside the arguments.
+        settings: Returns the settings that the path depends on besides the arguments.
     """
 
     def shorten(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,7 +95,7 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
         slots: list[Any]
         numbers: list[Any] = []
         if len(args) == 2 and type(args[0]) is type(args[1]) is LazyTensor and not kwargs and settings is None:
-            # What `scan` would give: most calls are of two tensors.
+            # The same result as `scan`, for the most frequent case of two tensors.
             one, other = args[0]._value, args[1]._value
             slots = [one.slot, other.slot]
             hashable: tuple[Any, ...] = (function, one.spec, other.spec)
@@ -147,12 +147,12 @@ def _learn(
     key: tuple[Any, ...], long_way: FunctionHandler, function: Callable[..., Any], args: tuple[Any, ...],
     kwargs: dict[str, Any], slots: list[Any], numbers: list[Any], *, looks: bool,
 ) -> Any:
-    """Call a function the long way, which may look at numbers, and remember what came of it."""
+    """Call a function normally, observing whether it uses numbers, and remember the outcome."""
     pending = _session.tape.nodes
     before = len(pending)
     result = long_way(function, args, kwargs)
     if len(pending) <= before:
-        # Sent already, or nothing was recorded: the next call may tell.
+        # It was already sent, or nothing was recorded: the next call may show it.
         return result
     node = pending[-1]
     is_all = (
@@ -167,14 +167,14 @@ def _learn(
     plan = _plan_of(node.signature) if is_all else None
     found = None if plan is None else (plan, list(node.numbers))
     reals = _reals(numbers)
-    # By name, numbers may come in any order; which is which cannot be seen where two are alike.
+    # Keyword arguments may come in any order, so equal numbers cannot be told apart.
     is_told_apart = not kwargs or len(set(reals)) == len(reals)
     is_same = [*map(repr, node.numbers)] == [*map(repr, numbers)]
     is_lifted = is_same and is_told_apart and not looks and _binds(function, node)
     if plan is not None and is_lifted:
         _remember(key, (plan, None))
     elif reals and not isinstance(key[0], tuple):
-        # Real numbers are no part of the key yet.
+        # Real numbers are not part of the key yet.
         _remember(key, _by_value)
         _remember((key, *reals), found)
     else:
@@ -183,19 +183,19 @@ def _learn(
 
 
 def _binds(function: Callable[..., Any], node: Node) -> bool:
-    """Whether a function is written in C and named after the operator that it ended in."""
+    """Whether a function is written in C and has the name of the operator that it resulted in."""
     name = node.signature.template.operator.partition("::")[2].partition(".")[0]
     return isinstance(function, _IN_C) and function.__name__.strip("_") == name
 
 
 def _reals(numbers: list[Any]) -> tuple[Any, ...]:
-    """List the real and complex numbers so that what differs is different: zeros by their sign; NaN equals NaN."""
+    """List the real and complex numbers in a comparable form: zeros differ by sign; NaN equals NaN."""
     return tuple([number if type(number) is float and number and number == number else repr(number)  # noqa: PLR0124  # NaN
                   for number in numbers if type(number) is float or type(number) is complex])
 
 
 def _plan_of(signature: Signature) -> Plan | None:
-    """Return the plan of an operation that gives new tensors and does nothing else, whatever the numbers are."""
+    """Return the plan of an operation that only creates new tensors, independently of its numbers."""
     binding = _session.recorder.binding(operator_named(signature.template.operator))
     count = len(signature.results)
     is_simple = (

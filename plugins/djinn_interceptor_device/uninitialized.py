@@ -1,4 +1,4 @@
-"""Parameters and buffers of lazy modules, whose size the first forward pass tells."""
+"""Parameters and buffers of lazy modules, whose size is determined by the first forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Mixin: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  
 
 
 class _Uninitialized(_Mixin):  # type: ignore[misc]  # as above
-    """What is already on the device, but has no size yet. ``materialize(shape)`` is PyTorch's, not `LazyTensor`'s."""
+    """A tensor on the device without a size yet. ``materialize(shape)`` is PyTorch's, not `LazyTensor`'s."""
 
     cls_to_become = LazyTensor
     _allowed_methods = (*_Mixin._allowed_methods, torch.Tensor.requires_grad_)
@@ -27,7 +27,7 @@ class _Uninitialized(_Mixin):  # type: ignore[misc]  # as above
 
     @property
     def data(self) -> Any:
-        """See `LazyTensor.data`. What is moved home by assigning waits for its size there."""
+        """See `LazyTensor.data`. A tensor that is moved to the CPU by assignment stays uninitialized there."""
         return LazyTensor.data.fget(self)  # type: ignore[attr-defined]  # a property
 
     @data.setter
@@ -35,7 +35,7 @@ class _Uninitialized(_Mixin):  # type: ignore[misc]  # as above
         home = UninitializedParameter if isinstance(self, UninitializedParameter) else UninitializedBuffer
         LazyTensor.data.fset(self, new)  # type: ignore[attr-defined]  # a property
         if not isinstance(new, LazyTensor):
-            self.__class__ = home  # type: ignore[assignment]  # it is no lazy tensor any more
+            self.__class__ = home  # type: ignore[assignment]  # it is no longer a lazy tensor
 
     def detach(self) -> Any:
         """Return the same without a gradient; PyTorch makes a parameter of it when a module moves."""
@@ -59,13 +59,13 @@ class _Buffer(_Uninitialized, UninitializedBuffer, LazyTensor):  # type: ignore[
 
 
 def keep_uninitialized(made: LazyTensor, source: torch.Tensor) -> None:
-    """Let what a tensor without a size was moved to wait for its size too."""
+    """Keep a tensor without a size uninitialized after its move to the device."""
     if isinstance(source, _Mixin):
         made.__class__ = _Parameter if isinstance(source, UninitializedParameter) else _Buffer
 
 
 def keep_uninitialized_at_home(made: Any, source: LazyTensor) -> Any:
-    """As `keep_uninitialized`, for a buffer that comes home; parameters do so by assigning to `data`."""
+    """As `keep_uninitialized`, for a buffer that is moved to the CPU; parameters are moved by assigning to `data`."""
     if isinstance(source, _Buffer):
         made.__class__ = UninitializedBuffer
     return made

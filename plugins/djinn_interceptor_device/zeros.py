@@ -1,8 +1,8 @@
-"""Tangents that are zero: PyTorch's "efficient zero tensors", for this device.
+"""Zero tangents: PyTorch's "efficient zero tensors", for this device.
 
-Forward-mode differentiation makes one where an operand has no tangent. Zero times anything is zero then, infinity and
-NaN too. Such a tensor has no memory, so no server runs its operators. The executor gets ordinary zeros, and the
-arithmetic that PyTorch defines for such tensors is done here.
+Forward-mode differentiation creates one where an operand has no tangent. Zero times anything is then zero, even for
+infinity and NaN. Such a tensor has no memory, so no server runs its operators. The executor gets ordinary zeros, and
+the arithmetic that PyTorch defines for such tensors is implemented here.
 
 Source:
     aten/src/ATen/ZeroTensorFallback.cpp; ``add_zerotensor`` and its siblings in aten/src/ATen/native/BinaryOps.cpp.
@@ -53,14 +53,14 @@ class LazyZeros(LazyTensor):
 
 
 def _known(zeros: LazyTensor) -> LazyTensor:
-    """Let PyTorch's arithmetic know that a tensor is zero."""
+    """Mark a tensor as zero for PyTorch's arithmetic."""
     zeros.__class__ = LazyZeros
     return zeros
 
 
 @cache
 def _has_own_kernel(operator: torch._ops.OpOverload) -> bool:
-    """Whether PyTorch does not materialize such tensors for an operator."""
+    """Whether PyTorch has a kernel of an operator that does not materialize such tensors."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "ZeroTensor"))
 
 
@@ -76,7 +76,7 @@ def _materialized(arguments: Any) -> Any:
 
 
 def _result_of(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record an operator on ordinary zeros, for the metadata of its result. It does not run if that is dropped."""
+    """Record an operator on ordinary zeros, for its result's metadata. It does not run if the result is dropped."""
     args, kwargs = _materialized((args, kwargs))
     return runtime.current().dispatch(operator, args, kwargs)
 
@@ -127,16 +127,16 @@ _RULES: Mapping[Any, Callable[..., Any]] = {
     aten.add.Tensor: _sum(aten.add.Tensor),
     aten.sub.Tensor: _sum(aten.sub.Tensor, is_difference=True),
 }
-"""Operators for which PyTorch has kernels of their own; ``NotImplemented`` where those materialize after all."""
+"""Operators with dedicated PyTorch kernels; ``NotImplemented`` where these kernels materialize after all."""
 
 
 def efficient_zeros(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyTensor:
-    """Make zeros that are known to be zero."""
+    """Create zeros that are marked as zero."""
     return _known(session.dispatch(aten.zeros.default, args, kwargs))
 
 
 def zeros_laid_out_as(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make zeros laid out as the second tensor, after dimensions of the first over which it is mapped.
+    """Create zeros with the second tensor's layout, after the mapped dimensions of the first.
 
     Source:
         ``_new_zeros_with_same_feature_meta`` of aten/src/ATen/native/TensorFactories.cpp.
@@ -152,7 +152,7 @@ def zeros_laid_out_as(session: Session, operator: Any, args: tuple[Any, ...], kw
 
 
 def clone_with_layout(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy a tensor with its layout, at once; PyTorch would put the copy off until one of the two is written."""
+    """Copy a tensor with its layout, at once; PyTorch would delay the copy until one of the two is written."""
     tensor = args[0]
     whole = session.dispatch(aten.as_strided.default, (tensor, [_reach(tensor)], [1], 0), {})
     return session.dispatch(aten.as_strided.default, (
@@ -161,7 +161,7 @@ def clone_with_layout(session: Session, operator: Any, args: tuple[Any, ...], kw
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """Elements from the beginning of a tensor's storage to its last one."""
+    """Return the number of elements from the start of a tensor's storage to its last one."""
     offset = int(tensor.storage_offset())
     last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
     return offset + last + 1 if tensor.numel() else offset

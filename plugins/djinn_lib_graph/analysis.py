@@ -1,4 +1,4 @@
-"""Graphs and what they mean: sources make them of models, patterns and analyzers explain them, exporters write them."""
+"""Semantic graphs: sources build them from models, patterns and analyzers annotate them, exporters write them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _loaded: Plugins | None = None
 
 
 def _plugins() -> Plugins:
-    """Return the running session's plugins; without a session, those of the environment. Starts none."""
+    """Return the running session's plugins; without a session, those of the environment. Starts no session."""
     global _loaded
     if runtime.is_initialized():
         return runtime.current().plugins
@@ -36,24 +36,24 @@ def _plugins() -> Plugins:
 
 
 def build_graph(model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Graph:
-    """Make the graph of ``model(*args, **kwargs)``, as `djinn.capture` would record it, by way of the chosen source.
+    """Build the graph of ``model(*args, **kwargs)`` with the chosen source, as `djinn.capture` would record it.
 
-    djinn's own traces the model, which needs no data and runs nothing. Where that is impossible, because control flow
-    depends on data for one, it runs the call on the remote device, on copies.
+    The built-in source traces the model, which needs no data and runs nothing. Where tracing is impossible, for example
+    because control flow depends on data, it runs the call on the remote device, on copies.
 
     Args:
-        model: The model; its weights may be anywhere. Neither it nor its inputs are changed.
+        model: The model; its weights may be on any device. Neither it nor its inputs are changed.
         *args: Its inputs.
         **kwargs: Its inputs by name.
 
     Returns:
-        The graph. Its ``backend_type`` says where it comes from, and its ``fallback_reason`` why it does not come from
-        a tracer.
+        The graph. Its ``backend_type`` names its origin, and its ``fallback_reason`` says why it does not come from a
+        tracer.
 
     Raises:
-        ConfigurationError: It is no module.
-        PluginError, AmbiguousPluginError: No source answers, or several.
-        Exception: What the model raises.
+        ConfigurationError: ``model`` is not a module.
+        PluginError, AmbiguousPluginError: There is no source, or the choice is ambiguous.
+        Exception: Any exception of the model.
     """
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(f"A {type(model).__name__} is no module, and no graph is made of it.",
@@ -63,20 +63,20 @@ def build_graph(model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Graph:
 
 
 def find_patterns(graph: Graph) -> list[PatternMatch]:
-    """Ask every installed pattern plugin what it finds in ``graph``."""
+    """Run every installed pattern plugin on ``graph``."""
     return [match for pattern in _plugins().all("pattern") for match in pattern.find(graph)]
 
 
 def annotate_graph(graph: Graph) -> AnnotatedGraph:
-    """Ask every installed pattern and analyzer plugin what a graph means.
+    """Annotate a graph with every installed pattern and analyzer plugin.
 
-    Where two analyzers speak of one field, the later one, by the order of their names, is believed.
+    If two analyzers set the same field, the later one, by the order of their names, takes precedence.
 
     Args:
-        graph: What was recorded, or comes from elsewhere.
+        graph: A recorded graph, or one from another source.
 
     Raises:
-        PluginValidationError: An analyzer speaks of what is not in the graph, or of fields that do not exist.
+        PluginValidationError: An analyzer refers to something that is not in the graph, or to unknown fields.
     """
     began = time.perf_counter()
     matches = find_patterns(graph)
@@ -101,7 +101,7 @@ def annotate_graph(graph: Graph) -> AnnotatedGraph:
 
 
 def _known_of(node: GraphNode) -> dict[str, Any]:
-    """Return what the node says itself."""
+    """Return the annotations that the node itself determines."""
     spec, origin = node.specs[0] if node.specs else None, node.origin
     return {
         "operation_type": node.operation,
@@ -124,7 +124,7 @@ def _merge(fields: Mapping[str, dict[str, Any]], found: Annotations) -> None:
 
 
 def _counted(fields: Mapping[str, Any], matches: Sequence[PatternMatch]) -> WorkloadProfile:
-    """Say of the whole what can be said without an analyzer."""
+    """Fill in the summary fields that need no analyzer."""
     counts: dict[str, int] = {}
     for match in matches:
         counts[match.pattern] = counts.get(match.pattern, 0) + 1
@@ -132,18 +132,18 @@ def _counted(fields: Mapping[str, Any], matches: Sequence[PatternMatch]) -> Work
 
 
 def export(annotated: AnnotatedGraph, path: str | os.PathLike[str], exporter: str = "") -> Path:
-    """Write a graph with its meaning to a file.
+    """Write an annotated graph to a file.
 
     Args:
-        annotated: What to write.
-        path: Where to; its suffix says in which form.
-        exporter: Name of the exporter to use, whatever the suffix.
+        annotated: The annotated graph.
+        path: The file; its suffix selects the format.
+        exporter: Name of the exporter to use, regardless of the suffix.
 
     Returns:
         The path.
 
     Raises:
-        PluginError: No exporter writes such files; lists the suffixes that exist.
+        PluginError: No exporter writes such files; the error lists the supported suffixes.
         AmbiguousPluginError: Several exporters do.
     """
     target = Path(path)

@@ -1,4 +1,4 @@
-"""A graph with its meaning: the semantically rich graph."""
+"""Annotated graphs: a graph with its semantics."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _export: Callable[[AnnotatedGraph, str | os.PathLike[str], str], Path] | None = 
 
 
 def use_export(export: Callable[[AnnotatedGraph, str | os.PathLike[str], str], Path]) -> None:
-    """Let ``export`` write annotated graphs. Forms are plugins, of which the model knows nothing."""
+    """Let ``export`` write annotated graphs. Formats are plugins, which the model does not depend on."""
     global _export
     _export = export
 
 
 @attrs.frozen(eq=False)
 class AnnotatedGraph:
-    """A graph, what its nodes and values mean, and the structures in it."""
+    """A graph, the annotations of its nodes and values, and the patterns found in it."""
 
     graph: Graph
     nodes: Mapping[str, SemanticMetadata]
     """By node identifier, every node."""
     values: Mapping[str, DataResidency]
-    """By value identifier, values from outside included."""
+    """By value identifier, including values from outside."""
     patterns: tuple[PatternMatch, ...]
     profile: WorkloadProfile
     seconds: Mapping[Tier, float] = attrs.field(factory=dict)
-    """What each tier of the analysis took."""
+    """How long each tier of the analysis took."""
 
     def to_networkx(self) -> networkx.MultiDiGraph[str]:
-        """Convert to a networkx graph with everything that is known as attributes.
+        """Convert to a networkx graph with all annotations as attributes.
 
         Attributes of a node are the fields of `djinn_lib_graph.graph.GraphNode` and of `SemanticMetadata`, and
         ``patterns``, the positions of its matches in the graph's attribute ``patterns``; those of an edge are its
@@ -54,7 +54,7 @@ class AnnotatedGraph:
             for node in match.nodes:
                 matches.setdefault(node, []).append(position)
         for node, attributes in made.nodes.items():
-            # The node's own metadata is what was known of it before the analysis; the fields say more.
+            # The node's own metadata predates the analysis; the fields contain more.
             del attributes["metadata"]
             attributes.update(attrs.asdict(self.nodes[node], recurse=False))
             attributes["patterns"] = tuple(matches.get(node, ()))
@@ -63,28 +63,28 @@ class AnnotatedGraph:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data: mappings, lists, text, numbers. `from_dict` reads it, and JSON carries it."""
+        """Convert to plain data: mappings, lists, text, numbers. `from_dict` and JSON can read the result."""
         from djinn_lib_graph.documents import to_plain
 
         return to_plain(self)
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> AnnotatedGraph:
-        """Read what `to_dict` gave.
+        """Read the output of `to_dict`.
 
         Raises:
-            DocumentError: It is something else.
+            DocumentError: The document is not such output.
         """
         from djinn_lib_graph.documents import from_plain
 
         return from_plain(document)
 
     def export(self, path: str | os.PathLike[str], exporter: str = "") -> Path:
-        """Write a file in the form that its suffix asks for: ``.html``, ``.json``, ``.graphml``, ...
+        """Write a file in the format that its suffix selects: ``.html``, ``.json``, ``.graphml``, ...
 
         Args:
-            path: Where to.
-            exporter: Name of the exporter to use, whatever the suffix.
+            path: The file.
+            exporter: Name of the exporter to use, regardless of the suffix.
 
         Returns:
             The path.
@@ -96,7 +96,7 @@ class AnnotatedGraph:
         return _export(self, path, exporter)
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one page to look at in a browser, which needs no network."""
+        """Write a single page to view in a browser; it needs no network."""
         return self.export(path, "html")
 
     def __repr__(self) -> str:

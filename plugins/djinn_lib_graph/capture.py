@@ -1,4 +1,4 @@
-"""Capturing: within the block, factories go to the remote accelerator, and what is recorded can be looked at."""
+"""Capturing: inside the block, factories use the remote accelerator, and the recorded operations can be inspected."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _stack() -> list[Captured]:
 
 @attrs.define(eq=False)
 class Captured:
-    """What a `capture` block has recorded, and what that means. Nothing is worked out before somebody looks.
+    """The operations that a `capture` block has recorded, and their semantics, computed on demand.
 
     Attributes:
         model: The model that was given, if any.
 
     Concurrency:
-        Any thread may look.
+        Any thread may read.
     """
 
     model: Any
@@ -55,32 +55,32 @@ class Captured:
 
     @property
     def graph(self) -> RecordedGraph:
-        """What was recorded so far, in program order: by the block's thread, and for it by autograd's threads."""
+        """Operations recorded so far, in program order: by the block's thread, or by autograd on its behalf."""
         return self._now()[0]
 
     @property
     def annotated(self) -> AnnotatedGraph:
-        """The graph with its meaning."""
+        """The annotated graph."""
         found: AnnotatedGraph = self._now()[1].get()
         return found
 
     @property
     def semantic_metadata(self) -> Mapping[str, SemanticMetadata]:
-        """What is known of each node of `graph`, by its identifier."""
+        """Metadata of each node of `graph`, by its identifier."""
         return self.annotated.nodes
 
     @property
     def patterns(self) -> tuple[PatternMatch, ...]:
-        """What the installed pattern plugins find in `graph`."""
+        """Patterns that the installed pattern plugins find in `graph`."""
         return self.annotated.patterns
 
     @property
     def profile(self) -> WorkloadProfile:
-        """The whole at a glance."""
+        """A summary of the whole."""
         return self.annotated.profile
 
     def _now(self) -> tuple[RecordedGraph, MetadataPlaceholder]:
-        """Return the graph and its annotations, the same ones for as long as nothing is recorded."""
+        """Return the graph and its annotations, cached until something more is recorded."""
         with self._lock:
             known, count = self._known, len(self._watch)
             if known is None or known[0] != count:
@@ -90,7 +90,7 @@ class Captured:
 
 
 class _RemoteFactories(TorchFunctionMode):
-    """Gives factories without a device the remote one, and knows where a backward begins."""
+    """Gives factories without a device the remote one, and detects the beginning of a backward pass."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
@@ -114,15 +114,16 @@ class _RemoteFactories(TorchFunctionMode):
 
 @contextlib.contextmanager
 def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
-    """Send this thread's factories to the remote accelerator and keep what it records.
+    """Send this thread's factories to the remote accelerator and keep the operations that it records.
 
-    Ordinary tensors that meet lazy ones are uploaded, so a model whose weights are still local works too. Blocks may be
-    nested; the inner block's operations belong to the outer one as well.
+    Ordinary tensors that are combined with lazy ones are uploaded, so a model with local weights works too. Blocks may
+    be nested; the operations of an inner block also belong to the outer one.
 
     Args:
-        model: A module, whose values are then known by their names; or anything else, kept as ``captured.model``.
-        modules: Whether to learn which part of the model records what. Until the block ends, every module of the model
-            has hooks for it, on which some of PyTorch's modules take their slower path.
+        model: A module, whose values then have their names in the graph; or any other object, kept as
+            ``captured.model``.
+        modules: Whether to record which module of the model each operation belongs to. Until the block ends, every
+            module of the model has hooks for this, which makes some of PyTorch's modules take their slower path.
     """
     session = runtime.current()
     watch = Watch(session, model, modules)
@@ -143,7 +144,7 @@ def is_capturing() -> bool:
 
 
 def get_graph() -> RecordedGraph:
-    """Return the graph of the innermost `capture` block of this thread; outside any, of what is pending."""
+    """Return the graph of this thread's innermost `capture` block; outside any block, of the pending operations."""
     stack = _stack()
     return stack[-1].graph if stack else graph_of(runtime.current().tape.nodes[:])
 
@@ -155,15 +156,15 @@ def explain(
     subject: ExecutionSchedule, measured: Measurement | Sequence[MeasuredPiece] | None = None
 ) -> Explanation: ...
 def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> str | Explanation:
-    """Say what is pending behind a lazy tensor and why, or what a schedule does; executes nothing.
+    """Explain which operations are pending behind a lazy tensor and why, or what a schedule does. Executes nothing.
 
     Args:
-        subject: A tensor, or what `djinn.schedule` gave.
-        measured: For a schedule: what `djinn_lib_schedule.profiling.measure` found.
+        subject: A tensor, or the result of `djinn.schedule`.
+        measured: For a schedule: the result of `djinn_lib_schedule.profiling.measure`.
 
     Returns:
-        Text for a tensor. For a schedule, what prints as tables and bars, is shown by notebooks, and is written as a
-        page by ``to_html(path)``.
+        Text for a tensor. For a schedule, an object that prints as tables and bars, is displayed by notebooks, and
+        writes a page with ``to_html(path)``.
     """
     if not isinstance(subject, torch.Tensor):
         from djinn_lib_schedule.report import explain_schedule

@@ -1,4 +1,4 @@
-"""How a notebook shows what has no data yet: as text and as HTML without scripts. Nothing here computes a value."""
+"""How a notebook displays values without data: as text, and as HTML without scripts. Nothing here computes a value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from djinn_lib_graph.annotated import AnnotatedGraph
 
 MAX_ROWS = 12
-"""Modules that a graph's display lists; the page of the whole graph has all."""
+"""Most modules listed in a graph's display; the page of the whole graph lists all."""
 _STYLE = "border-collapse:collapse;margin:4px 0"
 _HEAD = "text-align:left;font-weight:normal;opacity:.65;padding:1px 14px 1px 0;vertical-align:top"
 
@@ -41,7 +41,7 @@ def graph_text(annotated: AnnotatedGraph) -> str:
 
 
 def graph_html(annotated: AnnotatedGraph) -> str:
-    """Describe an annotated graph: the whole at a glance, and its modules."""
+    """Describe an annotated graph: a summary, and its modules."""
     profile = annotated.profile
     rows = [
         ("operations", f"{len(annotated.graph.nodes()):,}"),
@@ -58,7 +58,7 @@ def graph_html(annotated: AnnotatedGraph) -> str:
 
 
 def amount(number: float, unit: str) -> str:
-    """Write a number with three digits and a decimal prefix."""
+    """Format a number with three digits and a decimal prefix."""
     for prefix in ("", "k", "M", "G", "T"):
         if number < 1000:
             return f"{number:.3g} {prefix}{unit}"
@@ -67,11 +67,11 @@ def amount(number: float, unit: str) -> str:
 
 
 def _modules(annotated: AnnotatedGraph) -> str:
-    """List the outermost modules with what they cost, folded."""
+    """List the outermost modules with their costs, folded."""
     counts: dict[str, list[int]] = {}
     for known in annotated.nodes.values():
         parts = (known.module_path or "").split(".")
-        # Of repeated layers, each one.
+        # Show each of the repeated layers.
         name = ".".join(parts[: 3 if len(parts) > 2 and parts[2].isdigit() else 2])
         row = counts.setdefault(name, [0, 0])
         row[0] += 1

@@ -1,4 +1,4 @@
-"""Graphs with their meaning as plain data, which JSON carries, and back."""
+"""Converts annotated graphs to plain data, which JSON can represent, and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VERSION = 1
 
 @attrs.frozen
 class _Document:
-    """What the graph and its annotations consist of."""
+    """The parts of an annotated graph."""
 
     nodes: tuple[GraphNode, ...]
     storages: Mapping[str, str]
@@ -48,10 +48,10 @@ def to_plain(annotated: AnnotatedGraph) -> dict[str, Any]:
 
 
 def from_plain(document: Mapping[str, Any]) -> AnnotatedGraph:
-    """Read what `to_plain` gave; equal metadata of tensors becomes one object again.
+    """Read the output of `to_plain`; equal tensor metadata becomes one object again.
 
     Raises:
-        DocumentError: It is something else.
+        DocumentError: The document is not such output.
     """
     given: Any = document
     given = dict(given) if isinstance(given, Mapping) else {}
@@ -63,7 +63,7 @@ def from_plain(document: Mapping[str, Any]) -> AnnotatedGraph:
         missing = {node.id for node in read.nodes} ^ set(read.metadata)
         if missing:
             raise ValueError(f"{min(missing)} is no node, or has no metadata")
-    except Exception as error:  # cattrs passes on whatever a constructor raises
+    except Exception as error:  # cattrs passes on any exception of a constructor
         faults = cattrs.transform_error(error) if isinstance(error, cattrs.BaseValidationError) else [str(error)]
         raise DocumentError(f"The document is broken: {'; '.join(faults[:3])}.",
                             hint="Give what AnnotatedGraph.to_dict returns.") from error
@@ -105,11 +105,11 @@ _FREE: Mapping[type, tuple[str, ...]] = {
     PatternMatch: ("hints", "metadata"),
     SemanticMetadata: ("workload_hints",),
 }
-"""Fields that hold what the author of a plugin, or of a call, liked to put there."""
+"""Fields whose content is chosen freely by the author of a plugin or of a call."""
 
 
 def _plain(value: Any) -> Any:
-    """Convert anything to plain data. What JSON has no form for is a mapping with one key that begins with ``$``."""
+    """Convert any value to plain data; one that JSON lacks becomes a mapping with one key that starts with ``$``."""
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return str(value) if isinstance(value, str) else value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""From a piece of tape to a graph that analyzers, patterns and schedulers read."""
+"""Converts a piece of tape to a graph for analyzers, patterns and schedulers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def graph_of(
 
     Args:
         nodes: The piece, in program order.
-        origins: Where each node was recorded; none where nobody watched.
-        values: What is known of values from outside, by identifier.
+        origins: Where each node was recorded; empty if it was not watched.
+        values: Metadata of values from outside, by identifier.
     """
     made = []
     for position, node in enumerate(nodes):
@@ -44,7 +44,7 @@ def graph_of(
 
 
 def _storages_of(nodes: Sequence[Node]) -> dict[str, str]:
-    """Say of views whose storage they share; where its owner does not occur, the first view that does stands for it."""
+    """Map views to the storage they share; if its owner is not present, the first such view represents it."""
     slots = {slot.number: slot.storage for node in nodes for slot in (*node.inputs, *node.outputs)}
     owners: dict[int, int] = {}
     for number, storage in slots.items():
@@ -53,7 +53,7 @@ def _storages_of(nodes: Sequence[Node]) -> dict[str, str]:
 
 
 def _argument(form: Argument, operands: Iterator[int], numbers: Iterator[Any]) -> Any:
-    """Fill the form of an argument; constants of PyTorch are given by their names."""
+    """Fill in the form of an argument; PyTorch constants are represented by their names."""
     if isinstance(form, TensorArgument):
         return Operand(next(operands))
     if isinstance(form, NumberArgument):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Operand:
-    """Stands for a tensor among the arguments of a node."""
+    """Represents a tensor among the arguments of a node."""
 
     position: int
     """Position among the node's ``inputs``."""
@@ -24,7 +24,7 @@ class Operand:
 
 @attrs.frozen
 class Origin:
-    """In which circumstances a node was recorded; all empty where nobody watched."""
+    """The circumstances in which a node was recorded; all empty if it was not watched."""
 
     module_path: str = ""
     """The innermost module of the captured model that was running, for example ``transformer.h.0.attn``."""
@@ -35,7 +35,7 @@ class Origin:
     stage: str = ""
     """``forward``, ``backward`` or ``optimizer``."""
     line: str = ""
-    """The user's line, in debug mode."""
+    """The line of user code, in debug mode."""
 
 
 @attrs.frozen
@@ -57,9 +57,9 @@ class GraphNode:
     is_random: bool = False
     """Whether it draws random numbers."""
     input_specs: tuple[TensorSpec | None, ...] = ()
-    """Metadata of the inputs when it was recorded; ``None`` for inputs that are no tensors."""
+    """Metadata of the inputs when it was recorded; ``None`` for inputs that are not tensors."""
     arguments: tuple[Any, ...] = ()
-    """Positional arguments as they were given, tensors replaced by `Operand`, in nested lists too."""
+    """Positional arguments as given, with tensors replaced by `Operand`, also in nested lists."""
     keywords: Mapping[str, Any] = attrs.field(factory=dict)
     """Keyword arguments, likewise."""
     origin: Origin = Origin()
@@ -82,7 +82,7 @@ class GraphNode:
 
 @attrs.frozen
 class ValueInfo:
-    """What is known of a value beside the node that produces it."""
+    """Information on a value in addition to the node that produces it."""
 
     name: str = ""
     """Name in the captured model, for example ``transformer.wte.weight``."""
@@ -100,19 +100,19 @@ class Edge:
     value: str
     """The value that connects them; empty for the order of random draws."""
     kind: str
-    """``data``, or ``hazard`` where only the order of reads and writes connects them."""
+    """``data``, or ``hazard`` if only the order of reads and writes connects them."""
 
 
 class Graph(Protocol):
-    """What analyzers, patterns and schedulers read."""
+    """The interface that analyzers, patterns and schedulers read."""
 
     @property
     def backend_type(self) -> str:
-        """Where the graph comes from: ``lazy_dag`` or ``fx``."""
+        """Origin of the graph: ``lazy_dag`` or ``fx``."""
 
     @property
     def fallback_reason(self) -> str:
-        """Why it does not come from where it was to come from; empty if it does."""
+        """Why the graph does not come from its usual origin; empty if it does."""
 
     @property
     def storages(self) -> Mapping[str, str]:
@@ -120,19 +120,19 @@ class Graph(Protocol):
 
     @property
     def values(self) -> Mapping[str, ValueInfo]:
-        """What is known of values from outside, by identifier."""
+        """Information on values from outside, by identifier."""
 
     def nodes(self) -> Sequence[GraphNode]:
         """List the nodes in program order."""
 
     def edges(self) -> Sequence[Edge]:
-        """List the dependencies, hazards included."""
+        """List the dependencies, including hazards."""
 
     def topological_sort(self) -> Sequence[GraphNode]:
         """List the nodes in an order that respects every edge."""
 
     def get_node(self, node_id: str) -> GraphNode:
-        """Look a node up.
+        """Look up a node.
 
         Raises:
             KeyError: There is no such node.
@@ -148,7 +148,7 @@ class RecordedGraph:
     """For each value that is a view: the value whose storage it shares."""
     backend_type: str = "lazy_dag"
     values: Mapping[str, ValueInfo] = attrs.field(factory=dict)
-    """What is known of values from outside, by identifier."""
+    """Information on values from outside, by identifier."""
     fallback_reason: str = ""
 
     def __len__(self) -> int:
@@ -162,7 +162,7 @@ class RecordedGraph:
         return self._nodes
 
     def edges(self) -> tuple[Edge, ...]:
-        """List the dependencies, hazards included."""
+        """List the dependencies, including hazards."""
         return self._edges
 
     def topological_sort(self) -> tuple[GraphNode, ...]:
@@ -170,7 +170,7 @@ class RecordedGraph:
         return self._nodes
 
     def get_node(self, node_id: str) -> GraphNode:
-        """Look a node up.
+        """Look up a node.
 
         Raises:
             KeyError: There is no such node.
@@ -191,7 +191,7 @@ class RecordedGraph:
 
 
 def to_networkx(graph: Graph, nodes: Iterable[str] | None = None) -> networkx.MultiDiGraph[str]:
-    """Convert a graph, or some nodes of it with the edges between them, to a networkx graph.
+    """Convert a graph, or some of its nodes with the edges between them, to a networkx graph.
 
     Fields of nodes and edges become attributes.
     """
@@ -212,7 +212,7 @@ _RANDOM = ""
 
 
 def _edges_of(nodes: Sequence[GraphNode], storages: Mapping[str, str]) -> Iterator[Edge]:
-    """Derive data edges from values, and hazard edges from who reads and writes which storage in which order."""
+    """Derive data edges from values, and hazard edges from the order of reads and writes of each storage."""
     producer: dict[str, str] = {}
     writer: dict[str, str] = {}
     readers: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Pages that need nothing but a browser: one file, which fetches nothing and runs nothing but its own script."""
+"""Self-contained web pages: a single file that loads nothing and runs only its own script."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 
 
 def page(template: str, *, title: str, style: str, script: str, data: Any, **more: str) -> str:
-    """Fill the template of a page.
+    """Fill in the template of a page.
 
-    Its policy lets the browser run exactly that script and fetch nothing at all, whatever the data say.
+    Its content security policy allows the browser to run exactly this script and to load nothing, regardless of the
+    data.
 
     Args:
         template: With ``$policy``, ``$title``, ``$style``, ``$script``, ``$data``.
         title: Plain text.
         style: Style sheet.
         script: JavaScript.
-        data: What JSON can carry.
-        **more: For further places of the template; HTML.
+        data: Data that JSON can represent.
+        **more: HTML for further placeholders of the template.
     """
     return Template(template).substitute(
         policy=f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; base-uri 'none'; "
@@ -30,11 +31,11 @@ def page(template: str, *, title: str, style: str, script: str, data: Any, **mor
 
 
 def json_in_html(content: Any) -> str:
-    """Write JSON that stands inside a script element and cannot end it."""
+    """Encode JSON for use inside a script element, which it cannot end."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    # A lone surrogate is valid in Python's text and in no encoding of it.
+    # A lone surrogate is valid in a Python string but cannot be encoded.
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,4 +1,4 @@
-"""Matches: structures that were found in a graph."""
+"""Matches: structures found in a graph."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class PatternMatch:
     confidence: float = 1.0
     """Between 0 and 1."""
     hints: Mapping[str, Any] = attrs.field(factory=dict)
-    """What an optimizer may make of it."""
+    """Hints for an optimizer."""
     roles: Mapping[str, str] = attrs.field(factory=dict)
-    """What single nodes are for within it, for example ``scores``, ``down_projection``."""
+    """Roles of single nodes within the structure, for example ``scores``, ``down_projection``."""
     values: Mapping[str, str] = attrs.field(factory=dict)
-    """Values that matter to it, by identifier: ``key_cache``, ``value_cache``, ``weight``, ``query``, ..."""
+    """Identifiers of important values: ``key_cache``, ``value_cache``, ``weight``, ``query``, ..."""
     metadata: Mapping[str, Any] = attrs.field(factory=dict)
-    """What else is known of it: ``heads``, ``is_causal``, ``layer``, ``is_cross``, ..."""
+    """Further properties: ``heads``, ``is_causal``, ``layer``, ``is_cross``, ..."""
 
     def operations(self, graph: Graph) -> tuple[str, ...]:
         """List the operations of the matched nodes, in their order."""

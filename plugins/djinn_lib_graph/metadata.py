@@ -1,4 +1,4 @@
-"""What a graph means: the vocabulary of annotations."""
+"""The vocabulary of annotations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from djinn.ir.phase import ExecutionPhase
 
 
 class DataResidency(StrEnum):
-    """What a value is to the work, and thus how long it stays."""
+    """The role of a value in the work, which determines how long it stays."""
 
     UNKNOWN = "unknown"
     EPHEMERAL_ACTIVATION = "ephemeral_activation"
@@ -22,11 +22,11 @@ class DataResidency(StrEnum):
     GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer_state"
     INPUT = "input"
-    """Came from outside for this piece of work: tokens, pixels, a mask."""
+    """Passed from outside for this piece of work: tokens, pixels, a mask."""
 
 
 class Modality(StrEnum):
-    """What kind of data is worked on."""
+    """The kind of data that is processed."""
 
     UNKNOWN = "unknown"
     TEXT = "text"
@@ -36,12 +36,12 @@ class Modality(StrEnum):
 
 
 class MemoryPattern(StrEnum):
-    """How an operation goes through memory."""
+    """The memory access pattern of an operation."""
 
     SEQUENTIAL = "sequential"
     """Each byte about once, in order."""
     STREAMING = "streaming"
-    """Large operands once, too large to be kept near: weights at batch size one."""
+    """Large operands once, too large to be cached: weights at batch size one."""
     REUSED = "reused"
     """Operands many times: large matrix products, convolutions."""
     RANDOM = "random"
@@ -51,31 +51,31 @@ class MemoryPattern(StrEnum):
 
 
 class Tier(StrEnum):
-    """Which part of the analysis decided."""
+    """The part of the analysis that made a decision."""
 
     OPERATION = "operation"
     """The overload and its arguments alone."""
     STRUCTURE = "structure"
-    """Patterns and the way of values through the graph."""
+    """Patterns, and how values flow through the graph."""
     RUNTIME = "runtime"
-    """What happened while the graph was made: modules, calls, growth from call to call."""
+    """Events during the recording of the graph: modules, calls, growth from call to call."""
 
 
 @attrs.frozen
 class DataLineage:
-    """Where a node's result comes from."""
+    """The origin of a node's result."""
 
     sources: tuple[str, ...] = ()
-    """Values from outside of the graph on which it depends directly."""
+    """Values from outside the graph on which it depends directly."""
     producers: tuple[str, ...] = ()
     """Nodes whose results it reads."""
     last_use: str = ""
-    """The last node that reads a result of it; empty if the result outlives the graph."""
+    """The last node that reads one of its results; empty if the result outlives the graph."""
 
 
 @attrs.frozen
 class Evidence:
-    """Who decided a field, and how sure that is."""
+    """The origin of a field's value, and its confidence."""
 
     tier: Tier
     confidence: float = 1.0
@@ -84,7 +84,7 @@ class Evidence:
 
 @attrs.frozen
 class SemanticMetadata:
-    """What is known of one node."""
+    """Annotations of one node."""
 
     operation_type: str
     """Qualified overload, ``namespace::name.overload``."""
@@ -93,20 +93,20 @@ class SemanticMetadata:
     dtype: str | None = None
     """Name of its dtype, for example ``float32``."""
     device_hint: str = "remote_accelerator:0"
-    """Where it runs, or had better run."""
+    """Where it runs, or should run."""
     module_path: str | None = None
     """For example ``transformer.h.0.attn``."""
     model_module: str | None = None
     """Class of that module."""
     layer_depth: int | None = None
-    """Which of the repeated layers it is in, from 0."""
+    """Index of the repeated layer that it belongs to, from 0."""
     call_index: int | None = None
     """In which call of the captured model it was recorded, from 0."""
     semantic_role: str | None = None
-    """What it is for, in the words of the pattern that holds it: ``attention.scores``, ``mlp.down_projection``, ..."""
+    """Its purpose, in the terms of the pattern that contains it: ``attention.scores``, ``mlp.down_projection``, ..."""
     execution_phase: ExecutionPhase = ExecutionPhase.UNKNOWN
     data_residency: DataResidency = DataResidency.UNKNOWN
-    """Of its first result."""
+    """Residency of its first result."""
     modality: Modality = Modality.UNKNOWN
     memory_pattern: MemoryPattern = MemoryPattern.SEQUENTIAL
     data_lineage: DataLineage = DataLineage()
@@ -115,34 +115,34 @@ class SemanticMetadata:
     bytes_read: int = 0
     bytes_written: int = 0
     compute_intensity: float = 0.0
-    """FLOP per byte that is read or written."""
+    """FLOP per byte read or written."""
     is_gradient: bool = False
     is_activation: bool = False
     kv_cache_related: bool = False
     requires_sync: bool = False
-    """Whether the client waits for it: its result is no tensor, or its shape depends on data."""
+    """Whether the client waits for it: its result is not a tensor, or its shape depends on data."""
     can_fuse: bool = False
-    """Whether it may run in one kernel with its neighbours: element by element, or a view."""
+    """Whether it may be fused with its neighbours into one kernel: it is elementwise, or a view."""
     can_recompute: bool = False
-    """Whether running it again is cheaper than moving its result, and gives the same."""
+    """Whether running it again is cheaper than moving its result, and gives the same result."""
     must_colocate: str | None = None
-    """Node that has to be on the same device: it shares a storage, or grows the same cache."""
+    """Node that must be on the same device: it shares a storage, or grows the same cache."""
     priority: int = 0
-    """The higher, the sooner among what is ready."""
+    """Nodes with higher values run first among those that are ready."""
     workload_hints: Mapping[str, Any] = attrs.field(factory=dict)
-    """What patterns suggest for the structure that holds the node."""
+    """Hints of patterns for the structure that contains the node."""
     evidence: Mapping[str, Evidence] = attrs.field(factory=dict)
-    """By field name: who decided it. A field that is not named was decided by the operation alone."""
+    """By field name: who decided it. Fields not listed were decided by the operation alone."""
 
 
 @attrs.frozen
 class WorkloadProfile:
-    """The whole at a glance."""
+    """A summary of the whole graph."""
 
     workload: str = "unknown"
     """``llm``, ``encoder_decoder``, ``vision``, ``speech``, ``multimodal``, ``recurrent``, ``training``, ..."""
     phases: Mapping[str, int] = attrs.field(factory=dict)
-    """Number of nodes of each `ExecutionPhase` that occurs."""
+    """Number of nodes in each `ExecutionPhase` that occurs."""
     modalities: tuple[Modality, ...] = ()
     patterns: Mapping[str, int] = attrs.field(factory=dict)
     """Number of matches of each pattern that occurs."""
@@ -153,15 +153,15 @@ class WorkloadProfile:
     """Bytes of the values of each `DataResidency`."""
     compute_intensity: float = 0.0
     steps: tuple[ExecutionPhase, ...] = ()
-    """Phase of each call of the captured model, in order; one entry if calls are not known."""
+    """Phase of each call of the captured model, in order; one entry if calls are unknown."""
     confidence: float = 0.0
 
 
 class MetadataPlaceholder:
-    """Annotations that are computed when somebody first looks, once, whoever looks.
+    """Annotations computed once, on first access.
 
     Concurrency:
-        Any thread. While one computes, others wait. A computation that raised is tried again by the next who looks.
+        Any thread. While one computes, others wait. If a computation raises, the next access tries again.
     """
 
     def __init__(self, compute: Callable[[], Any]) -> None:
@@ -171,7 +171,7 @@ class MetadataPlaceholder:
 
     @property
     def is_computed(self) -> bool:
-        """Whether somebody has looked."""
+        """Whether they have been computed."""
         return self._compute is None
 
     def get(self) -> Any:

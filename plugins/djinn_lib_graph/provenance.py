@@ -1,4 +1,4 @@
-"""Watching a piece of work: which module recorded a node, in which call and stage, and what its values are called."""
+"""Watches a piece of work: which module recorded a node, in which call and stage, and the names of its values."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from djinn.session import Session
 
 _OUTSIDE, _OPTIMIZER, _MODULES = range(3)
-"""Places where a thread can be; from the last one on, the modules of the model."""
+"""Places where a thread can be; values from the last one up are the modules of the model."""
 _HERE, _BACKWARD, _ELSEWHERE = "here", "backward", "elsewhere"
-"""Who recorded a node: the block's thread, that thread within a backward, or another thread within some backward."""
+"""Who recorded a node: the block's thread, that thread within a backward pass, or another thread within one."""
 _in_backward = torch._C._current_graph_task_id
 _sequence_number = torch._C._autograd._get_sequence_nr
-"""Number of the next node of autograd's graph that this thread makes."""
+"""Number of the next node that this thread adds to autograd's graph."""
 _NO_NUMBER = 1 << 63
-"""Nodes that accumulate gradients have the highest number there is."""
+"""Nodes that accumulate gradients have the highest possible number."""
 
 
 _Stamp: TypeAlias = tuple[int, str]
@@ -38,11 +38,11 @@ _Stamp: TypeAlias = tuple[int, str]
 
 
 class _Thread:
-    """Where one thread is.
+    """The current place of one thread.
 
     Attributes:
-        stamp: What its nodes are marked with.
-        is_in_backward: Whether what it records outside autograd is part of a backward too.
+        stamp: The stamp for its nodes.
+        is_in_backward: Whether operations that it records outside autograd also belong to a backward pass.
     """
 
     __slots__ = ("frames", "is_in_backward", "place", "stamp")
@@ -54,7 +54,7 @@ class _Thread:
         self.frames: list[tuple[Any, int]] = []
 
     def leave(self, entered: Any) -> bool:
-        """Go back to before ``entered`` was entered, and with it whatever was entered since and never left."""
+        """Return to the place before ``entered``, and leave everything entered since then."""
         for position in range(len(self.frames) - 1, -1, -1):
             if self.frames[position][0] is entered:
                 self.place = self.frames[position][1]
@@ -64,7 +64,7 @@ class _Thread:
 
 
 class _Hook:
-    """A hook of a module. Copies of the module, and what is saved of it, have one that does nothing."""
+    """A hook of a module. It becomes a hook that does nothing when the module is copied or saved."""
 
     __slots__ = ("_call",)
 
@@ -80,16 +80,16 @@ class _Hook:
 
 
 class Watch:
-    """Keeps what one thread records, and what autograd records on other threads for it.
+    """Keeps the nodes that one thread records, and that autograd records on other threads on its behalf.
 
     Args:
-        session: Where it is recorded.
-        model: A module whose calls are watched, or anything else.
+        session: The session that records.
+        model: A module whose calls are watched, or any other object.
         modules: Whether to watch the model's modules too, not only the model.
 
     Concurrency:
-        What `receiver` returns may be called from any thread. All else is for the thread that made the watch, but
-        `graph`.
+        Any thread may call the function that `receiver` returns, and `graph`. The rest is for the thread that created
+        the watch.
     """
 
     def __init__(self, session: Session, model: Any, modules: bool) -> None:
@@ -98,14 +98,14 @@ class Watch:
         self._modules: list[tuple[str, torch.nn.Module]] = []
         if self._model is not None:
             named = self._model.named_modules() if modules else [("", self._model)]
-            # What is scripted has no hooks.
+            # Scripted modules have no hooks.
             self._modules = [pair for pair in named if not isinstance(pair[1], torch.jit.ScriptModule)]
         self._places = _MODULES + len(self._modules)
         self._call = 0
         self._thread = threading.get_ident()
         self._here = _Thread(0)
         self._threads = {self._thread: self._here}
-        # Nodes and stamps in turn: pairs would be objects that garbage collection goes through.
+        # Nodes and stamps alternate: pairs would be objects that garbage collection must traverse.
         self._entries: list[Any] = []
         self._passages: list[tuple[int, int]] = [(0, 0)]
         self._names: dict[int, ValueInfo] = {}
@@ -118,7 +118,7 @@ class Watch:
         return len(self._entries) // 2
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         for place, (_, module) in enumerate(self._modules, _MODULES):
             self._handles.append(module.register_forward_pre_hook(_Hook(self._entering(place)), prepend=True))
             self._handles.append(module.register_forward_hook(_Hook(self._left), with_kwargs=True, always_call=True))
@@ -127,7 +127,7 @@ class Watch:
         self._name_model()
 
     def stop(self) -> None:
-        """Take every hook away."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -135,7 +135,7 @@ class Watch:
         self._is_over = True
 
     def receiver(self) -> Callable[[Node], None]:
-        """Return what takes each node that some thread records. It is in the way of every operation of a block."""
+        """Return the function that receives each node of any thread; every operation in a block calls it."""
         own, here, extend = self._thread, self._here, self._entries.extend
         current, in_backward = threading.get_ident, _in_backward
 
@@ -147,7 +147,7 @@ class Watch:
                 receive_elsewhere(thread, node)
 
         def receive_alone(node: Node) -> None:
-            # Of a block without a model nobody wants to know whether autograd uses the block's own thread too.
+            # Without a model, it does not matter whether autograd also uses the block's own thread.
             thread = current()
             if thread == own:
                 extend((node, here.stamp))
@@ -161,9 +161,9 @@ class Watch:
         return receive_alone if self._model is None else receive
 
     def _mark_in_backward(self, thread: _Thread | None) -> int:
-        """Say where a node of a backward comes from: where the forward operation was that it belongs to.
+        """Return the origin of a node of a backward pass: the place of the forward operation that it belongs to.
 
-        Autograd numbers its nodes as it makes them, so that what is known of a module is from which number on it ran.
+        Autograd numbers its nodes as it creates them, so for each place it is enough to know the first number there.
         """
         if thread is not None and thread.place >= _MODULES:
             return thread.stamp[0]  # a checkpoint runs its modules again
@@ -175,7 +175,7 @@ class Watch:
 
     @contextlib.contextmanager
     def within_backward(self) -> Iterator[None]:
-        """Count what this thread records as part of a backward, which begins and ends in it."""
+        """Treat operations that this thread records as part of a backward pass, which begins and ends in the block."""
         before, self._here.is_in_backward = self._here.is_in_backward, True
         self._move(self._here, self._here.place)
         try:
@@ -185,7 +185,7 @@ class Watch:
             self._move(self._here, self._here.place)
 
     def graph(self) -> RecordedGraph:
-        """View what was recorded as a graph."""
+        """View the recorded operations as a graph."""
         if not self._is_over:
             self._name_model()
         entries = self._entries[:]
@@ -202,7 +202,7 @@ class Watch:
             thread = self._threads.get(identity)
             if thread is None:
                 thread = self._threads[identity] = _Thread(self._mark(_OUTSIDE))
-            # What a checkpoint runs again in a backward is no new call.
+            # Operations that a checkpoint reruns in a backward pass are not a new call.
             if thread is self._here and thread.place < _MODULES and _in_backward() < 0:
                 self._call += 1
             thread.frames.append((module, thread.place))
@@ -252,7 +252,7 @@ class Watch:
                 yield known.get(id(parameter), f"param_groups.{number}.{position}"), parameter
 
     def _name(self, tensor: Any, name: str, kind: str) -> None:
-        """Remember what a value is called, if ``tensor`` is one of the session's or was uploaded to it."""
+        """Record the name of a value, if ``tensor`` belongs to the session or was uploaded to it."""
         if not isinstance(tensor, torch.Tensor):
             return
         lazy = tensor if isinstance(tensor, LazyTensor) else self._session.mixer.uploaded(tensor)
@@ -263,7 +263,7 @@ class Watch:
                 self._names[value.slot.number] = ValueInfo(name, kind, value.spec)
 
     def _name_model(self) -> None:
-        """Name parameters and buffers. Those that are ordinary tensors get new values whenever they are uploaded."""
+        """Name parameters and buffers. Ordinary tensors among them get a new value at every upload."""
         if self._model is None:
             return
         parameters, buffers = list(self._model.named_parameters()), list(self._model.named_buffers())
@@ -299,7 +299,7 @@ class Watch:
             yield attrs.evolve(origin, line=node.origin) if node.origin else origin
 
     def _values(self, nodes: Sequence[Node]) -> dict[str, ValueInfo]:
-        """Say what is known of values from outside, and of those from inside that have names."""
+        """Return the metadata of values from outside, and of named values from inside."""
         produced: set[int] = set()
         found: dict[str, ValueInfo] = {}
         for node in nodes:
@@ -317,10 +317,10 @@ class Watch:
 def _belonging(
     entries: Sequence[tuple[Node, _Stamp]], names: Mapping[int, ValueInfo]
 ) -> list[tuple[Node, _Stamp]]:
-    """Leave out what other threads recorded in a backward that has nothing to do with the block.
+    """Leave out nodes that other threads recorded in a backward pass unrelated to the block.
 
-    What they recorded belongs if it reads a value that the block made or that has a name, or, like a factory, gives
-    something to what belongs.
+    A node of another thread belongs to the block if it reads a value that the block made or that has a name, or if,
+    like a factory, it provides an input for such a node.
     """
     known = set(names)
     belongs = []
@@ -344,12 +344,12 @@ def _argument_names(function: Callable[..., Any]) -> list[str]:
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        # Not every callable can tell.
+        # Not every callable has a signature.
         return []
 
 
 def _leaves(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """List what is in nested arguments, each with its name."""
+    """List the leaves of nested arguments, each with its name."""
     for name, item in items:
         if isinstance(item, (list, tuple)):
             yield from _leaves((f"{name}.{position}", member) for position, member in enumerate(item))

@@ -1,4 +1,4 @@
-"""Calibration: how fast the connected executor and the way to it are, measured."""
+"""Calibration: measures the speed of the connected executor and of the connection to it."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 __all__ = ("calibrate", "profiles")
 
 LINK_BYTES = 8 << 20
-"""What is sent and fetched to see how much a link carries."""
+"""Bytes sent and fetched to measure a link's bandwidth."""
 LINK_TURNS = 5
 ROUND_TRIPS = 30
 WARM_RUNS = 2
-"""An executor reads a program at its first run, and makes it ready at its second."""
+"""An executor parses a program at its first run, and compiles it at its second."""
 RUNS = 3
 _Advance = Callable[[str], None]
 
 
 def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) -> Calibration:
-    """Measure a connected executor and the links to it, by running what the installed workloads say.
+    """Measure a connected executor and the links to it, by running the installed workloads.
 
-    Everything that was recorded before runs first. Values and random numbers of the session stay as they are.
+    Everything recorded before runs first. The session's values and random numbers stay unchanged.
 
     Args:
-        executor: Which of the session's, from 0.
-        seconds: How long it goes on to run workloads once more, those first whose runs differ most. Each is run a few
-            times however long that takes.
-        save: Whether to keep what was found, for sessions to come. Without it, only this session knows.
+        executor: Index of the session's executor, from 0.
+        seconds: How long to repeat workloads, those with the largest spread first. Each workload is run a few times
+            regardless of this limit.
+        save: Whether to save the result for later sessions. Otherwise, only this session uses it.
 
     Returns:
-        What was found. Predictions of this session and of later ones with the same executor use it.
+        The result. Predictions of this session, and of later ones with the same executor, use it.
 
     Raises:
         PluginError: No workloads are installed.
-        PluginValidationError: What a plugin registered is no workload.
+        PluginValidationError: A plugin registered an object that is not a workload.
         TransportError: The connection broke.
         OSError: The file cannot be written.
     """
@@ -85,9 +85,9 @@ def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) ->
 
 
 def profiles() -> Mapping[str, Calibration]:
-    """Return how fast the session's executors are thought to be, by address.
+    """Return the assumed speed of the session's executors, by address.
 
-    What `calibrate` has measured, now or earlier, is used; the rest are defaults, and say so.
+    Results of `calibrate`, now or earlier, are used; the others are defaults and marked as such.
     """
     session = runtime.current()
     return {remote.address: kept.calibration_of(session, index)
@@ -113,7 +113,7 @@ def _registered(session: Session) -> list[Workload]:
 
 @contextlib.contextmanager
 def _undisturbed(session: Session) -> Iterator[None]:
-    """Let nothing be handed over but what is asked for."""
+    """Disable automatic submission, so that only explicit requests are sent."""
     session.synchronize()
     every = session.config.flush_every
     session.flush_after(None)
@@ -124,10 +124,10 @@ def _undisturbed(session: Session) -> Iterator[None]:
 
 
 class _Trials:
-    """What was run, and what it took.
+    """The workloads that were run, and their times.
 
     Attributes:
-        skipped: What the executor could not run, and why.
+        skipped: Workloads that the executor could not run, and why.
     """
 
     def __init__(self, session: Session, device: torch.device) -> None:
@@ -148,29 +148,29 @@ class _Trials:
             taken = [self._seconds(run) for _ in range(RUNS)]
         except DjinnError:
             raise
-        except Exception as error:  # noqa: BLE001  # told in the result: devices lack operations, and memory
+        except Exception as error:  # noqa: BLE001  # reported in the result: devices may lack operations or memory
             self.skipped[workload.name] = f"{type(error).__name__}: {error}".splitlines()[0]
             return
         self._trials[workload.name] = _Trial(workload, calls, (*(known.taken if known else ()), tuple(taken)))
 
     def most_doubtful(self) -> Workload | None:
-        """Return the workload to run once more: of those that were run least often, where runs differ most."""
+        """Return the workload to run next: of those that were run least often, the one with the largest spread."""
         trials = self._trials.values()
         return min(trials, key=lambda trial: (len(trial.taken), -trial.spread)).workload if trials else None
 
     def measured(self) -> list[Measured]:
-        """Return what was found."""
+        """Return the results."""
         return [Measured(name, trial.calls, trial.seconds) for name, trial in self._trials.items()]
 
     def empty_s(self) -> float:
-        """Time a run that does nothing, the way there and back included."""
+        """Time a run that does nothing, including the round trip."""
         return statistics.median(self._seconds(lambda: None) for _ in range(ROUND_TRIPS))
 
     def _seconds(self, run: Callable[[], Any]) -> float:
         """Time one run, without its recording.
 
-        It writes something first: what writes is not run ahead by an executor that has nothing to do. And it ends with
-        fetching that, because a device that computes by itself is done only when something of it is here.
+        The run writes something first, because an idle executor does not run programs with writes ahead. It ends by
+        fetching the written value, because an asynchronous device has finished only when the data arrives.
         """
         self._written.zero_()
         results = run()
@@ -185,7 +185,7 @@ class _Trials:
 
 @attrs.frozen
 class _Trial:
-    """All runs of one workload so far, in groups of runs that followed one another."""
+    """All runs of one workload so far, in groups of consecutive runs."""
 
     workload: Workload
     calls: tuple[Call, ...]
@@ -193,18 +193,18 @@ class _Trial:
 
     @property
     def seconds(self) -> float:
-        """The median of the quickest group; the others were disturbed."""
+        """The median of the fastest group; the other groups were disturbed."""
         return min(map(statistics.median, self.taken))
 
     @property
     def spread(self) -> float:
-        """How far apart its runs are."""
+        """The spread of its runs."""
         runs = [seconds for group in self.taken for seconds in group]
         return max(runs) / min(runs)
 
 
 def _calls(run: Callable[[], Any]) -> tuple[Call, ...]:
-    """Record a run, and read off what its operations compute and move."""
+    """Record a run, and derive what its operations compute and move."""
     with capture(modules=False) as captured:
         results = run()
     annotated = annotate_graph(captured.graph)
@@ -215,7 +215,7 @@ def _calls(run: Callable[[], Any]) -> tuple[Call, ...]:
 
 
 def _peer_links(session: Session, executor: int) -> dict[int, LinkProfile]:
-    """Measure the ways from one executor of a session to its others."""
+    """Measure the links from one executor of a session to the others."""
     found = {}
     for other in range(len(session.backend.executors)):
         if other != executor:
@@ -225,7 +225,7 @@ def _peer_links(session: Session, executor: int) -> dict[int, LinkProfile]:
 
 
 def _sending_s(session: Session, source: int, target: int, elements: int) -> float:
-    """Time how long a value takes from one executor to another, beyond what looking at it there takes."""
+    """Time the transfer of a value between executors, without the time that reading it there takes."""
     taken = []
     for _ in range(LINK_TURNS):
         with pinned(session, source) as device:
@@ -237,12 +237,12 @@ def _sending_s(session: Session, source: int, target: int, elements: int) -> flo
                 value.to(device).sum()
             session.synchronize()
             taken.append(time.perf_counter() - begin if timed else begin - time.perf_counter())
-    # The second time, it is there already.
+    # The second time, the value is already there.
     return max(2 * statistics.fmean(taken), 1e-6)
 
 
 def _links(session: Session, device: torch.device) -> tuple[LinkProfile, LinkProfile]:
-    """Measure the way from the executor and the way to it: half a round trip each, and what they carry."""
+    """Measure both directions of the link to the executor: half a round trip each, and the bandwidth."""
     trips = []
     for _ in range(ROUND_TRIPS):
         begin = time.perf_counter()
@@ -252,7 +252,7 @@ def _links(session: Session, device: torch.device) -> tuple[LinkProfile, LinkPro
     sent: list[float] = []
     fetched: list[float] = []
     for turn in range(LINK_TURNS):
-        # Other bytes each time: a server may keep what it was sent before.
+        # Different bytes each time, because a server may keep earlier uploads.
         data = torch.full((LINK_BYTES // 4,), float(turn))
         begin = time.perf_counter()
         there: LazyTensor = session.upload(data, device)
@@ -271,7 +271,7 @@ def _link(trip_s: float, taken: Sequence[float]) -> LinkProfile:
 
 @contextlib.contextmanager
 def _progress(steps: int) -> Iterator[_Advance]:
-    """Show how far it is, where somebody looks."""
+    """Show progress on an interactive terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

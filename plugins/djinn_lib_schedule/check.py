@@ -1,4 +1,4 @@
-"""The rules that a schedule keeps."""
+"""The rules for schedules."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ RULES: Mapping[str, str] = {
     "needless": "What moves was not there before, and is read there.",
     "budgets": "No device is to hold more than its memory.",
 }
-"""What `check_schedule` looks at, in its order."""
+"""The rules that `check_schedule` checks, in this order."""
 
 
 def check_schedule(schedule: ExecutionSchedule, graph: Graph, devices: Sequence[DeviceInfo]) -> None:
     """Check a schedule against its graph.
 
-    A storage is at home where a value of it from outside is held, where one is placed, or where the node that made it
-    runs; what no device holds and nobody places is at home on the first device. At home, all values of a storage are
-    as they are. Anywhere else a value is as it was when it came, which is no longer good once its storage is written.
+    The home of a storage is the device that holds one of its outside values, where one is placed, or where the node
+    that created it runs. A storage that no device holds and that is not placed has its home on the first device. On the
+    home device, all values of a storage are current. On any other device a value is as it was when it arrived, and
+    becomes stale once its storage is written.
 
     Raises:
         ScheduleError: Names the first of `RULES` that is broken.
@@ -90,7 +91,7 @@ def _check_budgets(schedule: ExecutionSchedule, devices: Sequence[DeviceInfo]) -
 
 
 class _Walk:
-    """Runs the schedule in thought: which value is where, as it is at that moment."""
+    """Simulates the schedule, and tracks which value is where in which version."""
 
     def __init__(self, schedule: ExecutionSchedule, graph: Graph, devices: Sequence[DeviceInfo]) -> None:
         self._schedule = schedule
@@ -101,19 +102,19 @@ class _Walk:
         self._home: dict[str, str] = {}
         """By storage."""
         self._copies: dict[str, set[str]] = {}
-        """By value: where else it is as it is at home."""
+        """By value: the other devices that have its current version."""
         self._copied: dict[str, set[str]] = {}
         """By storage: values of it that have copies."""
         self._made: dict[str, int] = {}
         """By value: position of its producer."""
         self._written: dict[str, int] = {}
-        """By storage: position of the last node that wrote it."""
+        """By storage: position of the last node that wrote to it."""
         self._due: dict[str, list[Transfer]] = {}
         self._waiting: dict[tuple[str, str], list[Transfer]] = {}
         self._read: set[tuple[str, str, str]] = set()
-        """Value, device, and the node that made it what it was: what was read somewhere else than at home."""
+        """Values read away from home: value, device, and the node that produced that version of it."""
         self._away: dict[tuple[str, str], str] = {}
-        """By value and node: where the node wrote it, if not at its home."""
+        """By value and node: where the node wrote it, if that was not its home."""
         for transfer in schedule.transfers:
             self._due.setdefault(transfer.after, []).append(transfer)
         self._begin(devices)
@@ -191,7 +192,7 @@ class _Walk:
         return self._home.setdefault(self._storage(value), self._first)
 
     def _version(self, value: str) -> str:
-        """Name the node that made a value what it is; empty if it is as it was before."""
+        """Return the node that produced a value's current version; empty if it is the version from before the graph."""
         position = max(self._made.get(value, -1), self._written.get(self._storage(value), -1))
         return "" if position < 0 else self._schedule.order[position]
 
@@ -235,7 +236,7 @@ class _Walk:
         return place == self._home_of(value) or place in self._copies.get(value, ())
 
     def _depart(self, transfer: Transfer) -> None:
-        """Carry out a transfer, or let it wait until the value comes to its source."""
+        """Execute a transfer, or postpone it until the value arrives at its source."""
         value, target = transfer.value, transfer.target
         if self._away.get((value, transfer.after)) == transfer.source and target == self._home_of(value):
             return

@@ -1,4 +1,4 @@
-"""Which nodes must be on one device, and on which."""
+"""Determines which nodes must be on the same device, and on which."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from djinn_lib_schedule.semantics import meaning_of
 
 @attrs.frozen
 class Homes:
-    """Groups of nodes that run on one device: who makes a storage, writes it, or makes views of it."""
+    """Groups of nodes that run on one device: those that create a storage, write it, or make views of it."""
 
     group: Sequence[int]
     """By node: the group's first node."""
     pinned: Sequence[int]
-    """By group: device that holds a storage of it, or else most of the weights that it reads, or `NOWHERE`."""
+    """By group: the device that holds a storage of it, else the one with most of the weights that it reads, or
+    `NOWHERE`.
+    """
     storages: dict[int, int]
-    """By storage from outside that nodes write or make views of: their group."""
+    """By storage from outside that nodes write or view: their group."""
     away: dict[int, tuple[int, ...]]
-    """By node: values that it writes although they are at home elsewhere."""
+    """By node: values that it writes although their home is on another device."""
 
     def members(self) -> dict[int, list[int]]:
         """List the nodes of each group."""
@@ -35,11 +37,11 @@ class Homes:
 def find_homes(problem: Problem) -> Homes:
     """Find the nodes that must be on one device.
 
-    A node that writes storages which several devices hold runs where most of their bytes are, and writes the others
-    back.
+    A node that writes storages which several devices hold runs where most of their bytes are, and the other storages
+    are written back.
 
     Raises:
-        ScheduleError: A node cannot run anywhere: it makes views of what several devices hold.
+        ScheduleError: A node can run nowhere, because it makes views of storages that several devices hold.
     """
     count = len(problem.nodes)
     parent = list(range(count + len(problem.values)))
@@ -84,7 +86,7 @@ def find_homes(problem: Problem) -> Homes:
 
 
 def _pin_to_weights(problem: Problem, group: Sequence[int], pin: list[int]) -> None:
-    """Let what reads weights and caches run where most of them are held, unless it has to be elsewhere."""
+    """Place nodes that read weights and caches where most of these are held, unless they must be on another device."""
     held: dict[int, dict[int, int]] = {}
     for node, reads in enumerate(problem.reads):
         for value in reads:
@@ -97,7 +99,7 @@ def _pin_to_weights(problem: Problem, group: Sequence[int], pin: list[int]) -> N
 
 
 def _choose(problem: Problem, node: int, pins: dict[int, int]) -> int:
-    """Choose where a node runs that concerns storages of several devices."""
+    """Choose the device of a node that concerns storages of several devices."""
     count, root = len(problem.nodes), problem.root
     views = {pins[count + root[value]] for value in problem.makes[node]} - {NOWHERE}
     weight: dict[int, float] = {}
@@ -105,7 +107,7 @@ def _choose(problem: Problem, node: int, pins: dict[int, int]) -> int:
         storage = root[value]
         device = pins[count + storage]
         if device != NOWHERE:
-            # What is touched in several ways cannot be written elsewhere: copies share no memory.
+            # A storage accessed through several values cannot be written away from home: copies share no memory.
             shared = sum(root[other] == storage for other in problem.reads[node]) > 1
             weight[device] = weight.get(device, 0.0) + (float("inf") if shared else problem.size[value])
     candidates = views or set(weight)
@@ -121,7 +123,7 @@ def _choose(problem: Problem, node: int, pins: dict[int, int]) -> int:
 def _join_by_meaning(
     problem: Problem, find: Callable[[int], int], join: Callable[[int, int], None], pin: Sequence[int]
 ) -> None:
-    """Put nodes together that are said to belong together, where nothing holds them apart."""
+    """Join nodes that the annotations say belong together, unless they must be on different devices."""
     number: dict[str, int] = {}
     for node, known in enumerate(problem.nodes):
         number[known.id] = node

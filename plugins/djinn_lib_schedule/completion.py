@@ -1,4 +1,4 @@
-"""From "which node where" to a whole schedule: what moves, what is placed, in which order, when, and at what cost."""
+"""Turns a placement into a complete schedule: transfers, placements of values, order, times and cost."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ def complete(
     problem: Problem, placement: Sequence[int], order: Sequence[int] | None = None, *, scheduler: str = "",
     homes: Homes | None = None,
 ) -> ExecutionSchedule:
-    """Make a schedule of nodes with devices.
+    """Create a schedule from the devices of nodes.
 
-    Values move as rarely as possible, once to each device that reads them, and as few bytes as possible: a view is
-    made again where its base is or comes to anyway, and what is cheaper to compute again is computed again. Values
-    from outside that no device holds are placed where they are read first.
+    Values move as rarely as possible, once to each device that reads them, and with as few bytes as possible: a view is
+    recreated where its base is or will be anyway, and values that are cheaper to recompute than to move are recomputed.
+    Values from outside that no device holds are placed where they are first read.
 
     Args:
         problem: The graph and its devices.
-        placement: Device by node. What must be together goes where its first node is placed, or where it is held.
-        order: Nodes in topological order; by priority and by what others wait for, if it is not given.
-        scheduler: Who asks.
-        homes: What must be together, if it is known already.
+        placement: Device by node. Nodes that must be together go where the first of them is placed, or where their
+            storage is held.
+        order: Nodes in topological order; by default, ordered by priority and by the work that waits for them.
+        scheduler: Name of the scheduler.
+        homes: The nodes that must be together, if already known.
 
     Raises:
         ScheduleError: A node concerns storages that several devices hold, and can run nowhere.
@@ -47,12 +48,12 @@ def complete(
 
 
 def settled(homes: Homes, placement: Sequence[int]) -> list[int]:
-    """Place nodes that must be together where the first of them is placed, or where they are held."""
+    """Place nodes that must be together where the first of them is placed, or where their storage is held."""
     return [placement[group] if homes.pinned[group] == NOWHERE else homes.pinned[group] for group in homes.group]
 
 
 class _Completion(Rehearsal):
-    """Rehearses a schedule and takes down what moves."""
+    """Simulates a schedule and records the transfers."""
 
     def __init__(self, problem: Problem, homes: Homes, place: Sequence[int], order: Sequence[int]) -> None:
         super().__init__(problem, homes, place)
@@ -61,13 +62,13 @@ class _Completion(Rehearsal):
         self._names = [device.id for device in problem.devices]
         self._transfers: dict[Transfer, Span] = {}
         self._moved: set[tuple[int, int, int]] = set()
-        """Value, target, and the node that made it what it is."""
+        """Value, target, and the node that produced the current version."""
         self._replicas: dict[int, list[int]] = {}
         self._positions = [0] * len(order)
         self._writer: dict[int, int] = {}
-        """By storage: the last node that wrote it."""
+        """By storage: the last node that wrote to it."""
         self._demand: dict[tuple[int, int], list[int]] = {}
-        """By storage and device: how many values of it are read there, and their bytes."""
+        """By storage and device: how many of its values are read there, and their bytes."""
         self._wanted: set[tuple[int, int]] = set()
         self._is_roomy = [room >= sum(problem.size) for room in problem.room()]
         self._compute_s = self._queueing_s = 0.0
@@ -91,7 +92,7 @@ class _Completion(Rehearsal):
                         demand[1] += problem.size[value]
 
     def finish(self, scheduler: str) -> ExecutionSchedule:
-        """Rehearse, and write down what was found."""
+        """Simulate the schedule, and create it from the recorded data."""
         problem = self.problem
         nodes, order = problem.nodes, self._order
         spans = {}
@@ -130,7 +131,7 @@ class _Completion(Rehearsal):
         self._queueing_s += seconds * load
 
     def _version(self, value: int) -> int:
-        """Return the node that made a value what it is."""
+        """Return the node that produced a value's current version."""
         maker = self.problem.maker[value]
         writer = self._writer.get(self.problem.root[value], NOWHERE)
         if NOWHERE in {maker, writer}:
@@ -138,7 +139,7 @@ class _Completion(Rehearsal):
         return maker if self._positions[maker] > self._positions[writer] else writer
 
     def bring(self, value: int, device: int) -> float:
-        """Bring a value to a device: again by computing it there, or by a transfer."""
+        """Make a value available on a device, by recomputation there or by a transfer."""
         chain, bases = self._chain(value, device)
         if chain:
             problem = self.problem
@@ -166,10 +167,10 @@ class _Completion(Rehearsal):
         return problem.root[value] == value and count > 1 and size >= problem.size[value]
 
     def _chain(self, value: int, device: int) -> tuple[list[int], list[int]]:
-        """Find what could run on a device too, so that a value need not move there.
+        """Find the nodes that could run on another device, too, so that a value need not move there.
 
         Returns:
-            Nodes in the order in which they run; and values that would have to move for them.
+            Nodes in execution order; and values that would have to move for them.
         """
         problem = self.problem
         chain: list[int] = []
@@ -192,7 +193,7 @@ class _Completion(Rehearsal):
         return sorted(chain, key=self._positions.__getitem__), bases
 
     def _can_repeat(self, node: int, device: int) -> bool:
-        """Say whether a node would make the same on a device as it did, and has left nothing there so far."""
+        """Return whether a node can be repeated on a device with the same result, and has not run there yet."""
         problem = self.problem
         if not problem.may_repeat[node]:
             return False
@@ -221,7 +222,7 @@ class _Completion(Rehearsal):
         return self.move(value, source, device, begin, end)
 
     def _take_a_detour(self, value: int, source: int, device: int, end: float) -> None:
-        """Move a value to a device in between, if it comes sooner that way."""
+        """Move a value to an intermediate device if it arrives earlier that way."""
         problem, width, at = self.problem, len(self.free), self.where[value]
         since = max(at[source], self._written.get(problem.root[value], 0.0))
         best, between = end, NOWHERE
@@ -237,11 +238,11 @@ class _Completion(Rehearsal):
             self.move(value, source, between, begin, begin + problem.moving_s(value, source, between))
 
     def move(self, value: int, source: int, device: int, begin: float, end: float) -> float:
-        """Write a transfer down and carry it out."""
+        """Record a transfer and execute it."""
         problem = self.problem
         after = self._version(value)
         if self.home[problem.root[value]] == device:
-            # What was written elsewhere comes back; the node that wrote it has just run.
+            # The value was written away from home and is sent back; the node that wrote it has just run.
             after = self._running
         self._moved.add((value, device, after))
         transfer = Transfer(problem.values[value], self._names[source], self._names[device],
@@ -250,7 +251,7 @@ class _Completion(Rehearsal):
         return super().move(value, source, device, begin, end)
 
     def run(self, node: int, device: int) -> tuple[float, float]:
-        """Run a node, as every rehearsal does."""
+        """Run a node in the simulation."""
         self._running = node
         return super().run(node, device)
 
@@ -288,7 +289,7 @@ class _Completion(Rehearsal):
         return frozenset(flags)
 
     def _saves_the_network(self, node: int) -> bool:
-        """Say whether a node makes little of much, and runs where that is."""
+        """Return whether a node reduces its inputs to much less data, and runs where they are."""
         problem = self.problem
         if problem.is_view[node] or not problem.makes[node] or not problem.reads[node]:
             return False

@@ -1,4 +1,4 @@
-"""What work, transfers and waiting cost, in seconds; `docs/planning.md` has the formulae."""
+"""The cost of work, transfers and waiting, in seconds; `docs/planning.md` has the formulae."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ("CostModel", "CostWeights", "waiting_s")
 
 @attrs.frozen
 class CostWeights:
-    """What a second of each kind counts in `CostEstimate.score`. All alike, unless somebody says otherwise."""
+    """The weight of a second of each kind in `CostEstimate.score`. All weights are equal by default."""
 
     alpha: float = 1.0
-    """Of computing."""
+    """Weight of computing."""
     beta: float = 1.0
-    """Of moving values. More than ``alpha`` where the network is shared with others."""
+    """Weight of moving values. More than ``alpha`` if the network is shared with others."""
     gamma: float = 1.0
-    """Of waiting for the work of others. More than ``alpha`` where somebody waits for the answer."""
+    """Weight of waiting for other sessions' work. More than ``alpha`` if latency matters."""
 
 
 def waiting_s(service_s: float, load: float) -> float:
-    """Predict how long work waits for that of others.
+    """Predict how long work waits for other sessions' work.
 
     Args:
-        service_s: What it takes by itself.
-        load: Fraction of the time in which the device is busy with others, from 0 to below 1.
+        service_s: How long the work takes on an idle device.
+        load: Fraction of the time in which the device is busy with other work, from 0 to below 1.
 
     Raises:
-        ValueError: A device with that load never comes to an end.
+        ValueError: With that load, the queue grows without limit.
 
     Source:
         The queue M/M/1: Kleinrock, "Queueing Systems", volume 1, 1975, section 3.2.
@@ -45,14 +45,14 @@ def waiting_s(service_s: float, load: float) -> float:
 
 
 class CostModel:
-    """Predicts what a schedule costs.
+    """Predicts the cost of a schedule.
 
     Args:
-        devices: What is known of the devices.
-        weights: How the parts of the score are weighed.
+        devices: Descriptions of the devices.
+        weights: Weights of the parts of the score.
 
     Concurrency:
-        Any thread may ask, one at a time.
+        Any thread, one at a time.
     """
 
     def __init__(self, devices: Sequence[DeviceInfo], weights: CostWeights | None = None) -> None:
@@ -62,12 +62,12 @@ class CostModel:
         self._known: dict[tuple[str, str, int, int, MemoryPattern], float] = {}
 
     def node_seconds(self, node: GraphNode, device: str | None = None) -> float:
-        """Predict what a node takes by itself.
+        """Predict how long a node takes on an idle device.
 
         Args:
-            node: Its meaning, ``node.metadata["meaning"]``, says what it computes and moves. Without one, its operands
-                and results are what moves.
-            device: Where it runs; the first device if not given.
+            node: Its annotation, ``node.metadata["meaning"]``, states its computation and data movement. Without one,
+                it is assumed to move its operands and results.
+            device: The device; the first one if not given.
         """
         where = self._first if device is None else self._devices[device]
         meaning = meaning_of(node)
@@ -83,15 +83,15 @@ class CostModel:
         return known
 
     def transfer_seconds(self, transfer: Transfer) -> float:
-        """Predict what a transfer takes by itself."""
+        """Predict how long a transfer takes on an idle link."""
         source = self._devices.get(transfer.source, self._first)
         return source.links.get(transfer.target, _USUAL_LINK).seconds(transfer.size_bytes)
 
     def estimate(self, schedule: ExecutionSchedule, graph: Graph) -> CostEstimate:
-        """Predict what a schedule costs.
+        """Predict the cost of a schedule.
 
         Every device does one thing at a time, in the schedule's order; so does every link. A transfer begins when its
-        value is there. What waits for others is longer by `waiting_s`.
+        value is available. Work on a busy device takes longer by `waiting_s`.
         """
         nodes = {node.id: node for node in graph.nodes()}
         timing = _Timing(self._devices, schedule, graph)
@@ -126,7 +126,7 @@ _USUAL_LINK = LinkProfile()
 
 
 class _Timing:
-    """When what happens, if everything happens as soon as it can."""
+    """Computes when each step happens, if everything happens as early as possible."""
 
     def __init__(self, devices: Mapping[str, DeviceInfo], schedule: ExecutionSchedule, graph: Graph) -> None:
         self.end_s = 0.0
@@ -158,7 +158,7 @@ class _Timing:
         self.end_s = max(self.end_s, end_s)
 
     def moved(self, after: str) -> None:
-        """Move what moves after a node."""
+        """Execute the transfers that follow a node."""
         waiting = self.moves.pop(after, [])
         for transfer, seconds in _in_chains(waiting):
             link = transfer.source, transfer.target
@@ -169,7 +169,7 @@ class _Timing:
 
 
 def _in_chains(moves: Sequence[tuple[Transfer, float]]) -> list[tuple[Transfer, float]]:
-    """Order moves so that one that goes on from where another leads comes after it."""
+    """Order transfers so that each link of a chain comes after the previous one."""
     ordered, rest = list[tuple[Transfer, float]](), list(moves)
     while rest:
         targets = {(move.value, move.target) for move, _ in rest}

@@ -1,4 +1,4 @@
-"""Running a scheduled graph again: its operations are recorded anew, in the schedule's order, on new inputs."""
+"""Running a scheduled graph again: its operations are recorded again, in the schedule's order, on new inputs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
 
 class ExecutionStrategy(StrEnum):
-    """How a scheduled graph is handed over."""
+    """How a scheduled graph is submitted."""
 
     STREAMING = "streaming"
-    """In pieces while it is recorded, so that recording and running overlap; as a session does by itself."""
+    """In pieces while it is recorded, so that recording and execution overlap; the session's default."""
     SUBGRAPH = "subgraph"
     """In one piece, as far as no shape in it depends on data. Does not wait."""
     COMPILED = "compiled"
-    """As ``subgraph``, and waits until it has run. From then on the executor knows the program and runs it by its
-    number, with whatever its compiler has made of it."""
+    """As ``subgraph``, but waits until it has run. Later runs refer to the program by its number and use the compiled
+    form.
+    """
     LOCAL = "local"
-    """Here, by PyTorch itself on the CPU: what it reads comes home, what it writes is sent back."""
+    """In this process, by PyTorch itself on the CPU: inputs are fetched, and writes are sent back."""
 
 
 def execute(
@@ -49,26 +50,27 @@ def execute(
 ) -> LazyTuple:
     """Run a scheduled graph on the running session, with new inputs.
 
-    Its operations are recorded anew, each on its device. Writes happen again, and random numbers are drawn anew.
-    Numbers that came home while the graph was recorded, for example by ``item()``, stay what they were.
+    Its operations are recorded again, each on its device. Writes happen again, and random numbers are drawn again.
+    Numbers that were fetched while the graph was recorded, for example by ``item()``, keep their values.
 
     Args:
-        schedule: What `djinn.schedule` gave.
-        inputs: Values from outside. A sequence is for those that are no weights of the captured model, in the order in
+        schedule: The result of `djinn.schedule`.
+        inputs: Values from outside. A sequence gives those that are not weights of the captured model, in the order in
             which the graph first reads them. A mapping names them: by their names in the captured model, or by their
-            identifiers in the graph. Ordinary tensors are uploaded. What is not given is used as it is, if the session
-            still holds it.
-        outputs: Identifiers of the values to give back; without it, the results of those nodes whose results no node
-            reads, and what the schedule keeps.
-        strategy: How to hand it over; without it, as the session does.
+            identifiers in the graph. Ordinary tensors are uploaded. Values that are not given are reused, if the
+            session still holds them.
+        outputs: Identifiers of the values to return; by default, the results of nodes whose results no node reads, and
+            the values that the schedule keeps.
+        strategy: How to submit the graph; by default, as the session does.
 
     Returns:
-        The values, in order of the schedule; lazy, but for the strategy ``local``.
+        The values, in order of the schedule; lazy, except with the strategy ``local``.
 
     Raises:
-        ScheduleError: The schedule breaks a rule, keeps no graph, or wants devices that the session has not.
+        ScheduleError: The schedule breaks a rule, contains no graph, or requires devices that the session does not
+            have.
         InputsError: An input is missing, unknown, or of another size or dtype. Nothing was run.
-        Exception: What an operation raises.
+        Exception: Any exception of an operation.
     """
     chosen = _strategy_named(strategy)
     run = Run(runtime.current(), schedule, inputs, outputs)
@@ -88,7 +90,7 @@ def execute(
 
 @contextlib.contextmanager
 def flushing(session: Session, operations: str | None) -> Iterator[None]:
-    """Hand nodes over after so many, for the length of a block."""
+    """Set after how many operations nodes are submitted, for the length of a block."""
     usual, is_fixed = session.flush_every, session.pace._is_fixed
     session.flush_after(operations)
     try:
@@ -99,9 +101,9 @@ def flushing(session: Session, operations: str | None) -> Iterator[None]:
 
 
 def results_of(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
-    """List the values that outlive a graph: of nodes none of whose results is read, and what the schedule keeps.
+    """List the values that outlive a graph: of nodes none of whose results is read, and those that the schedule keeps.
 
-    A node that writes a value does not count as its reader: what is written last is a result.
+    A node that writes a value does not count as its reader: the last written value is a result.
     """
     read: set[str] = set()
     for node in graph.nodes():
@@ -115,15 +117,14 @@ def results_of(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
 
 
 class Run:
-    """One execution: everything is looked up and checked before anything runs.
+    """One execution; everything is looked up and checked before anything runs.
 
     Attributes:
-        session: Where.
-        graph: What.
-        positions: Position of each device among those of the session.
-        results: Identifiers of the values that it gives.
-        is_repeatable: Whether running it once more changes nothing: it neither writes what came from outside nor draws
-            random numbers.
+        session: The session.
+        graph: The graph.
+        positions: Index of each device among the session's devices.
+        results: Identifiers of the values that it returns.
+        is_repeatable: Whether a second run changes nothing: it neither writes outside values nor draws random numbers.
     """
 
     def __init__(
@@ -151,10 +152,10 @@ class Run:
         self._last = self._last_uses()
 
     def remotely(self, between: Callable[[int], None] | None = None) -> LazyTuple:
-        """Record all of it, each node on its device.
+        """Record the whole graph, each node on its device.
 
         Args:
-            between: Called behind each node with its position in the schedule's order.
+            between: Called after each node with its position in the schedule's order.
         """
         session = self.session
         backend = session.backend
@@ -193,7 +194,7 @@ class Run:
         return ends
 
     def at_home(self) -> LazyTuple:
-        """Run all of it here, on the CPU.
+        """Run the whole graph in this process, on the CPU.
 
         Raises:
             ScheduleError: It writes into a storage of which it reads several views from outside.
@@ -230,7 +231,7 @@ class Run:
             del values[value]
 
     def _last_uses(self) -> dict[int, list[str]]:
-        """List what is needed no longer behind each position, so that the executor can let go of it."""
+        """List by position the values that are not needed after it, so that the executor can free them."""
         last: dict[str, int] = {}
         for position, call in enumerate(self._calls):
             if not call.only_asks:
@@ -254,7 +255,7 @@ class Run:
 
 @attrs.frozen
 class _Argument:
-    """A constant of PyTorch that a graph gives by its name."""
+    """A PyTorch constant that a graph represents by its name."""
 
     kind: str
     name: str
@@ -267,7 +268,7 @@ class _Call:
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     only_asks: bool
-    """Whether it does nothing but bring a number home, which nobody waits for now."""
+    """Whether it only fetches a number, which is not needed in this run."""
 
 
 def _call_of(node: GraphNode) -> _Call:
@@ -283,7 +284,7 @@ def _call_of(node: GraphNode) -> _Call:
 
 @cache
 def _constants_of(operator: Any) -> dict[str, str]:
-    """Tell which arguments are constants of PyTorch, of which graphs have the names only."""
+    """Return which arguments are PyTorch constants, for which graphs contain only the names."""
     kinds = {"ScalarType": "dtype", "Layout": "layout", "Device": "device", "MemoryFormat": "memory_format"}
     return {argument.name: kinds[kind] for argument in operator._schema.arguments
             for kind in [str(argument.real_type).removeprefix("Optional[").removesuffix("]")] if kind in kinds}
@@ -306,7 +307,7 @@ def _filled(item: Any, node: GraphNode, values: Mapping[str, Any], device: str) 
 
 
 def _new_results(call: _Call, returned: Any) -> list[Any]:
-    """List what an operation gave that is new, flat: without the arguments that it wrote and gives back."""
+    """List an operation's new results, flat, without the arguments that it writes and returns."""
     kinds = facts_of(call.operator).returns
     items = returned if len(kinds) > 1 else (returned,) if kinds else ()
     made: list[Any] = []
@@ -319,7 +320,7 @@ def _new_results(call: _Call, returned: Any) -> list[Any]:
 
 
 def devices_in(session: Session) -> list[Any]:
-    """List the devices of a session, by the names that schedules know them by."""
+    """List the devices of a session, under the names that schedules use."""
     from djinn_lib_schedule.scheduling import devices_of
 
     return devices_of(session)
@@ -337,7 +338,7 @@ def _positions_of(session: Session, schedule: ExecutionSchedule) -> dict[str, in
 
 
 class _BySchedule:
-    """Places what a run records where its schedule wants it, and all else as before."""
+    """Places the operations that a run records where its schedule wants them, and all others as before."""
 
     def __init__(self, usual: Placement) -> None:
         self._usual = usual
@@ -348,13 +349,13 @@ class _BySchedule:
         self._executor: int | None = None
 
     def use(self, executor: int | None) -> None:
-        """Place what this thread records from now on."""
+        """Set the executor for operations that this thread records after this call."""
         self._executor = executor
 
     def receive(self, node: Node) -> None:
-        """Learn of a node as it is recorded."""
+        """Register a node as it is recorded."""
         if self._executor is not None and threading.get_ident() == self._thread:
-            self._nodes.append(node)  # as long as it is there, no other has its identity
+            self._nodes.append(node)  # keeps the node alive, so that no other node gets its identity
             self._executors[id(node)] = self._executor
 
     def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
@@ -372,12 +373,12 @@ class _BySchedule:
         return self._usual.devices(where, values)
 
     def pin(self, executor: int | None) -> None:
-        """Pass it on; what a schedule places stays there."""
+        """Forward the call; operations placed by a schedule stay where they are."""
         self._usual.pin(executor)
 
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._usual.learn(executor, profile, home_link, links)
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> list[tuple[Node, int]]:

@@ -1,4 +1,4 @@
-"""From times of workloads to a profile of the device that ran them."""
+"""Derives a device's profile from the times of workloads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ("Call", "Measured", "fit")
 
 SMALL_BYTES = 64 << 10
 SMALL_FLOPS = 1e5
-"""Up to here, a call is nothing but its launch."""
+"""Up to this size, a call costs only its launch."""
 _HARDLY = 0.05
-"""Part of a call's time below which its work cannot be told from its launch."""
+"""Below this fraction of a call's time, its work cannot be distinguished from its launch."""
 _USUAL = DeviceProfile()
 
 
@@ -31,13 +31,13 @@ class Call:
 
     @property
     def is_small(self) -> bool:
-        """Whether only its launch counts."""
+        """Whether only its launch matters."""
         return self.size_bytes <= SMALL_BYTES and self.flops <= SMALL_FLOPS
 
 
 @attrs.frozen
 class Measured:
-    """A workload, what it calls, and what a run of it took."""
+    """A workload, its calls, and how long a run of it took."""
 
     name: str
     calls: tuple[Call, ...]
@@ -45,7 +45,7 @@ class Measured:
 
     @property
     def main(self) -> str:
-        """The operation that would usually take most of it."""
+        """The operation that usually takes most of the time."""
         totals: dict[str, float] = {}
         for call in self.calls:
             usual_s = _USUAL.seconds(call.flops, call.size_bytes, call.pattern)
@@ -54,26 +54,26 @@ class Measured:
 
     @property
     def operations(self) -> frozenset[str]:
-        """Everything that it calls."""
+        """All operations that it calls."""
         return frozenset(call.operation for call in self.calls)
 
     @property
     def is_small(self) -> bool:
-        """Whether all of it is launches."""
+        """Whether it consists of launches only."""
         return all(call.is_small for call in self.calls)
 
 
 def fit(measured: Sequence[Measured], *, run_s: float, empty_s: float) -> DeviceProfile:
-    """Make a profile.
+    """Derive a profile.
 
-    Launches come from workloads that move next to nothing. From the others' times their launches, and what they call
-    beside the operation that they are about, are taken off; what remains is that operation's. Rates for operations that
-    nobody measured are medians, by the way through memory.
+    Launch times come from workloads that move almost nothing. From the times of the others, the launches and the calls
+    of other operations are subtracted; the remainder is attributed to the main operation. Rates for operations without
+    a measurement are medians, by memory access pattern.
 
     Args:
         measured: The workloads.
-        run_s: What handing over and beginning a run takes.
-        empty_s: What a run took that did nothing, with the way there and back: it is in every run.
+        run_s: How long submitting and starting a run takes.
+        empty_s: How long a run that does nothing takes, including the round trip; every run includes it.
     """
     kept = sorted((each for each in measured if each.calls), key=lambda each: len(each.operations))
     profile = attrs.evolve(_USUAL, run_s=run_s, is_measured=True)
@@ -86,7 +86,7 @@ def fit(measured: Sequence[Measured], *, run_s: float, empty_s: float) -> Device
 
 
 def _with(profile: DeviceProfile, measured: Measured, empty_s: float) -> DeviceProfile:
-    """Add what one workload tells of its main operation."""
+    """Add the result of one workload for its main operation."""
     main = measured.main
     calls = [call for call in measured.calls if call.operation == main]
     rest_s = sum(profile.seconds(call.flops, call.size_bytes, call.pattern, call.operation)
@@ -108,7 +108,7 @@ def _with(profile: DeviceProfile, measured: Measured, empty_s: float) -> DeviceP
 
 
 def _with_medians(profile: DeviceProfile, measured: Sequence[Measured]) -> DeviceProfile:
-    """Say what operations take that were not measured: the median of those that were."""
+    """Fill in operations without a measurement: the median of the measured ones."""
     views = {call.operation for each in measured for call in each.calls if call.pattern is MemoryPattern.NONE}
     of_views = [known.launch_s for name, known in profile.operations.items() if name in views]
     of_others = [known.launch_s for name, known in profile.operations.items() if name not in views]
@@ -117,7 +117,7 @@ def _with_medians(profile: DeviceProfile, measured: Sequence[Measured]) -> Devic
 
 
 def _rates(profile: DeviceProfile, measured: Sequence[Measured]) -> Mapping[MemoryPattern, Rate]:
-    """Find the usual rates of each way through memory."""
+    """Return the typical rates for each memory access pattern."""
     patterns = {(call.operation, call.flops, call.size_bytes): call.pattern for each in measured for call in each.calls}
     flops: dict[MemoryPattern, list[float]] = {}
     moved: dict[MemoryPattern, list[float]] = {}
@@ -129,6 +129,6 @@ def _rates(profile: DeviceProfile, measured: Sequence[Measured]) -> Mapping[Memo
                 flops.setdefault(pattern, []).append(sample.flops / sample.seconds)
     fastest_flops = max((rate for rates in flops.values() for rate in rates), default=_USUAL.rate.flops_per_s)
     fastest_moved = max((rate for rates in moved.values() for rate in rates), default=_USUAL.rate.bytes_per_s)
-    # What computes is bound by that, and what streams by memory: the other rate is then no bound.
+    # Compute-bound work is limited by arithmetic, streaming work by memory: the other rate is then no limit.
     return {pattern: Rate(statistics.median(flops[pattern]), fastest_moved) if pattern is MemoryPattern.REUSED
             else Rate(fastest_flops, statistics.median(rates)) for pattern, rates in moved.items()}

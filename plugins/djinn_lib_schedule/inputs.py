@@ -1,4 +1,4 @@
-"""The values that a graph reads from outside, and the tensors that are given, or found, for them."""
+"""The values that a graph reads from outside, and the tensors bound to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Inputs = Mapping[str, Any] | Sequence[Any] | None
 _WEIGHTS = ("parameter", "buffer", "optimizer_state", "gradient")
-"""Kinds of values that a call is not given anew."""
+"""Kinds of values that are not passed to each call."""
 
 
 @attrs.frozen
@@ -37,12 +37,12 @@ class Outside:
 
     @property
     def is_weight(self) -> bool:
-        """Whether a call is not given it anew. What only the analysis takes for a weight has no name."""
+        """Whether the value is not passed to each call. A weight that only the analysis recognizes has no name."""
         return bool(self.name) and self.kind in _WEIGHTS
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name of the value in messages."""
         return f"{self.name!r} ({self.value})" if self.name else self.value
 
 
@@ -67,10 +67,10 @@ def outside_values(graph: Graph) -> list[Outside]:
 
 
 def alive_values(session: Session, wanted: Sequence[Outside]) -> dict[str, LazyTensor]:
-    """Find the tensors of a session that hold values which a graph of the same session read.
+    """Find a session's tensors that hold the values which a graph of the same session has read.
 
-    Sessions keep no list of their tensors: it would cost every operation. The garbage collector knows them. Nothing is
-    remembered, because tensors with weak references cannot be moved by `torch.nn.Module.to`.
+    Sessions keep no list of their tensors, because that would slow down every operation; the garbage collector knows
+    them. Nothing is cached here, because `torch.nn.Module.to` cannot move tensors that have weak references.
     """
     numbers = {int(value.value[1:]): value.value for value in wanted
                if value.spec is not None and value.spec in session.specs and value.value[1:].isdecimal()}
@@ -89,7 +89,7 @@ def bind(session: Session, graph: Graph, outside: Sequence[Outside], inputs: Inp
     """Find a tensor for every value from outside.
 
     Raises:
-        InputsError: There is none, or it does not fit.
+        InputsError: A tensor is missing or does not fit.
     """
     bound: dict[str, Any] = _given(outside, inputs)
     missing = [value for value in outside if value.value not in bound]
@@ -154,7 +154,7 @@ def _check_fits(value: Outside, given: Any) -> None:
 
 
 def _check_sharing(graph: Graph, outside: Sequence[Outside], bound: Mapping[str, Any]) -> None:
-    """What shares memory and is written must share memory now as well, or else what one writes the other misses."""
+    """Check that values that share memory and are written still share memory, so that each sees the other's writes."""
     owners: dict[str, tuple[Outside, Any]] = {}
     for value in outside:
         if value.is_written:
@@ -177,19 +177,19 @@ def _layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
 
 
 def arrived(session: Session, given: torch.Tensor, value: Outside) -> torch.Tensor:
-    """Bring a tensor to the executor."""
+    """Move a tensor to the executor."""
     if not isinstance(given, LazyTensor):
         given = session.upload(given.detach()) if value.is_written else session.mixer.upload(given)
     return laid_out_as(given, value.spec)
 
 
 def laid_out_as(given: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
-    """Lay a tensor out in memory as the graph's value was: operations may reach into its storage."""
+    """Copy a tensor into the memory layout of the graph's value, because operations may access its storage."""
     if spec is None or spec.numel == 0 or _layout_of(given) == (spec.stride, spec.storage_offset):
         return given
     reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
     base = torch.empty(spec.storage_offset + reach + 1, dtype=spec.dtype, device=given.device)
-    # Where a dimension is expanded, all its positions are one place in memory.
+    # In an expanded dimension, all positions share one memory location.
     narrow = tuple(slice(0, 1) if step == 0 else slice(None) for step in spec.stride)
     made = base.as_strided(spec.size, spec.stride, spec.storage_offset)
     made[narrow].copy_(given[narrow])

@@ -1,4 +1,4 @@
-"""Schedulers decide which device runs what, and in which order."""
+"""Schedulers decide which device runs which operation, and in which order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 
 
 class Scheduler(Protocol):
-    """Turns a graph into a schedule. Asked once per program, not once per run."""
+    """Creates a schedule from a graph. Called once per program, not once per run."""
 
     name: str
     """Name in the configuration."""

@@ -1,4 +1,4 @@
-"""How much memory work needs: what is held while it runs, device by device and phase by phase."""
+"""Memory use of a graph: the bytes held while it runs, by device and phase."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class MemoryEstimate:
     """Most bytes that are held at once."""
 
     peaks: Mapping[str, int]
-    """By device, what was there before included."""
+    """By device, including bytes held before."""
     phases: Mapping[str, Mapping[ExecutionPhase, int]]
     """By device, while nodes of each phase run there."""
 
 
 class MemoryEstimator:
-    """Follows storages through a graph: from the node that makes one to the last that reads any value in it.
+    """Tracks the lifetime of storages in a graph: from the node that creates one to the last that reads a value in it.
 
-    It counts what the executor counts: operands and results of a call are held together while it runs, and what was
-    used for the last time goes right after. What a call needs for itself beside them is not known.
+    The accounting matches the executor's: operands and results of a call are held together while it runs, and values
+    are freed right after their last use. The workspace that a call needs is not known and not counted.
 
     Args:
-        graph: What is to run. Sizes come from the metadata of its values.
-        outlives: Values that somebody still names when it has run. Without it, those that no node reads.
+        graph: The graph. Sizes come from the metadata of its values.
+        outlives: Values that are still referenced after the graph. By default, those that no node reads.
     """
 
     def __init__(self, graph: Graph, outlives: Collection[str] | None = None) -> None:
@@ -43,26 +43,26 @@ class MemoryEstimator:
         read = {value for node in nodes for value in node.inputs}
         kept = made - read if outlives is None else set(outlives)
         self._made = {self._base(value) for value in made} - {self._base(value) for value in read - made}
-        """Storages that nodes make. Of what is seen through a view alone, the storage is from outside."""
+        """Storages that nodes create. If only a view of a storage occurs, the storage is from outside."""
         self._kept = {self._base(value) for value in kept}
         self._sizes = self._measure(graph, nodes)
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes held at once if all nodes run in program order on one device, operands from outside included."""
+        """Most bytes held at once if all nodes run in program order on one device, including operands from outside."""
         order = tuple(self._nodes)
         plain = ExecutionSchedule(order, dict.fromkeys(order, ""))
         return self.estimate(plain).peaks.get("", self._outside_bytes())
 
     def estimate(self, schedule: ExecutionSchedule, devices: Sequence[DeviceInfo] = ()) -> MemoryEstimate:
-        """Follow a schedule.
+        """Compute the memory use of a schedule.
 
-        A copy of a value is on its way from when the first node there waits for it, and goes with the last that reads
-        it there. Values from outside stay.
+        A copy of a value is in transit from the moment when the first node on the target waits for it, and is freed
+        after its last use there. Values from outside stay.
 
         Args:
-            schedule: Of this graph.
-            devices: What they hold before, if that is known; otherwise what the graph reads from outside.
+            schedule: A schedule of this graph.
+            devices: The devices with their contents, if known; otherwise they hold what the graph reads from outside.
         """
         steps = list(self._steps(schedule))
         lives = self._lives(schedule, steps)
@@ -110,7 +110,7 @@ class MemoryEstimator:
     def _lives(
         self, schedule: ExecutionSchedule, steps: Sequence[tuple[str, str]]
     ) -> dict[tuple[str, str], tuple[int, int]]:
-        """For each storage and device: the step at which it is there first, and that after which it goes."""
+        """For each storage and device: the step at which it first exists there, and the last step that needs it."""
         lives: dict[tuple[str, str], tuple[int, int]] = {}
         homes: dict[str, str] = {}
         for position, (identifier, device) in enumerate(steps):
@@ -130,7 +130,7 @@ class MemoryEstimator:
     def _hold_until_moved(
         self, transfers: Sequence[Transfer], lives: dict[tuple[str, str], tuple[int, int]]
     ) -> None:
-        """Let the source of each transfer hold the value until the target has it, links of a chain included."""
+        """Extend lifetimes so that the source of each transfer holds the value until it arrives, also within chains."""
         pending = list(transfers)
         while pending:
             later = []
@@ -150,7 +150,7 @@ class MemoryEstimator:
         self, schedule: ExecutionSchedule, devices: Sequence[DeviceInfo],
         lives: dict[tuple[str, str], tuple[int, int]],
     ) -> dict[str, int]:
-        """Take what comes from outside out of ``lives``, and return what each device holds all the time."""
+        """Remove values from outside from ``lives``, and return what each device holds all the time."""
         held = {device: 0 for _, device in lives} | {device.id: device.held_bytes for device in devices}
         counted = {(self._base(value), device.id) for device in devices for value in (*device.holds, *device.copies)}
         moved = {(self._base(transfer.value), transfer.target) for transfer in schedule.transfers}
@@ -165,7 +165,7 @@ class MemoryEstimator:
     def _changes(
         self, lives: Mapping[tuple[str, str], tuple[int, int]], *, is_end: bool
     ) -> dict[int, list[tuple[str, int]]]:
-        """By step: which devices take, or give back, how many bytes."""
+        """By step: the devices that allocate, or free, and how many bytes."""
         changes: dict[int, list[tuple[str, int]]] = {}
         for (base, device), life in lives.items():
             changes.setdefault(life[is_end], []).append((device, self._sizes.get(base, 0)))

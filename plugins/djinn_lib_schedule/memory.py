@@ -1,4 +1,4 @@
-"""How much a schedule holds at once."""
+"""Predicts how much memory a schedule needs at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from djinn_lib_schedule.schedule import ExecutionSchedule
 
 
 def peak_bytes(problem: Problem, schedule: ExecutionSchedule) -> Mapping[str, int]:
-    """Predict the largest number of bytes that each device holds at once, what was there before included.
+    """Predict the largest number of bytes that each device holds at once, including bytes held before.
 
-    Storages at home count from the node that makes them, or from the beginning if they are placed, to the last node
-    that touches them or to the end if they outlive the graph; copies count from the first node that reads them there
-    to the last. What a node reads and what it makes is there at the same time.
+    Storages on their home device count from the node that creates them, or from the beginning if they are placed there,
+    to the last node that uses them, or to the end if they outlive the graph. Copies count from the first node that
+    reads them there to the last. Inputs and results of a node exist at the same time.
     """
     position = {name: index for index, name in enumerate(schedule.order)}
     index = {device.id: number for number, device in enumerate(problem.devices)}

@@ -1,4 +1,4 @@
-"""Which device has room for what, while nodes are being placed."""
+"""Tracks which device has room for which nodes during placement."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from djinn_lib_schedule.problem import NOWHERE, Problem
 
 
 class Room:
-    """Keeps account of memory by groups of nodes that must be together.
+    """Memory accounting by groups of nodes that must be together.
 
     Args:
         problem: The graph and its devices.
         homes: The groups.
-        is_strict: Whether to count all that a group reads or makes, as if nothing were ever let go, rather than only
-            what is to be placed on the device of the node that first reads it.
+        is_strict: Whether to count everything that a group reads or creates, as if nothing were ever freed. Otherwise,
+            only the values to be placed on the device of the node that first reads them are counted.
     """
 
     def __init__(self, problem: Problem, homes: Homes, *, is_strict: bool) -> None:
@@ -25,7 +25,7 @@ class Room:
         self._new: dict[int, set[int]] = {}
         self._placed: set[int] = set()
         self.is_bounded = any(left != float("inf") for left in self._left)
-        """Whether there is anything to count."""
+        """Whether any device has a limit."""
         if not self.is_bounded:
             return
         for node, group in enumerate(homes.group):
@@ -48,11 +48,11 @@ class Room:
         return sum(self._size[value] for value in new if value not in self._placed)
 
     def fits(self, group: int, device: int) -> bool:
-        """Say whether a device has room for a group."""
+        """Return whether a device has room for a group."""
         return not self.is_bounded or self.needed(group) <= self._left[device]
 
     def fits_all(self, groups: Iterable[int], device: int) -> bool:
-        """Say whether a device has room for several groups."""
+        """Return whether a device has room for several groups."""
         if not self.is_bounded:
             return True
         if self._is_strict:
@@ -61,7 +61,7 @@ class Room:
         return sum(self._size[value] for value in new) <= self._left[device]
 
     def roomiest(self) -> int:
-        """Return the device that has most room."""
+        """Return the device with the most room."""
         return max(range(len(self._left)), key=lambda device: (self._left[device], -device))
 
     def take(self, group: int, device: int) -> None:
@@ -74,6 +74,6 @@ class Room:
 
 
 def is_over(problem: Problem, budgets: Mapping[str, int]) -> bool:
-    """Say whether a device would hold more than its memory."""
+    """Return whether a device would exceed its memory."""
     return any(device.memory_bytes is not None and budgets.get(device.id, 0) > device.memory_bytes
                for device in problem.devices)

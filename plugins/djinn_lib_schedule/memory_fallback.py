@@ -1,4 +1,4 @@
-"""Schedules that are made once more, if they take more memory than there is."""
+"""Makes a schedule again if it takes more memory than there is."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def within_memory(
     graph: Graph, devices: Sequence[DeviceInfo], scheduler: str,
     make: Callable[[Problem, Homes, bool], ExecutionSchedule],
 ) -> ExecutionSchedule:
-    """Make a schedule, and another one that is more careful with memory if the first takes more than there is.
+    """Make a schedule; if it takes more memory than there is, make a more careful one.
 
     Args:
-        graph: What is to run.
-        devices: Where it may.
-        scheduler: Who makes it.
-        make: Makes it; the last argument is whether memory is counted as if nothing were let go.
+        graph: The graph.
+        devices: Where it may run.
+        scheduler: Name of the scheduler.
+        make: Makes the schedule; the last argument is whether to count memory as if nothing were freed.
 
     Raises:
         ScheduleError: There is no device, or a node concerns storages that several devices hold.
@@ -39,7 +39,7 @@ def within_memory(
     if not is_over(problem, careful.budgets):
         return careful
     for device in range(len(problem.devices)):
-        # One device may have room for everything, where packing by pieces has found none.
+        # A single device may have room for everything even if packing by pieces has found no solution.
         whole = complete(problem, settled(homes, [device] * len(problem.nodes)), scheduler=scheduler, homes=homes)
         if not is_over(problem, whole.budgets):
             return whole

@@ -1,4 +1,4 @@
-"""In which order nodes run, once it is known where."""
+"""Orders nodes whose devices are known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from djinn_lib_schedule.problem import Problem
 
 
 def ranks(problem: Problem, seconds: Sequence[float], moving: Callable[[int, int], float]) -> list[float]:
-    """Predict, for each node, how long it takes from its begin to the end of everything that waits for it.
+    """Predict, for each node, the time from its start to the end of everything that depends on it.
 
     Args:
         problem: The graph and its devices.
-        seconds: What each node takes.
-        moving: What it takes to move a value to a node that reads it.
+        seconds: How long each node takes.
+        moving: How long it takes to move a value to a node that reads it.
 
     Source:
         Topcuoglu, Hariri and Wu, "Performance-Effective and Low-Complexity Task Scheduling for Heterogeneous
@@ -35,7 +35,7 @@ def ranks(problem: Problem, seconds: Sequence[float], moving: Callable[[int, int
 
 
 def ranks_of(problem: Problem, place: Sequence[int]) -> list[float]:
-    """Rank nodes that have devices: what other devices wait for ranks high, by the time that it is on its way."""
+    """Rank placed nodes; nodes that other devices wait for rank higher, by the transfer time."""
     maker, moving_s = problem.maker, problem.moving_s
 
     def moving(value: int, node: int) -> float:
@@ -46,9 +46,9 @@ def ranks_of(problem: Problem, place: Sequence[int]) -> list[float]:
 
 
 def arranged(problem: Problem, rank: Sequence[float]) -> list[int]:
-    """Order nodes: those of higher priority first, then those of higher rank, then those that were recorded first.
+    """Order nodes by priority, then by rank, then by the order of recording.
 
-    What a node waits for is as urgent as the node.
+    A node inherits the priority of the nodes that depend on it.
     """
     missing = [len(before) for before in problem.before]
     priority = list(problem.priority)

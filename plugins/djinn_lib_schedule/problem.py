@@ -1,4 +1,4 @@
-"""A graph and its devices by numbers, as schedulers count."""
+"""A graph and its devices as numbers, for schedulers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
 from djinn_lib_schedule.semantics import STAYING, meaning_of
 
 NOWHERE = -1
-"""Stands for no node, or no device."""
+"""Represents no node, or no device."""
 _RANDOM = -1
 _LARGE_BYTES = 1 << 16
 _PLAIN_BYTES = 8
-"""What a value is taken to have that is no tensor."""
+"""Assumed size of a value that is not a tensor."""
 _DEFAULT_LINK = LinkProfile()
 _FAR = 10**9
-"""Bytes by which the slope of a link is taken; their seconds are linear."""
+"""Bytes at which the slope of a link is determined; its seconds are linear in bytes."""
 
 
 class Problem:
-    """A graph and its devices by numbers.
+    """A graph and its devices as numbers.
 
-    Nodes count in program order, values in order of appearance, devices as they are given.
+    Nodes are numbered in program order, values in order of appearance, devices in the given order.
 
     Raises:
         ScheduleError: There is no device.
@@ -52,10 +52,10 @@ class Problem:
         self._number_values()
         self.root: list[int] = [self._number.get(graph.storages.get(name, name), index)
                                 for index, name in enumerate(self.values)]
-        """By value: the value that stands for its storage."""
+        """By value: the value that represents its storage."""
         self.is_random = [node.is_random for node in self.nodes]
         self.before: list[list[int]] = []
-        """Nodes that come before a node, hazards included."""
+        """Predecessors of each node, including hazards."""
         self.after: list[list[int]] = [[] for _ in self.nodes]
         self._connect()
         self._weigh()
@@ -89,7 +89,7 @@ class Problem:
             self.writes.append(tuple(dict.fromkeys(map(number.__getitem__, node.writes))) if node.writes else ())
 
     def _connect(self) -> None:
-        """Find who must come after whom, as `djinn_lib_graph.graph.RecordedGraph.edges` does."""
+        """Find the predecessors of each node, as `djinn_lib_graph.graph.RecordedGraph.edges` does."""
         root, maker = self.root, self.maker
         writer: dict[int, int] = {}
         readers: dict[int, list[int]] = {}
@@ -117,15 +117,17 @@ class Problem:
                 self.after[earlier].append(node)
 
     def _weigh(self) -> None:
-        """Find what nodes cost, and what may be said of them."""
+        """Determine the costs and properties of nodes."""
         kinds: dict[tuple[float, float, MemoryPattern], int] = {}
         self._kind: list[int] = []
         self.priority: list[int] = []
         self.is_view: list[bool] = []
         self.may_repeat: list[bool] = []
-        """Whether a node writes nothing and draws nothing, and is a view or said to be cheaper to run than to move."""
+        """Whether a node writes nothing and draws no random numbers, and is a view or marked as cheaper to run than to
+        move.
+        """
         self.outlives: list[bool] = [maker == NOWHERE for maker in self.maker]
-        """By value: whether it is known to be wanted after the graph. What nobody reads is, too."""
+        """By value: whether it is needed after the graph, as far as known. This includes values that no node reads."""
         size, root = self.size, self.root
         for known, reads, makes in zip(self.nodes, self.reads, self.makes, strict=True):
             meaning = meaning_of(known)
@@ -154,9 +156,9 @@ class Problem:
         devices = self.devices
         outside = {name for name, maker in zip(self.values, self.maker, strict=True) if maker == NOWHERE}
         self.held: dict[int, int] = {}
-        """Device, by storage that some device holds."""
+        """By storage: the device that holds it, if there is one."""
         self.copies: dict[int, list[int]] = {}
-        """Devices, by value of which there are copies."""
+        """By value: the devices that hold copies of it."""
         for index, device in enumerate(devices):
             for name in sorted(outside & device.holds):
                 self.held.setdefault(self.root[self._number[name]], index)
@@ -166,7 +168,7 @@ class Problem:
                 if self.held.get(self.root[value]) != index:
                     self.copies.setdefault(value, []).append(index)
         self.stays: list[bool] = [False] * len(self.values)
-        """By value: whether it is a weight, a cache or the like, and no small one."""
+        """By value: whether it is a weight, a cache or similar, and not a small one."""
         for name, info in self.graph.values.items():
             if info.kind in STAYING and name in outside and self.size[self._number[name]] >= _LARGE_BYTES:
                 self.stays[self._number[name]] = True
@@ -186,22 +188,22 @@ class Problem:
         lines = {link: (link.seconds(0), (link.seconds(_FAR) - link.seconds(0)) / _FAR)
                  for row in self.links for link in row}
         self.lines: list[tuple[float, float]] = [lines[link] for row in self.links for link in row]
-        """By source times the number of devices plus target: seconds of any transfer, and those of each byte."""
+        """By source times the number of devices plus target: seconds per transfer, and seconds per byte."""
         self.is_uniform = len({link for source, row in enumerate(self.links) for target, link in enumerate(row)
                                if source != target}) <= 1
-        """Whether every link is like every other."""
+        """Whether all links are equal."""
 
     def moving_s(self, value: int, source: int, target: int) -> float:
-        """Predict what it takes to move a value."""
+        """Predict how long it takes to move a value."""
         latency_s, byte_s = self.lines[source * len(self.devices) + target]
         return latency_s + self.size[value] * byte_s
 
     def seconds(self, node: int, device: int) -> float:
-        """Predict what a node takes on a device, the work of others there included.
+        """Predict how long a node takes on a device, including the load from other sessions.
 
         Source:
-            With one queue before the device, exponential times between arrivals and of service (M/M/1), what takes s
-            seconds alone takes s / (1 - load). Kleinrock, "Queueing Systems", volume 1, section 3.2.
+            With one queue before the device, exponential times between arrivals and of service (M/M/1), work that takes
+            s seconds alone takes s / (1 - load). Kleinrock, "Queueing Systems", volume 1, section 3.2.
         """
         kind, row = self._kind[node], self._class[device]
         known = self._seconds[row][kind]
@@ -211,12 +213,12 @@ class Problem:
         return known
 
     def durations(self, device: int) -> list[float]:
-        """Predict what each node takes on a device."""
+        """Predict how long each node takes on a device."""
         seconds = self.seconds
         return [seconds(node, device) for node in range(len(self.nodes))]
 
     def kinds_of_devices(self) -> list[int]:
-        """Return, by device, the first device that is as fast as it."""
+        """Return, by device, the first device with the same speed."""
         first: dict[int, int] = {}
         return [first.setdefault(row, index) for index, row in enumerate(self._class)]
 

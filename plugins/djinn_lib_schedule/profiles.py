@@ -1,4 +1,4 @@
-"""Where profiles are kept between runs: one file for each executor, in the user's cache."""
+"""Stores profiles between runs: one file per executor, in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ __all__ = ("Calibration", "Identity", "calibration_of", "folder", "identity_of",
            "use_calibration")
 
 FORM = 1
-"""Of the files; those of another form are not read."""
+"""Format of the files; files in another format are ignored."""
 MAX_FILE_BYTES = 4 << 20
 log = logging.getLogger("djinn_lib_schedule.calibrate")
 
 
 @attrs.frozen
 class Identity:
-    """What a profile is of: as much of an executor as its client knows."""
+    """Identifies the executor that a profile belongs to, as far as the client knows it."""
 
     host: str
-    """Of its address, without the port, which changes; what this machine is, for an executor in this process."""
+    """Host of its address, without the port, which changes; a description of this machine for an executor in this
+    process.
+    """
     device: str
     torch: str
     threads: int = 0
-    """That the CPU computes with, in this process; 0 elsewhere, where it is not known."""
+    """Number of CPU threads for computing, in this process; 0 for other processes, where it is not known."""
 
     def __str__(self) -> str:
         threads = f", {self.threads} thread{'s' if self.threads > 1 else ''}" if self.threads else ""
@@ -52,26 +54,26 @@ class Identity:
 
 @attrs.frozen
 class Calibration:
-    """How fast an executor is, and the way to it."""
+    """The speed of an executor and of the connection to it."""
 
     of: Identity
     profile: DeviceProfile = attrs.field(factory=DeviceProfile)
     home_link: LinkProfile = attrs.field(factory=LinkProfile)
-    """From it to here."""
+    """From the executor to the client."""
     feed_link: LinkProfile = attrs.field(factory=LinkProfile)
-    """From here to it."""
+    """From the client to the executor."""
     seconds: float = 0.0
-    """What measuring took."""
+    """How long the measurement took."""
     skipped: tuple[str, ...] = ()
-    """Workloads that it could not run, with what they raised."""
+    """Workloads that it could not run, with the exceptions that they raised."""
 
     @property
     def is_measured(self) -> bool:
-        """Whether it was measured; otherwise it is made of defaults."""
+        """Whether it was measured; otherwise it contains defaults."""
         return self.profile.is_measured
 
     def __str__(self) -> str:
-        """Say it in a few lines."""
+        """Describe it in a few lines."""
         profile = self.profile
         rates = {str(pattern): rate for pattern, rate in profile.rates.items()} or {"any": profile.rate}
         how = "measured" if self.is_measured else "defaults, not measured; see djinn.calibrate()"
@@ -125,7 +127,7 @@ def identity_of(executor: RemoteExecutor | Connection) -> Identity:
 
 
 def folder() -> Path:
-    """Return where profiles are kept."""
+    """Return the folder of the profiles."""
     base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else None)
     return Path(base or Path.home() / ".cache") / "djinn" / "profiles"
 
@@ -137,7 +139,7 @@ def path_of(identity: Identity) -> Path:
 
 
 def save(calibration: Calibration) -> Path:
-    """Keep a calibration, whole or not at all.
+    """Save a calibration atomically.
 
     Raises:
         OSError: It cannot be written.
@@ -157,7 +159,7 @@ def save(calibration: Calibration) -> Path:
 
 
 def load(identity: Identity) -> Calibration:
-    """Return what was measured of an executor; defaults if nothing was. A file that makes no sense is left aside."""
+    """Load the calibration of an executor; defaults if there is none. An invalid file is ignored."""
     path = path_of(identity)
     try:
         with path.open("rb") as file:
@@ -178,10 +180,10 @@ def load(identity: Identity) -> Calibration:
 
 
 def _check(found: _File, identity: Identity) -> None:
-    """Check what types do not say.
+    """Check conditions that types do not express.
 
     Raises:
-        ValueError: It is of another form or of another executor, or a number makes no sense.
+        ValueError: The format or the executor is different, or a number is invalid.
     """
     if found.form != FORM:
         raise ValueError(f"it is of form {found.form}, not {FORM}")

@@ -1,4 +1,4 @@
-"""Running a scheduled graph and taking down when what ran, by the executors' own clocks."""
+"""Runs a scheduled graph and records when each part ran, by the executors' own clocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ("MeasuredPiece", "MeasuredTransfer", "Measurement", "measure")
 
 @attrs.frozen
 class MeasuredPiece:
-    """A run of nodes on one device, and when it ran, in seconds from when the first began."""
+    """A run of nodes on one device, and when it ran, in seconds from the start of the first one."""
 
     device: str
     nodes: tuple[str, ...]
@@ -36,7 +36,7 @@ class MeasuredPiece:
 
 @attrs.frozen
 class MeasuredTransfer:
-    """A value that moved between servers: from when it was sent to when it was there."""
+    """A value that moved between servers, with the times of sending and arrival."""
 
     value: str
     source: str
@@ -46,7 +46,7 @@ class MeasuredTransfer:
 
 @attrs.frozen
 class Measurement:
-    """What `measure` found."""
+    """The result of `measure`."""
 
     results: LazyTuple
     pieces: tuple[MeasuredPiece, ...]
@@ -54,20 +54,20 @@ class Measurement:
 
 
 def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int = 16) -> Measurement:
-    """Run a scheduled graph and say when its parts ran; `djinn.explain` draws that beside the plan.
+    """Run a scheduled graph and measure when its parts ran; `djinn.explain` draws the result beside the plan.
 
-    It is handed over in pieces, one behind the other without waiting, and executors tell when they ran each. What an
-    executor has never run it has to compile first, so a graph that writes nothing and draws no random numbers runs
-    twice before.
+    The graph is submitted in pieces, one after the other without waiting, and executors report when each piece ran. An
+    executor compiles programs at their first run, so a graph that writes nothing and draws no random numbers runs twice
+    before the measurement.
 
     Args:
-        schedule: What `djinn.schedule` gave.
+        schedule: The result of `djinn.schedule`.
         inputs: As for `djinn.execute`.
-        pieces: About how many. A piece ends at the latest where the device changes.
+        pieces: Approximate number of pieces. A piece also ends where the device changes.
 
     Raises:
         ScheduleError, InputsError: As for `djinn.execute`.
-        Exception: What an operation raises.
+        Exception: Any exception of an operation.
     """
     run = Run(runtime.current(), schedule, inputs, None)
     session = run.session
@@ -77,7 +77,7 @@ def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int =
         _pass(run, ends)
     with connections_through(session, lambda remote, plain: _Watch(plain)) as watches:
         cuts, results = _pass(run, ends)
-        # What is asked last is answered at once: that tells how the clocks differ.
+        # The last request is answered at once, which shows the difference between the clocks.
         session.synchronize()
     found = _pieces(schedule, ends, cuts, watches, names)
     moves = _moves(watches, names)
@@ -90,7 +90,7 @@ def _pass(run: Run, ends: dict[int, int]) -> tuple[dict[int, list[int]], LazyTup
     """Run once, in pieces.
 
     Returns:
-        For each end of a piece, how many runs each executor had been given by then; and the results.
+        For each end of a piece, how many runs each executor had received by then; and the results.
     """
     session = run.session
     cuts: dict[int, list[int]] = {}
@@ -108,12 +108,12 @@ def _pass(run: Run, ends: dict[int, int]) -> tuple[dict[int, list[int]], LazyTup
 
 
 class _Watch:
-    """A connection that asks for timings. All else goes straight to the connection itself.
+    """A connection that requests timings, and otherwise forwards to the wrapped connection.
 
     Attributes:
         runs: How many runs were submitted.
         sent: Parcels that this executor sends: their value and the executor that they go to.
-        timings: What was told.
+        timings: The reported timings.
     """
 
     def __init__(self, plain: Connection) -> None:
@@ -127,15 +127,15 @@ class _Watch:
         return getattr(self.plain, name)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Hand a batch over."""
+        """Submit a batch."""
         self.plain.submit(self._asking(batch), tensors)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
-        """Hand a batch over and wait for its answer."""
+        """Submit a batch and wait for its answer."""
         asking = self._asking(batch)
         begin_ns = time.monotonic_ns()
         result, data = self.plain.request(asking, tensors)
-        # The answer was written about half the way there and back ago.
+        # The answer was written about half a round trip ago.
         self._offset_ns = (begin_ns + time.monotonic_ns()) // 2 - result.now_ns
         self.timings += result.timings
         return result, data
@@ -148,7 +148,7 @@ class _Watch:
         return msgspec.structs.replace(batch, timed=True)
 
     def span(self, timing: Timing) -> Span:
-        """Say when something was, by the clock of this machine."""
+        """Convert a timing to the clock of this machine."""
         return Span((timing.begin_ns + self._offset_ns) / 1e9, (timing.end_ns + self._offset_ns) / 1e9)
 
     def told(self, kind: str) -> list[Timing]:
@@ -160,7 +160,7 @@ def _pieces(
     schedule: ExecutionSchedule, ends: dict[int, int], cuts: dict[int, list[int]], watches: Sequence[_Watch],
     names: Sequence[str],
 ) -> list[MeasuredPiece]:
-    """Tell pieces when they ran: runs are told in the order in which they were submitted."""
+    """Match pieces with the times of their runs; runs are reported in the order of submission."""
     runs = [[watch.span(timing) for timing in watch.told("run")] for watch in watches]
     before = [0] * len(watches)
     found = []

@@ -1,4 +1,4 @@
-"""Schedules for people: as tables and bars in a terminal, in a notebook, and as a page with a timeline."""
+"""Presents schedules: as tables and bars in a terminal, in a notebook, and as a page with a timeline."""
 
 from __future__ import annotations
 
@@ -32,49 +32,49 @@ _BAR_WIDTH = 64
 
 @attrs.frozen
 class DeviceRow:
-    """What a schedule asks of one device."""
+    """The work that a schedule assigns to one device."""
 
     device: str
     nodes: int
-    """Nodes that run there, replicas included."""
+    """Nodes that run there, including replicas."""
     programs: int
-    """Pieces without a break in the order of all nodes: each is handed over as one program."""
+    """Contiguous pieces in the order of all nodes; each is submitted as one program."""
     compute_s: float
-    """Expected work, of the nodes that have a span."""
+    """Expected work of the nodes that have a span."""
     received: tuple[int, int]
     """Transfers to it, and their bytes."""
     sent: tuple[int, int]
     """Transfers from it, and their bytes."""
     peak_bytes: int | None
-    """Most bytes held at once, what was there before included; ``None`` if nobody has estimated it."""
+    """Most bytes held at once, including those held before; ``None`` if not estimated."""
     memory_bytes: int | None
-    """What it has; ``None`` if unknown."""
+    """The device's memory; ``None`` if unknown."""
     measured_s: float | None
-    """Measured work, if there was a measurement."""
+    """Measured work, if it was measured."""
 
     @property
     def fits(self) -> bool:
-        """Whether its memory suffices, as far as that is known."""
+        """Whether its memory is sufficient, as far as known."""
         return self.peak_bytes is None or self.memory_bytes is None or self.peak_bytes <= self.memory_bytes
 
 
 @attrs.frozen
 class Bar:
-    """Something on a lane of the timeline."""
+    """An item on a lane of the timeline."""
 
     span: Span
     name: str
-    """What it is: an operation, a value."""
+    """Name of the operation or value."""
     detail: str = ""
-    """Where it belongs, or how large it is."""
+    """Where it belongs, or its size."""
     phase: str = "unknown"
     node: str = ""
-    """Identifier of the node, if it is one."""
+    """Identifier of the node, if the item is a node."""
 
 
 @attrs.frozen
 class Lane:
-    """What one device or link does, in order of time."""
+    """The activity of one device or link, in order of time."""
 
     name: str
     kind: str
@@ -84,16 +84,16 @@ class Lane:
 
 @attrs.frozen(eq=False, slots=False)
 class Explanation:
-    """What a schedule does, to look at: `str` for terminals, a table in notebooks, `to_html` for a page."""
+    """An explanation of a schedule: `str` for terminals, a table in notebooks, `to_html` for a page."""
 
     schedule: ExecutionSchedule
     measured: tuple[MeasuredPiece, ...] = ()
     transfers: tuple[MeasuredTransfer, ...] = ()
-    """Measured, too."""
+    """Measured transfers."""
 
     @cached_property
     def devices(self) -> tuple[DeviceRow, ...]:
-        """What it asks of each device, those without work included if they are known."""
+        """The work of each device, including idle devices if they are known."""
         schedule = self.schedule
         infos = {info.id: info for info in schedule.device_infos}
         names = dict.fromkeys([*infos, *schedule.devices.values()])
@@ -116,7 +116,7 @@ class Explanation:
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """Devices with what is planned and what was measured, then links."""
+        """Devices with planned and measured work, then links."""
         schedule = self.schedule
         nodes = {node.id: node for node in schedule.graph.nodes()} if schedule.graph else {}
         lanes = []
@@ -141,7 +141,7 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """The whole in a line."""
+        """A one-line summary."""
         schedule, estimate = self.schedule, self.schedule.estimate
         used = sum(row.nodes > 0 for row in self.devices)
         parts = [f"{_counted(len(schedule.order), 'node')} on {used} of {_counted(len(self.devices), 'device')}"]
@@ -155,7 +155,7 @@ class Explanation:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """What else there is to say."""
+        """Further facts about the schedule."""
         schedule, estimate = self.schedule, self.schedule.estimate
         replicas = sum(map(len, schedule.replicas.values()))
         told = [
@@ -188,7 +188,7 @@ class Explanation:
         return f"Explanation({self.headline})"
 
     def _bars(self) -> Iterator[str]:
-        """Draw the lanes with letters: the darker, the busier in that part of the time."""
+        """Draw the lanes with characters; darker ones mean a busier part of the time."""
         if not self.lanes:
             return
         end_s = _end_s(self.lanes)
@@ -206,7 +206,7 @@ class Explanation:
         return f"<div><b>{escape(self.headline)}</b></div>{_html_table(self)}{_html_facts(self)}"
 
     def to_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write one page to look at in a browser, which needs no network.
+        """Write a single page to view in a browser; it needs no network.
 
         Returns:
             The path.
@@ -219,7 +219,7 @@ class Explanation:
         return target
 
     def _data(self) -> dict[str, Any]:
-        """Tell the page's script what to draw: texts once, and bars as numbers, in nanoseconds."""
+        """Build the data that the page's script draws: each text once, and bars as numbers, in nanoseconds."""
         texts: dict[str, int] = {}
 
         def number(text: str) -> int:
@@ -246,7 +246,7 @@ def explain_schedule(
 
 
 def seconds(time_s: float) -> str:
-    """Write a time with three digits."""
+    """Format a time with three digits."""
     for unit, size_s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if time_s >= size_s:
             return f"{time_s / size_s:.3g} {unit}"
@@ -292,7 +292,7 @@ def _end_s(lanes: Sequence[Lane]) -> float:
 
 
 def _busy(bars: Sequence[Bar], end_s: float, cells: int) -> list[float]:
-    """Say for each of so many parts of the time which fraction of it is busy."""
+    """Return the busy fraction of each of ``cells`` equal parts of the time."""
     parts = [0.0] * cells
     if end_s <= 0:
         return parts
@@ -307,7 +307,7 @@ def _busy(bars: Sequence[Bar], end_s: float, cells: int) -> list[float]:
 
 
 def _shade(part: float) -> int:
-    """Something that takes any time at all is to be seen."""
+    """Return the shade of a cell; any activity at all is visible."""
     return 0 if part <= 0 else max(1, min(4, round(part * 4)))
 
 
@@ -325,7 +325,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
 
 
 def _filled_columns(explanation: Explanation) -> tuple[list[str], list[list[str]]]:
-    """Give the table without the columns in which there is nothing to say."""
+    """Return the table without empty columns."""
     rows = [_cells(row) for row in explanation.devices]
     shown = [place for place, _ in enumerate(_COLUMNS) if any(row[place] for row in rows)]
     return [_COLUMNS[place] for place in shown], [[row[place] for place in shown] for row in rows]
@@ -345,7 +345,7 @@ def _table(explanation: Explanation) -> Table:
 
 
 def _html_table(explanation: Explanation, *, plain: bool = False) -> str:
-    """Write the table; styles of its own where no style sheet is, as in a notebook."""
+    """Render the table; with inline styles where there is no style sheet, as in a notebook."""
     heads, rows = _filled_columns(explanation)
 
     def cells(tag: str, texts: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Execution schedules: what runs where and when, what moves, what stays; and what schedulers may know of devices."""
+"""Execution schedules: placement, order, transfers and lifetimes; and the device information for schedulers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from djinn_lib_graph.metadata import MemoryPattern
 
 @attrs.frozen
 class Rate:
-    """What a device does of one kind of work: the roofline of `DeviceProfile.seconds`."""
+    """A device's throughput for one kind of work: the roofline of `DeviceProfile.seconds`."""
 
     flops_per_s: float
     """Floating-point operations per second; a multiply-add counts as two."""
     bytes_per_s: float
-    """Bytes that are read and written per second."""
+    """Bytes read and written per second."""
 
 
 @attrs.frozen
@@ -27,21 +27,21 @@ class Sample:
 
     flops: float
     size_bytes: float
-    """Bytes that are read and written."""
+    """Bytes read and written."""
     seconds: float
-    """What it took beyond its launch."""
+    """Duration without the launch."""
 
 
 @attrs.frozen
 class OperationProfile:
-    """What one operation was measured to take, at several sizes."""
+    """Measured times of one operation, at several sizes."""
 
     launch_s: float
-    """What it takes however small it is."""
+    """Fixed launch time, independent of the size."""
     samples: tuple[Sample, ...] = ()
 
     def seconds(self, flops: float, size_bytes: float) -> float:
-        """Predict a call from those that were measured: each is scaled to the work asked for, near ones count more.
+        """Predict a call from measured ones: each is scaled to the requested work, and similar ones have more weight.
 
         Source:
             Shepard, "A two-dimensional interpolation function for irregularly-spaced data", ACM 1968; in logarithms.
@@ -50,7 +50,8 @@ class OperationProfile:
         for sample in self.samples:
             scale, apart = _ratio(size_bytes, sample.size_bytes)
             if flops and sample.flops:
-                # What computes takes time by that. Calls of one intensity are bound by the same, whatever their size.
+                # The time of compute-bound work scales with its FLOP. Calls of equal intensity have the same bottleneck
+                # at any size.
                 more_bytes = scale
                 scale, apart = _ratio(flops, sample.flops)
                 apart += _INTENSITY * _ratio(scale, more_bytes)[1]
@@ -61,13 +62,13 @@ class OperationProfile:
 
 
 _INTENSITY = 4.0
-"""How much more a difference in FLOP per byte sets two calls apart than one in size."""
+"""How much more a difference in FLOP per byte separates two calls than a difference in size."""
 _NEAR = 1e-3
-"""Squared distance below which samples count alike; it keeps an exact hit from dividing by zero."""
+"""Squared distance below which samples have equal weight; it keeps an exact hit from dividing by zero."""
 
 
 def _ratio(asked: float, measured: float) -> tuple[float, float]:
-    """Return the ratio of two amounts, and the square of its logarithm; of none, 0 for both."""
+    """Return the ratio of two amounts, and the square of its logarithm; 0 for both if an amount is zero."""
     if asked <= 0 or measured <= 0:
         return 0.0, 0.0
     return asked / measured, math.log(asked / measured) ** 2
@@ -75,32 +76,32 @@ def _ratio(asked: float, measured: float) -> tuple[float, float]:
 
 @attrs.frozen
 class DeviceProfile:
-    """How fast a device is."""
+    """The speed of a device."""
 
     rates: Mapping[MemoryPattern, Rate] = attrs.field(factory=dict)
-    """By the way operations go through memory; what is missing goes by ``rate``."""
+    """By memory access pattern; ``rate`` applies to missing ones."""
     rate: Rate = Rate(5e10, 1e10)
     launch_s: float = 5e-6
-    """What an operation takes however small it is."""
+    """Fixed launch time of an operation, independent of its size."""
     view_s: float = 2e-6
-    """What an operation takes that moves nothing."""
+    """Time of an operation that moves no bytes."""
     run_s: float = 1e-4
-    """What handing over and beginning a piece of work takes, however short it is."""
+    """Fixed time to submit and start a piece of work."""
     operations: Mapping[str, OperationProfile] = attrs.field(factory=dict)
-    """By qualified overload: those that were measured by themselves."""
+    """By qualified overload: operations that were measured individually."""
     is_measured: bool = False
-    """Whether `djinn.calibrate` has measured it; otherwise these are defaults for one core of a CPU."""
+    """Whether `djinn.calibrate` has measured it; otherwise these are defaults for a single CPU core."""
 
     def seconds(
         self, flops: float, size_bytes: float, pattern: MemoryPattern = MemoryPattern.SEQUENTIAL, operation: str = ""
     ) -> float:
-        """Predict what an operation takes: its launch, then what binds it, arithmetic or memory.
+        """Predict the time of an operation: its launch, plus the bottleneck, either arithmetic or memory.
 
         Args:
             flops: Floating-point operations.
-            size_bytes: Bytes that are read and written.
-            pattern: How it goes through memory.
-            operation: Its qualified overload. If it was measured, that counts more than what is usual.
+            size_bytes: Bytes read and written.
+            pattern: Its memory access pattern.
+            operation: Its qualified overload. Its own measurement takes precedence over the general rates.
 
         Source:
             Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
@@ -116,7 +117,7 @@ class DeviceProfile:
 
 @attrs.frozen
 class LinkProfile:
-    """How fast values move from one device to another."""
+    """The speed of transfers from one device to another."""
 
     latency_s: float = 2e-4
     bytes_per_s: float = 1e9
@@ -124,42 +125,42 @@ class LinkProfile:
     """Whether `djinn.calibrate` has measured it; otherwise these are defaults for a local network."""
 
     def seconds(self, size_bytes: float) -> float:
-        """Predict what moving so many bytes takes."""
+        """Predict how long a transfer of this size takes."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
 @attrs.frozen
 class DeviceInfo:
-    """What a scheduler may know of a device."""
+    """Information on a device for a scheduler."""
 
     id: str
     """Name within the schedule."""
     memory_bytes: int | None = None
-    """Memory that may be used in all; ``None`` if unknown."""
+    """Total usable memory; ``None`` if unknown."""
     held_bytes: int = 0
-    """Of it, bytes of values that are there already, those in ``holds`` and ``copies`` included."""
+    """Bytes of it that existing values use, including those in ``holds`` and ``copies``."""
     holds: frozenset[str] = frozenset()
-    """Values from outside the graph that are at home here: what writes them, or makes views of them, runs here."""
+    """Values from outside the graph whose home is this device: operations that write or view them run here."""
     copies: frozenset[str] = frozenset()
-    """Values from outside the graph of which a copy is here, until somebody writes them."""
+    """Values from outside the graph of which a copy is here, valid until the value is written."""
     profile: DeviceProfile = DeviceProfile()
     links: Mapping[str, LinkProfile] = attrs.field(factory=dict)
-    """By identifier of the other device, from here to there; what is missing goes by `LinkProfile`'s defaults."""
+    """By identifier of the other device, from here to there; `LinkProfile`'s defaults apply to missing ones."""
     home_link: LinkProfile = LinkProfile()
     """From here to the client."""
     load: float = 0.0
-    """Fraction of the time, from 0 to below 1, in which it is busy with the work of others."""
+    """Fraction of the time, from 0 to below 1, in which it is busy with other sessions' work."""
 
 
 class CachingPolicy(StrEnum):
     """How long a value stays where it is."""
 
     PERSIST = "persist"
-    """It outlives the graph: a weight, a cache, a result that somebody names."""
+    """It outlives the graph: a weight, a cache, or a result that is still referenced."""
     UNTIL_LAST_USE = "until_last_use"
-    """It goes with the last node that reads it."""
+    """It is freed after the last node that reads it."""
     RECOMPUTE = "recompute"
-    """It is made on every device that reads it, instead of being moved there."""
+    """It is computed on every device that reads it, instead of being moved there."""
 
 
 @attrs.frozen
@@ -170,14 +171,15 @@ class Transfer:
     source: str
     target: str
     after: str = ""
-    """The node that made it what it is: its producer, or the last that wrote its storage. Empty: as it was before the
-    graph. Where ``target`` is the value's home, it is written back into its place."""
+    """The node that produced its current version: its producer, or the last node that wrote its storage. Empty: the
+    version from before the graph. If ``target`` is the value's home, the value is written back in place.
+    """
     size_bytes: int = attrs.field(default=0, eq=False)
 
 
 @attrs.frozen
 class Span:
-    """When something runs, in seconds from the beginning of the graph."""
+    """When a step runs, in seconds from the beginning of the graph."""
 
     begin_s: float
     end_s: float
@@ -185,26 +187,26 @@ class Span:
 
 @attrs.frozen
 class CostEstimate:
-    """What a schedule is expected to cost."""
+    """The expected cost of a schedule."""
 
     latency_s: float = 0.0
-    """From the first node to the last, everything included."""
+    """From the first node to the last, including everything."""
     compute_s: float = 0.0
     """Of all devices together."""
     transfer_s: float = 0.0
     """Of all links together."""
     queueing_s: float = 0.0
-    """Waiting for the work of others."""
+    """Waiting for other sessions' work."""
     transferred_bytes: int = 0
     score: float = 0.0
-    """Weighted sum of computing, transfers and queueing; what schedules are compared by, together with latency."""
+    """Weighted sum of computing, transfers and queueing; schedules are compared by this and by latency."""
     is_measured: bool = False
-    """Whether all the profiles it rests on were measured; otherwise some are defaults."""
+    """Whether all profiles that it is based on were measured; otherwise some are defaults."""
 
 
 @attrs.frozen
 class ExecutionSchedule:
-    """Where and in which order the nodes of a graph run."""
+    """Where the nodes of a graph run, and in which order."""
 
     order: tuple[str, ...]
     """Node identifiers in execution order."""
@@ -213,25 +215,27 @@ class ExecutionSchedule:
     transfers: tuple[Transfer, ...] = ()
     """Values that must move, in no particular order."""
     scheduler: str = ""
-    """Who made it."""
+    """Name of the scheduler that created it."""
     replicas: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
-    """Further devices on which a node runs as well, so that its results need not move: views, and what is cheaper to
-    compute again. Such a node writes nothing and draws no random numbers."""
+    """Further devices on which a node runs as well, so that its results need not move: views, and results that are
+    cheaper to recompute. Such a node writes nothing and draws no random numbers.
+    """
     placements: Mapping[str, str] = attrs.field(factory=dict)
     """Device for each value from outside the graph that no device holds yet."""
     caching: Mapping[str, CachingPolicy] = attrs.field(factory=dict)
-    """By value; what is missing goes with its last use."""
+    """By value; missing values are freed after their last use."""
     budgets: Mapping[str, int] = attrs.field(factory=dict)
-    """Largest number of bytes held at once, by device, what was there before included."""
+    """Largest number of bytes held at once, by device, including bytes held before."""
     spans: Mapping[str, Span] = attrs.field(factory=dict)
-    """When each node is expected to run, by node."""
+    """When each node is expected to run."""
     transfer_spans: Mapping[Transfer, Span] = attrs.field(factory=dict)
     """When each transfer is expected to happen."""
     estimate: CostEstimate = CostEstimate()
     flags: frozenset[str] = frozenset()
-    """What is special: ``split`` (several devices), ``reduction_remote`` (a reduction stays there to save the network),
-    ``recomputes``, ``phase:<phase>``, ``defaults`` (a profile was not measured)."""
+    """Special properties: ``split`` (several devices), ``reduction_remote`` (a reduction stays there to save the
+    network), ``recomputes``, ``phase:<phase>``, ``defaults`` (a profile was not measured).
+    """
     graph: Graph | None = attrs.field(default=None, eq=False, repr=False)
-    """What it is a schedule of, if that is kept; `djinn.execute` needs it."""
+    """The scheduled graph, if it is kept; `djinn.execute` needs it."""
     device_infos: tuple[DeviceInfo, ...] = attrs.field(default=(), eq=False, repr=False)
-    """What was known of the devices when it was made, if that is kept; `djinn.explain` says more with it."""
+    """The devices as known when it was created, if that is kept; `djinn.explain` uses them."""

@@ -1,4 +1,4 @@
-"""Plans: asking a scheduler where and when the nodes of a graph had better run."""
+"""Plans: asks a scheduler where and when the nodes of a graph should run."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Metadata = AnnotatedGraph | MetadataPlaceholder | Mapping[str, SemanticMetadata]
 
 
 class SchedulingStrategy(StrEnum):
-    """What a schedule is good for; each is the name of a scheduler plugin, and every other plugin's name does too."""
+    """The goal of a schedule; each is the name of a scheduler plugin. Names of other scheduler plugins work too."""
 
     LATENCY = "latency"
-    """One piece of work is done as soon as possible."""
+    """Finish one piece of work as soon as possible."""
     THROUGHPUT = "throughput"
-    """Many pieces are done in a time: devices are busy alike, within their memory."""
+    """Finish many pieces per time: devices are equally busy, within their memory."""
     SINGLE = "single"
     """One device, program order."""
 
@@ -47,23 +47,22 @@ def schedule(
     graph: Graph | AnnotatedGraph | Captured, strategy: SchedulingStrategy | str = SchedulingStrategy.LATENCY,
     devices: Devices = None,
 ) -> ExecutionSchedule:
-    """Ask a scheduler where and when the nodes of a graph had better run. Runs nothing.
+    """Ask a scheduler where and when the nodes of a graph should run. Runs nothing.
 
     Args:
-        graph: What is to run. What is not annotated is annotated first: costs and priorities come from what it means.
+        graph: The graph. If it is not annotated, it is annotated first: costs and priorities depend on its semantics.
         strategy: ``latency``, ``throughput``, ``single``, or the name of any other installed scheduler.
-        devices: Where it may run: what is known of each device, or how many devices like the session's first, with
-            nothing on them. Without it, the devices of the running session with what they hold; if none is running,
-            one device.
+        devices: Where it may run: descriptions of the devices, or the number of empty devices like the session's first.
+            By default, the devices of the running session with their contents; without a session, one device.
 
     Returns:
         A schedule that keeps every rule of `djinn_lib_schedule.check.check_schedule`, with the graph, the devices and
         an estimate of its cost.
 
     Raises:
-        PluginError, AmbiguousPluginError: No scheduler has that name, or several; lists those that exist.
-        ConfigurationError: There is no device, or two of one name.
-        ScheduleError: The scheduler's answer breaks a rule, or the graph fits no device.
+        PluginError, AmbiguousPluginError: No scheduler has that name, or several have; the error lists the schedulers.
+        ConfigurationError: There is no device, or two devices have the same name.
+        ScheduleError: The scheduler's result breaks a rule, or the graph fits no device.
     """
     chosen = _scheduler_named(str(strategy))
     meant = _with_meaning(graph)
@@ -78,8 +77,8 @@ class Scheduler:
     """Schedules one graph; the same as `schedule`, under the name that earlier documents use.
 
     Args:
-        graph: What is to run.
-        metadata: What its nodes mean, if that is known already.
+        graph: The graph.
+        metadata: Metadata of its nodes, if already known.
     """
 
     graph: Graph | AnnotatedGraph | Captured
@@ -100,11 +99,11 @@ class Scheduler:
 
 
 def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]:
-    """Say what is known of a session's devices.
+    """Describe a session's devices.
 
     Args:
-        session: Which.
-        graph: Says of which values it matters where they are held.
+        session: The session.
+        graph: Determines for which values their location matters.
     """
     held = {} if graph is None else alive_values(session, outside_values(graph))
     backend = session.backend
@@ -129,7 +128,7 @@ def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:
     if isinstance(devices, int):
         first = devices_of(runtime.current())[0] if runtime.is_initialized() else DeviceInfo("")
         kind = devices.logical_device().type
-        # Nothing is on them: what is asked is how it would be, not where to move what is somewhere already.
+        # Assume that they are empty: the question is a hypothetical placement, not the movement of existing values.
         infos = [attrs.evolve(first, id=f"{kind}:{position}", held_bytes=0, holds=frozenset(), copies=frozenset(),
                               links={}) for position in range(devices)]
     else:
@@ -166,7 +165,7 @@ def _with_meaning(graph: Graph | AnnotatedGraph | Captured) -> Graph:
 
 
 def _completed(made: ExecutionSchedule, graph: Graph, infos: Sequence[DeviceInfo]) -> ExecutionSchedule:
-    """Add what the scheduler left open: what it costs, how much memory it needs, and when nodes run on one device."""
+    """Fill in what the scheduler left open: cost, memory, and the times of nodes on each device."""
     more: dict[str, Any] = {}
     if not made.spans and len({*made.devices.values()}) == 1 and not made.transfers:
         costs, begin_s, spans = CostModel(infos), 0.0, {}

@@ -1,4 +1,4 @@
-"""What a graph means, put where schedulers look for it."""
+"""Attaches annotations to a graph for schedulers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _KINDS = {
     DataResidency.INPUT: "input",
 }
 STAYING = frozenset(("parameter", "buffer", "optimizer_state", "cache"))
-"""Kinds of values from outside that had better stay where they are."""
+"""Kinds of values from outside that should stay where they are."""
 
 
 def with_meaning(annotated: AnnotatedGraph) -> RecordedGraph:
-    """Put what is known of nodes and values into the graph itself.
+    """Attach the annotations of nodes and values to the graph itself.
 
     Returns:
-        The graph; each node has its `SemanticMetadata` as ``metadata["meaning"]``, and values from outside of which
-        nobody knew what they are have a `ValueInfo.kind` by their residency.
+        The graph. Each node has its `SemanticMetadata` as ``metadata["meaning"]``, and values from outside without a
+        known kind have a `ValueInfo.kind` derived from their residency.
     """
     graph = annotated.graph
     nodes = tuple(attrs.evolve(node, metadata={**node.metadata, "meaning": annotated.nodes[node.id]})
@@ -39,6 +39,6 @@ def with_meaning(annotated: AnnotatedGraph) -> RecordedGraph:
 
 
 def meaning_of(node: GraphNode) -> SemanticMetadata | None:
-    """Return what is known of a node, if its graph was annotated."""
+    """Return a node's annotation, if its graph was annotated."""
     meaning = node.metadata.get("meaning")
     return meaning if isinstance(meaning, SemanticMetadata) else None

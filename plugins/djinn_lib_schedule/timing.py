@@ -1,4 +1,4 @@
-"""When things happen: a schedule rehearsed without running anything."""
+"""Simulates a schedule to predict when each step happens, without running anything."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from djinn_lib_schedule.colocation import Homes
 from djinn_lib_schedule.problem import NOWHERE, Problem
 
 MOVING_WEIGHT = 0.01
-"""What a second on a link costs beside what waits for it, in seconds: of two plans as quick, the one that moves less is
-better."""
+"""Cost of a second of transfers in addition to the time that work waits for them: of two equally fast plans, the one
+that moves less is better.
+"""
 _NEVER = float("inf")
 _GENERATOR_BYTES = 5056
-"""State of PyTorch's generator on the CPU, the largest there is."""
+"""Size of the state of PyTorch's CPU generator, the largest one."""
 
 
 class Rehearsal:
-    """Runs nodes in thought, one after the other, each as soon as it can be.
+    """Simulates nodes one after the other, each as early as possible.
 
-    A device runs one node at a time, in the order in which they come here. A link carries one value at a time, in the
-    order in which nodes need them, and a value leaves as soon as it is made. A value from outside that no device holds
-    is placed where it is read first.
+    A device runs one node at a time, in the order of the calls. A link carries one value at a time, in the order in
+    which nodes need them, and a value is sent as soon as it is created. A value from outside that no device holds is
+    placed where it is first read.
 
     Args:
         problem: The graph and its devices.
-        homes: What must be together.
-        place: Device by node, `NOWHERE` where that is not decided yet; read when a storage of a group is first met.
+        homes: The nodes that must be together.
+        place: Device by node, `NOWHERE` if not decided yet; read when a storage of a group first occurs.
     """
 
     def __init__(self, problem: Problem, homes: Homes, place: Sequence[int]) -> None:
@@ -33,13 +34,13 @@ class Rehearsal:
         self._homes = homes
         self._place = place
         self.free = [0.0] * len(problem.devices)
-        """When each device has done what it was given."""
+        """When each device has finished its work so far."""
         self.home = dict(problem.held)
-        """Device, by storage."""
+        """By storage: its home device."""
         self.moved_s = 0.0
-        """How long values were on links, all together."""
+        """Total time that values spent on links."""
         self.where: list[dict[int, float]] = [{} for _ in problem.values]
-        """By value: the devices on which it is as it is at home, home included, and since when."""
+        """By value: the devices that have its current version, including its home, and since when."""
         self._links: dict[int, float] = {}
         self._written: dict[int, float] = {}
         self._returned: dict[int, float] = {}
@@ -50,7 +51,7 @@ class Rehearsal:
                 self.locate(value, NOWHERE)
 
     def copy(self, place: Sequence[int]) -> Rehearsal:
-        """Copy a rehearsal at this moment; the copy goes on with devices of its own."""
+        """Copy the current state; the copy continues with its own placement."""
         made = object.__new__(Rehearsal)
         made.problem, made._homes, made._place = self.problem, self._homes, place
         made.free, made.home, made.where = self.free.copy(), self.home.copy(), [at.copy() for at in self.where]
@@ -60,7 +61,7 @@ class Rehearsal:
         return made
 
     def locate(self, value: int, device: int) -> None:
-        """See to it that a value from outside is somewhere, when a node on ``device`` is the first to read it."""
+        """Make sure that a value from outside has a location, when a node on ``device`` is the first to read it."""
         storage = self.problem.root[value]
         if storage not in self.home:
             group = self._homes.storages.get(storage, NOWHERE)
@@ -74,7 +75,7 @@ class Rehearsal:
         at[self.home[storage]] = 0.0
 
     def ready(self, node: int, devices: Sequence[int], begin: float = 0.0) -> list[float]:
-        """Say when what a node reads could be on each of some devices, and change nothing."""
+        """Return when a node's inputs could be available on each of some devices; changes nothing."""
         problem, lines, links, width = self.problem, self.problem.lines, self._links, len(self.free)
         found = [begin] * len(devices)
         for value in problem.reads[node]:
@@ -103,10 +104,10 @@ class Rehearsal:
         return found
 
     def cheapest(self, value: int, device: int) -> tuple[int, float, float]:
-        """Find from where a value comes soonest.
+        """Find the device from which a value arrives earliest.
 
         Returns:
-            The device, when it leaves there, and when it comes.
+            The device, the departure time, and the arrival time.
         """
         problem, width = self.problem, len(self.free)
         size, storage = problem.size[value], problem.root[value]
@@ -125,31 +126,31 @@ class Rehearsal:
         return best, departs, comes
 
     def bring(self, value: int, device: int) -> float:
-        """Bring a value to a device where it is not; say when it is there."""
+        """Move a value to a device that does not have it; return when it arrives."""
         source, begin, end = self.cheapest(value, device)
         return self.move(value, source, device, begin, end)
 
     def move(self, value: int, source: int, device: int, begin: float, end: float) -> float:
-        """Carry out a transfer."""
+        """Execute a transfer."""
         self.moved_s += end - begin
         self._links[source * len(self.free) + device] = end
         self.arrive(value, device, end)
         return end
 
     def arrive(self, value: int, device: int, when: float) -> None:
-        """Note that a copy of a value is on a device."""
+        """Record that a device has a copy of a value."""
         self.where[value][device] = when
         self._copied.setdefault(self.problem.root[value], []).append(value)
 
     def run(self, node: int, device: int) -> tuple[float, float]:
-        """Run a node on a device; say when it begins and ends."""
+        """Run a node on a device; return when it begins and ends."""
         ready = self.gather(node, device, self.free[device])
         end = ready + self.problem.seconds(node, device)
         self.end(node, device, end)
         return ready, end
 
     def gather(self, node: int, device: int, ready: float) -> float:
-        """Bring what a node reads to a device; say when it is all there and the device is ready."""
+        """Move a node's inputs to a device; return when all are there and the device is ready."""
         problem, where = self.problem, self.where
         for value in problem.reads[node]:
             at = where[value]
@@ -164,13 +165,13 @@ class Rehearsal:
         if problem.is_random[node]:
             source, since = self._drawn
             if source not in {NOWHERE, device}:
-                # The generator travels from draw to draw.
+                # The generator's state moves from each draw to the next.
                 since += problem.links[source][device].seconds(_GENERATOR_BYTES)
             ready = max(ready, since)
         return ready
 
     def end(self, node: int, device: int, end: float) -> None:
-        """Note that a node is done."""
+        """Record that a node has finished."""
         problem = self.problem
         self.free[device] = end
         if problem.is_random[node]:
@@ -201,7 +202,7 @@ class Rehearsal:
 
 
 def makespan(problem: Problem, homes: Homes, place: Sequence[int], order: Sequence[int]) -> float:
-    """Predict how long nodes take, run in this order on these devices; and a little more for what they move."""
+    """Predict how long nodes take in this order on these devices, plus a small penalty for transfers."""
     rehearsal = Rehearsal(problem, homes, place)
     run = rehearsal.run
     last = 0.0

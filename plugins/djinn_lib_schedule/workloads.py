@@ -1,4 +1,4 @@
-"""Workloads: what `djinn.calibrate` runs to find out how fast a device is."""
+"""Workloads: what `djinn.calibrate` runs to measure the speed of a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ __all__ = ("Workload",)
 
 @attrs.frozen
 class Workload:
-    """A piece of work that shows how fast one operation is at one size: it does that many times, and little else.
+    """A benchmark for one operation at one size: it runs that operation many times, and little else.
 
-    Which operation that is, what a call of it computes and how many bytes it moves is read off its recording.
+    The operation, its work per call and the bytes it moves are derived from the recording.
     """
 
     name: str
     """For example ``linear 512x192x768``."""
     prepare: Callable[[torch.device], Callable[[], Any]]
-    """Makes operands on a device, and returns what works on them. That is called again and again, without gradients,
-    records the same operations each time, and returns the tensors that are to be computed."""
+    """Creates operands on a device, and returns a function that works on them. That function is called repeatedly,
+    without gradients; it records the same operations each time, and returns the tensors to compute.
+    """

@@ -1,4 +1,4 @@
-"""What a session makes use of where it is there: abilities of executors and of their programs, and an allowance."""
+"""Interfaces that a session may use: optional abilities of executors and programs, turns and an allowance."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from djinn.kinds.guard import CallCheck
 
 @runtime_checkable
 class SharingExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: ways without the copy, where memory can be shared."""
+    """Optional methods of an `Executor` that avoid copies where memory can be shared."""
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Put a CPU tensor on the device.
 
         Ownership:
-            Nobody else holds the argument: it may become the value.
+            The caller gives up the argument: the executor may use it as the value.
         """
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Give a dense CPU tensor of a value.
+        """Return a dense CPU tensor with the content of a value.
 
         Ownership:
-            The result is only read, and only until the session's next batch: it may share the value's memory.
+            The caller only reads the result, and only until the session's next batch: it may share the value's memory.
         """
 
 
 @runtime_checkable
 class EarlyProgram(CompiledProgram, Protocol):
-    """What a compiled program may have beside the methods of `CompiledProgram`: it may run before it is asked for."""
+    """Optional method of a `CompiledProgram` that may run before the client requests it."""
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
-        """Whether all that comes of a run with these numbers are its results.
+        """Whether a run with these numbers has no effect except its results.
 
         Laws:
             executor.purity_true
@@ -44,58 +44,58 @@ class EarlyProgram(CompiledProgram, Protocol):
 
 
 class Turns(Protocol):
-    """When a session may use the device."""
+    """Controls when a session may use the device."""
 
     def begin(self) -> None:
         """Wait until a program may run.
 
         Raises:
-            LimitError: Too many wait already.
-            TransportError: None will run any more.
+            LimitError: Too many sessions are waiting already.
+            TransportError: No more programs will run.
         """
 
     def end(self) -> None:
-        """The program is through; called once after each `begin` that has returned."""
+        """Mark the program as finished; called once after each `begin` that has returned."""
 
 
 class Allowance(Protocol):
-    """How much a session may ask for."""
+    """Limits what a session may request."""
 
     def admit_program(self, program: Program) -> None:
-        """Let a program in before it is compiled.
+        """Admit a program before it is compiled.
 
         Raises:
-            LimitError: It is too large.
+            LimitError: The program is too large.
         """
 
     def admit_values(self, held: int, more: int) -> None:
-        """Let a session that holds so many values hold more.
+        """Admit ``more`` values to a session that holds ``held`` values.
 
         Raises:
-            LimitError: These are too many. Then they do not come about, and whoever asks for them is told so.
+            LimitError: The session would hold too many values. They are not created, and commands that use them fail.
         """
 
 
 @runtime_checkable
 class CheckingExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: it asks before it makes a call."""
+    """Optional method of an `Executor` that checks calls before it makes them."""
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> CompiledProgram:
         """Prepare a checked program, as `Executor.compile` does.
 
         Args:
             program: The program.
-            checks: By template: to be called with the arguments of each of its calls right before the call; if that
-                raises, so has the step.
+            checks: By template: called with the arguments of each call immediately before the call. If a check raises,
+                the step fails.
         """
 
 
 @runtime_checkable
 class SettlingExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: one can wait for its device."""
+    """Optional method of an `Executor` that waits for the device."""
 
     def settle(self) -> None:
-        """Wait until the device is through with everything that was begun.
+        """Wait until the device has finished all work submitted so far.
 
         Concurrency:
             Any thread.
@@ -104,52 +104,52 @@ class SettlingExecutor(Protocol):
 
 @runtime_checkable
 class LosableExecutor(Protocol):
-    """What an executor may have beside the methods of `Executor`: its device can be lost to its process."""
+    """Optional method of an `Executor` whose process can lose the device."""
 
     def loss(self) -> str:
-        """Say why the device can compute nothing any more in this process; empty if it can.
+        """Say why the device is no longer usable in this process; empty if it is usable.
 
         Concurrency:
-            Any thread. It is asked after each batch, so it waits for nothing.
+            Any thread. The server calls it after each batch, so it must not block.
         """
 
 
 @runtime_checkable
 class PartialProgram(CompiledProgram, Protocol):
-    """What a compiled program may have beside the methods of `CompiledProgram`: it may run but for some steps."""
+    """Optional method of a `CompiledProgram` that can run without some of its steps."""
 
     def run_without(
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once as `CompiledProgram.run` does, as if some steps had raised.
+        """Run once as `CompiledProgram.run` does, but treat some steps as if they had raised.
 
         Args:
-            inputs: As for `CompiledProgram.run`, like the next three.
+            inputs: As for `CompiledProgram.run`, like the next three arguments.
             numbers: The lifted numbers.
             random: The session's random numbers.
             report: Called for a step that raises.
-            refused: By position: the steps that are not made, and what they raise instead.
+            refused: By position: the steps to leave out, and the exception that each raises instead.
             stop: See `StoppableProgram`.
         """
 
 
 @runtime_checkable
 class StoppableProgram(CompiledProgram, Protocol):
-    """What a compiled program may have beside the methods of `CompiledProgram`: it may end between two steps."""
+    """Optional method of a `CompiledProgram` that can stop between two steps."""
 
     def run_until(
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once as `CompiledProgram.run` does, but for the steps that have not begun when there is a reason to stop.
+        """Run once as `CompiledProgram.run` does, but start no further step once there is a reason to stop.
 
-        These are not made: their results carry the poison of one failure, and what they would have written stays as it
-        was, unless they would have changed its metadata. Then it is poisoned.
+        The remaining steps are skipped. Their results carry the poison of one failure. Values that they would have
+        written in place stay unchanged; only a value whose metadata they would have changed is poisoned.
 
         Args:
-            stop: Empty at first, or for ever. Any thread may add the reason while the program runs.
-            inputs: As for `CompiledProgram.run`, like the rest.
+            stop: Empty as long as the program should run. Any thread may add the reason to stop while the program runs.
+            inputs: As for `CompiledProgram.run`, like the remaining arguments.
             numbers: The lifted numbers.
             random: The session's random numbers.
             report: Called for a step that raises.

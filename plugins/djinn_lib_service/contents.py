@@ -1,9 +1,9 @@
-"""Contents: what was uploaded is known by what it holds, so that the same bytes need not travel twice.
+"""Contents: the server recognizes uploads by their content, so the same bytes need not be sent twice.
 
-A server keeps the uploads of an *owner*: whoever presents the same secret. It makes the digests itself, from the bytes
-that came, so nobody can enter anything under a digest of his choice; and a digest opens nothing but what the same owner
-has uploaded. A *mark* is made of a few samples and costs next to nothing. It says what cannot be the same, so that
-nothing is digested for the sake of a first upload.
+A server keeps the uploads of an *owner*: all sessions that present the same secret. The server computes the digests
+itself from the bytes it received, so a client cannot store data under a digest of its choice. A digest only gives
+access to data that the same owner has uploaded. A *mark* is computed from a few samples of the data and costs next to
+nothing. Different marks rule out equal contents, so a first upload need not be digested.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from djinn.wire.messages import DIGEST_BYTES, TensorHeader
 from djinn.wire.tensors import buffer_of, header_of, size_bytes
 
 MIN_KEPT_BYTES = 64 * 1024
-"""Smaller uploads just travel: with what comes along, saying what they are would take as long."""
+"""Smaller uploads are always sent: identifying them takes as long as sending them."""
 MAX_LISTED = 2**20
-"""Contents told to a client at once; the latest ones."""
+"""Most contents that the server lists for a client in one answer; it lists the latest ones."""
 CHUNK_BYTES = 2**22
-"""Pieces that are digested side by side."""
+"""Size of the pieces that are digested in parallel."""
 PUBLIC = None
 """Owner of what everybody may use; no client can claim to be it."""
 _THREADS = min(4, os.cpu_count() or 1)
 
 
 def is_worth_keeping(header: TensorHeader) -> bool:
-    """Whether a tensor is so large that it pays to look whether it is there already."""
+    """Whether a tensor is large enough for a lookup to pay off."""
     return size_bytes(header) >= MIN_KEPT_BYTES
 
 
@@ -62,10 +62,10 @@ def _sha256(data: bytes | memoryview) -> bytes:
 
 
 def read_digests(file: Path) -> frozenset[bytes]:
-    """Read digests, one in hexadecimal on each line; what follows a ``#`` is for people.
+    """Read digests in hexadecimal, one per line; text after a ``#`` is a comment.
 
     Raises:
-        ConfigurationError: The file cannot be read, or a line is none.
+        ConfigurationError: The file cannot be read, or a line is not a digest.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -83,11 +83,11 @@ def read_digests(file: Path) -> frozenset[bytes]:
 
 @attrs.define(eq=False)
 class _Content:
-    """Something that was uploaded.
+    """Uploaded data that the server keeps.
 
     Attributes:
-        holders: How many values and pins of running sessions are made of it.
-        digest: Made when somebody asks.
+        holders: How many values and pins of running sessions use it.
+        digest: Computed on first use.
     """
 
     owner: str | None
@@ -105,16 +105,17 @@ class _Content:
 class ContentStore:
     """The contents that a server keeps for all its owners.
 
-    What a running session holds is kept; what no session holds any more is kept until the room is needed, the least
-    recently used goes first. If there is no room without what is held, a new content is not kept.
+    Contents that a running session holds are kept. Contents that no session holds are kept until their space is needed,
+    and evicted in least-recently-used order. If the held contents leave no room, a new content is not kept.
 
     Args:
-        limit_bytes: Room for all contents together; 0 keeps nothing.
-        public: Digests of contents that every owner may use. If there are any, all that is kept is digested at once.
+        limit_bytes: Limit for all contents together; 0 keeps nothing.
+        public: Digests of contents that every owner may use. If there are any, every content is digested when it is
+            stored.
 
     Attributes:
-        hits: Uploads that did not have to travel.
-        misses: Uploads that did, and are large enough to be kept.
+        hits: Uploads that did not have to be sent.
+        misses: Uploads that were sent and are large enough to be kept.
 
     Concurrency:
         Any thread.
@@ -133,7 +134,7 @@ class ContentStore:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes kept."""
         return self._held_bytes + self._idle_bytes
 
     def count(self, owner: str) -> int:
@@ -142,7 +143,7 @@ class ContentStore:
             return len(self._owned.get(owner, ())) + len(self._owned.get(PUBLIC, ()))
 
     def add(self, owner: str, header: TensorHeader, tensor: torch.Tensor) -> _Content | None:
-        """Keep a content, held once, if there is room for it."""
+        """Store a content with one holder, if there is room for it."""
         digest = digest_of(header, tensor) if self._public else b""
         made = _Content(PUBLIC if digest in self._public else owner, header, tensor, mark_of(header, tensor),
                         digest=digest)
@@ -157,7 +158,7 @@ class ContentStore:
         return made
 
     def all_held(self, owner: str) -> list[_Content]:
-        """List the latest contents of an owner, each held once more."""
+        """List the latest contents of an owner, with one more holder each."""
         with self._lock:
             found = self._latest(owner)
             for content in found:
@@ -170,13 +171,13 @@ class ContentStore:
             return [content.mark for content in self._latest(owner)]
 
     def hold(self, content: _Content) -> None:
-        """Hold a content once more, for an upload that does not have to travel."""
+        """Add a holder to a content, for an upload that does not have to be sent."""
         with self._lock:
             self.hits += 1
             self._hold(content)
 
     def release(self, contents: Iterable[_Content]) -> None:
-        """Hold contents once less."""
+        """Remove one holder from each content."""
         with self._lock:
             for content in contents:
                 content.holders -= 1
@@ -186,14 +187,14 @@ class ContentStore:
                     self._idle[content] = None
 
     def drop_idle(self, contents: Iterable[_Content]) -> None:
-        """Let go of contents, unless somebody holds them."""
+        """Drop contents that have no holder."""
         with self._lock:
             for content in contents:
                 if content in self._idle:
                     self._drop(content)
 
     def drop_spare(self) -> int:
-        """Let go of all contents that no session holds, and say how many bytes that were."""
+        """Drop all contents that no session holds, and return how many bytes they used."""
         with self._lock:
             size_bytes = self._idle_bytes
             for content in list(self._idle):
@@ -221,9 +222,10 @@ class ContentStore:
 
 
 class Contents:
-    """What one session sees of its owner's contents.
+    """A session's view of its owner's contents.
 
-    A content whose digest the session has been told stays until the session ends, so a client can rely on it.
+    Once a session has received a content's digest, the content is kept until the session ends, so the client can rely
+    on it.
 
     Concurrency:
         One thread at a time.
@@ -236,11 +238,11 @@ class Contents:
         self._told: dict[bytes, _Content] = {}
 
     def keep(self, handle: int, tensor: torch.Tensor) -> None:
-        """Keep what was uploaded for a value, if it is large enough and there is room.
+        """Keep the data uploaded for a value, if it is large enough and there is room.
 
         Args:
             handle: The value.
-            tensor: Its content, which nobody else may write to from now on.
+            tensor: Its data, which nothing else may write to after this call.
         """
         self.release((handle,))
         header = header_of(tensor)
@@ -249,10 +251,10 @@ class Contents:
             self._values[handle] = made
 
     def recall(self, handle: int, digest: bytes) -> torch.Tensor:
-        """Return the content of a digest, to be copied, and hold it for a value.
+        """Return the content with a digest, for copying, and hold it for a value.
 
         Raises:
-            ProtocolError: This session was told of no such digest.
+            ProtocolError: This session never received that digest.
         """
         content = self._told.get(digest)
         if content is None:
@@ -263,7 +265,7 @@ class Contents:
         return content.tensor
 
     def kept(self, handle: int) -> torch.Tensor | None:
-        """Return what is kept of what was uploaded for a value, to be read."""
+        """Return the kept upload of a value, for reading only; ``None`` if there is none."""
         content = self._values.get(handle)
         return None if content is None else content.tensor
 
@@ -272,7 +274,7 @@ class Contents:
         return self._store.marks(self._owner)
 
     def digests(self) -> list[bytes]:
-        """List the digests of the owner's contents; those that were not needed so far are made now."""
+        """List the digests of the owner's contents, and compute the missing ones."""
         found = self._store.all_held(self._owner)
         known = set(self._told)
         spare: list[_Content] = []
@@ -285,13 +287,13 @@ class Contents:
         return list(self._told)
 
     def release(self, handles: Iterable[int]) -> None:
-        """Let go of the contents of values that are gone."""
+        """Release the contents of freed values."""
         gone = [content for handle in handles if (content := self._values.pop(handle, None)) is not None]
         if gone:
             self._store.release(gone)
 
     def close(self) -> None:
-        """Let go of everything; the store keeps it for the owner's next session while there is room."""
+        """Release everything; the store keeps it for the owner's next session while there is room."""
         told, self._told = list(self._told.values()), {}
         self._store.release([*self._values.values(), *told])
         self._values.clear()

@@ -1,4 +1,4 @@
-"""The values of one session, and how much memory they hold."""
+"""The values of one session, and how much memory they use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 class Holdings:
     """Values by handle.
 
-    The books are kept as values come and go. A value that is made larger in place counts as what it was.
+    The accounting is updated when a value is added or dropped. If a value grows in place, its old size still counts.
 
     Attributes:
-        held_bytes: Bytes of the storages that the values lie in, each storage counted once.
+        held_bytes: Bytes of the values' storages, each storage counted once.
 
     Concurrency:
-        One thread at a time; `held_bytes` may be read by any.
+        One thread at a time; any thread may read `held_bytes`.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Holdings:
         return self._values[handle]
 
     def get(self, handle: int) -> Any:
-        """Return a value, ``None`` if there is none."""
+        """Return a value, or ``None`` if the handle has none."""
         return self._values.get(handle)
 
     def put(self, handle: int, value: Any) -> None:
-        """Hold a value under a handle, instead of the one that it had."""
+        """Store a value under a handle, replacing the previous one."""
         before = self._storage_of.pop(handle, None)
         self._values[handle] = value
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
@@ -54,7 +54,7 @@ class Holdings:
             self._let_go(before)
 
     def drop(self, handles: Iterable[int]) -> None:
-        """Let go of values."""
+        """Drop values."""
         for handle in handles:
             self._values.pop(handle, None)
             storage = self._storage_of.pop(handle, None)
@@ -62,13 +62,13 @@ class Holdings:
                 self._let_go(storage)
 
     def sharing(self, tensor: torch.Tensor) -> Iterator[int]:
-        """List the handles of the values that lie in the storage of a tensor."""
+        """List the handles of the values that share a tensor's storage."""
         storage = tensor.untyped_storage()._cdata
         return iter([handle for handle, value in self._values.items()
                      if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage])
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop all values."""
         self._values.clear()
         self._storage_of.clear()
         self._storages.clear()

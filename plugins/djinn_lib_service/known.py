@@ -1,4 +1,4 @@
-"""A program that a session knows."""
+"""A program that the client has defined in a session."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from djinn_lib_service.abilities import CheckingExecutor, StoppableProgram
 
 @attrs.frozen
 class KnownProgram:
-    """A program that was defined.
+    """A defined program.
 
     Attributes:
-        definition: What the client said.
-        program: Made ready to run.
-        checked: The guard's answer.
-        failed: Why it cannot run.
-        stoppable: The program, if it can end between two steps.
+        definition: The client's definition.
+        program: The compiled program.
+        checked: The guard's result.
+        failed: Why the program cannot run.
+        stoppable: The program, if it can stop between two steps.
     """
 
     definition: Define
@@ -35,7 +35,7 @@ class KnownProgram:
 
     @property
     def changes_metadata(self) -> bool:
-        """Whether it may change sizes, strides or storages of its inputs."""
+        """Whether the program may change sizes, strides or storages of its inputs."""
         return self.program is not None and any(
             facts_of(operator_named(template.operator)).changes_metadata
             for template in self.definition.body.templates)
@@ -44,7 +44,7 @@ class KnownProgram:
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run it whole, or until there is a reason to stop if it can end then; see `StoppableProgram.run_until`."""
+        """Run it; if it is stoppable, only until there is a reason to stop. See `StoppableProgram.run_until`."""
         if self.stoppable is not None:
             return self.stoppable.run_until(stop, inputs, numbers, random, report)
         assert self.program is not None, "only what was made ready is run"
@@ -52,15 +52,15 @@ class KnownProgram:
 
 
 def made_ready(command: Define, checked: CheckedProgram | None, executor: Executor) -> KnownProgram:
-    """Make a program ready to run.
+    """Compile a program.
 
     Args:
-        command: Defines it.
-        checked: The guard's answer, if there is a guard.
-        executor: Runs it.
+        command: The definition.
+        checked: The guard's result, if there is a guard.
+        executor: Runs the program.
 
     Raises:
-        UnknownOperatorError: The executor cannot run it, or cannot check the calls that are to be checked.
+        UnknownOperatorError: The executor cannot run the program, or cannot perform the required checks of calls.
     """
     body = command.body
     if checked is None or not checked.calls:

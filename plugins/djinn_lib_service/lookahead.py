@@ -1,10 +1,10 @@
-"""Lookahead: what will most likely be asked for next is done while there is nothing else to do.
+"""Lookahead: the executor's side runs the most likely next programs while it is idle.
 
-A loop asks for the same programs in the same order, and each of their runs goes on as the ones before let expect. So
-the executor's side need not wait until it is asked: while a client thinks, or its message is on the way, the next
-programs run ahead. Only pure programs do: they write nothing and draw nothing, so nobody can tell when they ran. What
-they read may change before they are asked for; therefore what was run ahead is dropped as soon as anything else is
-asked for than what was expected.
+A loop requests the same programs in the same order, and earlier runs predict later ones. So the executor's side need
+not wait for the request: while the client computes, or its message is in flight, the next programs run ahead. Only pure
+programs do: they write nothing and draw no random numbers, so it cannot be observed when they ran. Their inputs may
+change before the client requests the run; therefore all runs ahead are dropped as soon as the client requests anything
+other than the predicted run.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from djinn.wire.forecast import Forecast
 from djinn.wire.messages import Rerun, Run
 
 CONFIDENT = 3
-"""How many times in a row a program must have followed another, as forecast, to be run ahead."""
+"""How many times in a row one program must have followed another, as predicted, before it runs ahead."""
 MAX_AHEAD = 32
-"""Runs that are ahead at most. They hold as much memory as the same runs would when they are asked for."""
+"""Most runs that can be ahead. They use as much memory as the same runs would after a request."""
 
 
 @attrs.frozen
 class _Ahead:
-    """A run that nobody has asked for yet, and its results."""
+    """A run that the client has not requested yet, and its results."""
 
     run: Run
     outputs: list[Any]
 
 
 class Lookahead:
-    """What one session has run ahead.
+    """The programs that one session has run ahead.
 
     Attributes:
-        hits: Runs that had been run ahead when they were asked for.
-        misses: Runs that were run ahead and dropped.
+        hits: Runs that had already run ahead when the client requested them.
+        misses: Runs that ran ahead and were dropped.
 
     Concurrency:
         One thread at a time.
@@ -53,10 +53,10 @@ class Lookahead:
         self.misses = 0
 
     def asked(self, command: Run | Rerun) -> list[Any] | None:
-        """Learn which run is asked for; the forecast must not know of it yet.
+        """Process a requested run; call this before the forecast sees the run.
 
         Returns:
-            Its results, if it was run ahead.
+            Its results, if the run is already ahead.
         """
         is_expected = type(command) is Rerun and command == Rerun(command.program)
         follower, times = self._followers.get(self._last, (0, 0))
@@ -73,48 +73,48 @@ class Lookahead:
 
     @property
     def results(self) -> Iterator[Any]:
-        """All results that nobody has asked for."""
+        """All results of runs that the client has not requested."""
         return (output for ahead in self._ahead for output in ahead.outputs)
 
     def drop(self) -> None:
-        """Forget what was run ahead: something may have changed what it has read."""
+        """Drop all runs ahead, because their inputs may have changed."""
         self.misses += len(self._ahead)
         self._ahead.clear()
 
     def freed(self, handles: Iterable[int]) -> None:
-        """Learn that values are gone; what was run ahead may have read them."""
+        """Drop all runs ahead if one of them may have read a freed value."""
         gone = set(handles)
         if any(not gone.isdisjoint(ahead.run.inputs) for ahead in self._ahead):
             self.drop()
 
     def forget(self, program: int) -> None:
-        """Learn that a program is gone, or means something else."""
+        """Forget what follows a program that was dropped or redefined."""
         self._followers.pop(program, None)
 
     @property
     def is_certain(self) -> bool:
-        """Whether what follows the last run has followed it often enough."""
+        """Whether the same program has followed the last run often enough."""
         return self._next()[1] >= CONFIDENT
 
     def _next(self) -> tuple[int, int]:
         return self._followers.get(self._ahead[-1].run.program if self._ahead else self._last, (0, 0))
 
     def go(self, value_of: Callable[[int], Any], run: Callable[[Run, list[Any]], list[Any] | None]) -> bool:
-        """Run one more program ahead, if it is as good as certain which.
+        """Run one more program ahead, if the prediction is confident enough.
 
         Args:
-            value_of: Gives the value of a handle, ``None`` if there is none.
-            run: Runs a program on values; gives its results, or ``None`` if it cannot be run ahead.
+            value_of: Returns the value of a handle, or ``None`` if there is none.
+            run: Runs a program on values; returns its results, or ``None`` if it cannot run ahead.
 
         Returns:
-            Whether something was run.
+            Whether a program was run.
         """
         before = self._ahead[-1].run.program if self._ahead else self._last
         program, times = self._next()
         if times < CONFIDENT or len(self._ahead) >= MAX_AHEAD:
             return False
         if any(ahead.run.program == program for ahead in self._ahead):
-            # Of each program, one run is forecast.
+            # The forecast covers only one run of each program.
             return False
         try:
             expected = self._forecast.expected(program)

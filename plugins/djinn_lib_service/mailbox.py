@@ -1,8 +1,8 @@
-"""Mailboxes: where the values wait that other sessions send.
+"""Mailboxes: buffers for values that other sessions send.
 
-Whoever knows a mailbox's key may deliver into it. A sender that is ahead of its receiver is held up: what it sends next
-is not taken in while too much waits here. It is taken in, though, while the receiver waits for something itself, or two
-sessions that send to each other would wait for ever.
+Every sender that knows a mailbox's key may deliver into it. Backpressure: while too much from one sender is unclaimed,
+the mailbox does not take in its next value. The limit is lifted while the receiver itself is waiting; otherwise two
+sessions that send to each other could deadlock.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from djinn.errors import PeerError, ProtocolError
 from djinn.wire.messages import MAILBOX_BYTES, Parcel
 
 MAX_UNCLAIMED_BYTES = 256 * 2**20
-"""What of one sender may wait before no more is taken in."""
+"""Bytes from one sender that may be unclaimed before the mailbox takes in no more."""
 MAX_HELD_BYTES = 16 * 2**30
-"""What of one sender may wait while its receiver waits, too."""
+"""Bytes from one sender that may be unclaimed while the receiver itself is waiting."""
 MAX_COURIERS = 1024
-"""Senders at a time, and such that are remembered."""
+"""Most senders connected at a time, and most ended senders remembered."""
 ABSENCE_S = 120.0
-"""How long a receiver waits for a sender that has never come."""
+"""How long a receiver waits for a sender that has never connected."""
 PARCEL_BYTES = 1024
-"""What a parcel takes beside its content."""
+"""Bytes that a parcel counts in addition to its content."""
 TICK_S = 0.25
-"""How often somebody who waits looks whether he is still wanted."""
+"""How often a waiting thread checks whether its result is still needed."""
 _AGAIN = "Send the value another way, or start the session again; see the other server's log for the reason."
 
 
@@ -42,9 +42,9 @@ class Delivery:
     """One connection, or session of this process, that delivers into a mailbox.
 
     Attributes:
-        sender: Name of the session that sends.
+        sender: Name of the sending session.
         close: Ends the connection; called from another thread.
-        held_bytes: What came from it and waits.
+        held_bytes: Bytes it has delivered that are still unclaimed.
     """
 
     sender: str
@@ -61,10 +61,10 @@ class _Held:
 
 
 class Mailbox:
-    """The values that wait for one session.
+    """The values waiting for one session.
 
     Attributes:
-        key: Whoever knows it may deliver.
+        key: Secret that authorizes a sender to deliver.
 
     Concurrency:
         Any thread.
@@ -87,12 +87,12 @@ class Mailbox:
 
     @property
     def held_bytes(self) -> int:
-        """What waits."""
+        """Bytes of all waiting values."""
         with self._changed:
             return sum(held.size_bytes for held in self._held.values())
 
     def begin(self, sender: str, close: Callable[[], None] = lambda: None) -> Delivery:
-        """Let a sender deliver.
+        """Register a sender.
 
         Raises:
             PeerError: The session has ended, or there are too many senders.
@@ -108,7 +108,7 @@ class Mailbox:
         return made
 
     def end(self, delivery: Delivery, reason: str) -> None:
-        """Learn that nothing more comes this way; what came is kept."""
+        """Mark a sender as finished; keep the values it has already delivered."""
         with self._changed:
             if delivery not in self._deliveries:
                 return
@@ -123,14 +123,14 @@ class Mailbox:
         self, delivery: Delivery, parcel: Parcel, tensors: Sequence[torch.Tensor],
         is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take a parcel in, and wait until there is room for the next, or the sender is gone.
+        """Take in a parcel, then wait until there is room for the next one or the sender is gone.
 
         Raises:
-            ProtocolError: A parcel of that number is waiting already, or too much is.
+            ProtocolError: A parcel with that number is waiting already, or too much is waiting.
             PeerError: The session has ended.
 
         Ownership:
-            The tensors are the receiver's from now on.
+            The tensors belong to the receiver after this call.
         """
         length = PARCEL_BYTES + sum(tensor.nbytes for tensor in tensors)
         if not tensors:
@@ -152,15 +152,16 @@ class Mailbox:
     def take(
         self, sender: str, number: int, is_gone: Callable[[], bool] = lambda: False
     ) -> tuple[Parcel, Sequence[torch.Tensor]]:
-        """Wait for a parcel and take it out.
+        """Wait for a parcel and remove it from the mailbox.
 
         Args:
-            sender: Name of the session that sends it.
-            number: Its number.
-            is_gone: Whether nobody wants it any more.
+            sender: Name of the sending session.
+            number: Number of the parcel.
+            is_gone: Whether the receiver no longer needs it.
 
         Raises:
-            PeerError: It will not come: the sender is gone, or never came; or nobody wants it any more.
+            PeerError: The parcel will not arrive, because the sender is gone or never connected; or the receiver no
+                longer needs it.
         """
         patience = time.monotonic() + self._absence_s
         with self.waiting(), self._changed:
@@ -175,7 +176,7 @@ class Mailbox:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Take in whatever comes meanwhile: the receiver is waiting for somebody else."""
+        """Lift the limit for senders while the receiver waits for another session."""
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()
@@ -186,7 +187,7 @@ class Mailbox:
                 self._waiting -= 1
 
     def close(self) -> None:
-        """Drop everything, wake everybody, and end the connections that deliver here. May be called twice."""
+        """Drop all values, wake all waiting threads and close the senders' connections. May be called twice."""
         with self._changed:
             self._closed = True
             self._held.clear()
@@ -216,10 +217,10 @@ class Mailbox:
 
 
 class MailRoom:
-    """The mailboxes of all sessions in one place.
+    """The mailboxes of all sessions of one process.
 
     Args:
-        prefix: How their keys begin, so that the place can be known by a key.
+        prefix: Common beginning of their keys, so that a key identifies the process.
 
     Concurrency:
         Any thread.
@@ -231,14 +232,14 @@ class MailRoom:
         self._mailboxes: dict[Mailbox, None] = {}
 
     def open(self) -> Mailbox:
-        """Make a mailbox for a session."""
+        """Create a mailbox for a session."""
         made = Mailbox(prefix=self._prefix)
         with self._lock:
             self._mailboxes[made] = None
         return made
 
     def find(self, key: bytes) -> Mailbox | None:
-        """Look a mailbox up. How long that takes tells nothing of the keys."""
+        """Look up a mailbox. The time this takes reveals nothing about the keys."""
         with self._lock:
             mailboxes = list(self._mailboxes)
         found = None
@@ -249,13 +250,13 @@ class MailRoom:
 
     @property
     def held_bytes(self) -> int:
-        """What waits in all of them."""
+        """Bytes waiting in all mailboxes."""
         with self._lock:
             mailboxes = list(self._mailboxes)
         return sum(mailbox.held_bytes for mailbox in mailboxes)
 
     def remove(self, mailbox: Mailbox) -> None:
-        """Close a mailbox, whose session has ended."""
+        """Close the mailbox of an ended session."""
         with self._lock:
             self._mailboxes.pop(mailbox, None)
         mailbox.close()

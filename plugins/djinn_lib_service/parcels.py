@@ -1,8 +1,9 @@
-"""Parcels: how a value travels from session to session, with the strides that it has.
+"""Parcels: values in transit between sessions, with their strides preserved.
 
-A client fetches values to look at them; a server sends them on to be computed with, so what arrives must lie in memory
-as it did: kernels choose, and round, by strides. A dense tensor travels as it is. Of another one its memory travels, if
-that is not much more than its elements, else the elements, to be laid out again. What is expanded travels once.
+A client fetches values to look at them. A server sends values on for further computation, so they must arrive with the
+same memory layout: strides affect which kernel runs and how it rounds. A dense tensor is sent as it is. For any other
+tensor, either its whole memory is sent, if that is not much larger than its elements, or the elements alone, and the
+receiver lays them out again. Expanded dimensions are sent once.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from djinn.wire.tensors import (
 
 ALIGNMENT_BYTES = 64
 MAX_WASTE = 2
-"""Memory travels rather than elements if it is at most this many times as much."""
+"""The whole memory is sent if it is at most this many times as large as the elements."""
 
 
 def pack(number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Parcel, list[torch.Tensor]]:
-    """Make a parcel of a value.
+    """Pack a value into a parcel.
 
     Args:
         number: Number of the parcel.
         value: A tensor of any strides, or a plain result.
-        get: Makes a dense CPU tensor of a value; see `djinn.kinds.executor.Executor.get`.
+        get: Returns a dense CPU tensor with a value's content; see `djinn.kinds.executor.Executor.get`.
 
     Returns:
-        The parcel, and the tensor that goes with it, if one does.
+        The parcel, and the tensor sent with it, if there is one.
 
     Raises:
-        UnsupportedTensorError: The dtype or layout does not travel.
+        UnsupportedTensorError: The dtype or layout cannot be sent.
     """
     if not isinstance(value, torch.Tensor):
         return Parcel(number, Plain(messages.to_wire(value))), []
@@ -63,17 +64,17 @@ def pack(number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor]) -
 def pack_family(
     number: int, values: Sequence[torch.Tensor | Failure], get: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Parcel, list[torch.Tensor]]:
-    """Make a parcel of values that share memory, and of that memory.
+    """Pack values that share memory, and that memory, into a parcel.
 
-    Values that turn out to share none lie side by side.
+    If some of the values share no memory, their memory blocks are concatenated.
 
     Args:
         number: Number of the parcel.
-        values: Tensors, or why there is none.
+        values: Tensors, or the failures that replace them.
         get: As for `pack`.
 
     Raises:
-        UnsupportedTensorError: A dtype or layout does not travel.
+        UnsupportedTensorError: A dtype or layout cannot be sent.
     """
     starts: dict[int, int] = {}
     memory: list[torch.Tensor] = []
@@ -99,7 +100,7 @@ def pack_family(
 def unpack_family(
     parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[torch.Tensor | Failure]:
-    """Make the values of a checked parcel, in order; see `unpack`."""
+    """Create the values of a checked parcel, in order; see `unpack`."""
     storage = put(tensor).untyped_storage()
     made: list[torch.Tensor | Failure] = []
     for member in parcel.members:
@@ -116,7 +117,7 @@ def unpack_family(
 
 
 def _bytes_of(value: torch.Tensor) -> torch.Tensor:
-    """View the memory that a value lies in as bytes."""
+    """View the memory of a value's storage as bytes."""
     storage = value.untyped_storage()
     with torch.inference_mode(False), torch.no_grad():
         return torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage, 0, (storage.nbytes(),), (1,))
@@ -138,10 +139,10 @@ def _check_members(parcel: Parcel) -> None:
 
 
 def check(parcel: Parcel) -> None:
-    """Check that what a parcel says of its tensor adds up, before any of it is allocated or used.
+    """Check that a parcel's description of its tensor is consistent, before anything is allocated or used.
 
     Raises:
-        ProtocolError: It does not.
+        ProtocolError: The description is inconsistent.
     """
     if (parcel.item is None) == (parcel.failure is None):
         raise ProtocolError("A parcel holds either a value or a failure.")
@@ -164,11 +165,11 @@ def check(parcel: Parcel) -> None:
 
 
 def unpack(parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Make the value that a checked parcel holds.
+    """Create the value in a checked parcel.
 
     Args:
-        parcel: Holds a tensor.
-        tensor: The one that came with it, dense and on the CPU; nobody else holds it.
+        parcel: A parcel that holds a tensor.
+        tensor: The tensor sent with it, dense and on the CPU; the caller gives it up.
         put: Puts a dense CPU tensor on the device; see `djinn.kinds.executor.Executor.put`.
     """
     layout = parcel.layout
@@ -178,17 +179,17 @@ def unpack(parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], t
     size, stride = (tensor.size(), tensor.stride()) if layout is None else (layout.size, layout.stride)
     if value.size() == size and value.stride() == stride:
         return value
-    # Copying keeps strides only where they matter to the dense.
+    # A copy keeps the strides only of dimensions where they matter for density.
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         return value.as_strided(size, stride)
 
 
 def _scattered(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Lay elements out in memory, with zeros between them."""
+    """Lay elements out in memory with their strides, and fill the gaps with zeros."""
     dtype = tensor.dtype
     flat = empty_from(TensorHeader(DTYPE_NAMES[dtype], (_span(layout.size, layout.stride),), (1,)))
     with torch.inference_mode(False), torch.no_grad():
-        # By bytes of their width, because not every dtype can be copied everywhere.
+        # View as integers of the same width, because not every dtype can be copied everywhere.
         plain = _INTEGERS.get(dtype.itemsize, dtype)
         flat.view(plain).zero_().as_strided(tuple(tensor.size()), layout.stride).copy_(tensor.view(plain))
     return flat
@@ -198,10 +199,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _once(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
-    """Size without what is expanded."""
+    """Return the size with every expanded dimension reduced to 1."""
     return tuple(1 if step == 0 else extent for extent, step in zip(size, stride, strict=True))
 
 
 def _span(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last in memory, of a size without zeros."""
+    """Number of elements from the first to the last in memory; the size must contain no zeros."""
     return 1 + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))

@@ -1,6 +1,6 @@
-"""The post: how a session reaches others, and how it is reached.
+"""The post: how a session exchanges values with other sessions.
 
-A session sends through *carriers*, one for each peer, which a transport opens; what comes for it waits in its mailbox.
+A session sends through *carriers*, one per peer, which a transport opens. Incoming values wait in its mailbox.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from djinn_lib_service.mailbox import Delivery, Mailbox, MailRoom
 from djinn_lib_service.parcels import check
 
 MAX_PEERS = 1024
-"""Peers of one session."""
+"""Most peers of one session."""
 DRAIN_S = 5.0
-"""How long what is still to be sent may take once a session has ended."""
+"""How long pending sends may take after a session has ended."""
 _RELAY = "Bring the value home and upload it there, or correct the address."
 
 
 class Post(Protocol):
-    """What a session needs to exchange values with others.
+    """Lets a session exchange values with others.
 
     Concurrency:
         One thread at a time.
@@ -37,10 +37,10 @@ class Post(Protocol):
     """Name of the session."""
 
     def connect(self, peer: int, address: str, mailbox: bytes) -> None:
-        """Reach another session under a number from now on.
+        """Connect to another session; the number refers to it after this call.
 
         Raises:
-            PeerError: It cannot be reached; names the address.
+            PeerError: It cannot be reached; the error names the address.
         """
 
     def send(self, peer: int, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
@@ -57,7 +57,7 @@ class Post(Protocol):
         """Wait for a parcel.
 
         Raises:
-            PeerError: It will not come.
+            PeerError: The parcel will not arrive.
         """
 
 
@@ -73,12 +73,12 @@ class MailPost:
 
     Args:
         session: Name of the session.
-        mailbox: Where others deliver.
-        open_carrier: Reaches a mailbox at an address.
-        is_gone: Whether the session's client has left, so that nobody waits for anything any more.
+        mailbox: Where other sessions deliver.
+        open_carrier: Opens a carrier to a mailbox at an address.
+        is_gone: Whether the session's client has left, so that waiting is pointless.
 
     Concurrency:
-        One thread at a time; `close` may be called by any.
+        One thread at a time; any thread may call `close`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class MailPost:
         self._closed = False
 
     def connect(self, peer: int, address: str, mailbox: bytes) -> None:
-        """Reach another session under a number; see `Post.connect`. A known number means another from then on."""
+        """Connect to another session under a number, replacing an earlier peer of that number; see `Post.connect`."""
         known = self._peers.get(peer)
         if known is not None and (known.address, known.mailbox) == (address, mailbox):
             return
@@ -139,10 +139,10 @@ class MailPost:
         return self._mailbox.take(sender, number, self._is_gone)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """End the connections to all peers. Never raises, may be called twice or from another thread.
+        """Close the connections to all peers. Never raises; may be called twice or from another thread.
 
         Args:
-            drain_s: How long what is still to be sent may take.
+            drain_s: How long pending sends may take.
         """
         with self._lock:
             self._closed = True
@@ -158,7 +158,7 @@ class MailPost:
 
 
 class MailCarrier:
-    """Carries parcels to a mailbox of this process."""
+    """Delivers parcels to a mailbox in this process."""
 
     def __init__(self, mailbox: Mailbox, sender: str, is_gone: Callable[[], bool] = lambda: False) -> None:
         self._mailbox = mailbox
@@ -172,15 +172,15 @@ class MailCarrier:
             self._mailbox.put(self._delivery, parcel, [tensor.clone() for tensor in tensors], self._is_gone)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Send nothing more; see `djinn.kinds.transport.Carrier.close`."""
+        """Stop sending; see `djinn.kinds.transport.Carrier.close`."""
         self._mailbox.end(self._delivery, "it has ended")
 
 
 def check_courier(courier: Courier) -> None:
-    """Make sure that a courier and this server understand each other.
+    """Check that a courier is compatible with this server.
 
     Raises:
-        ProtocolVersionError, RefusedError: They do not.
+        ProtocolVersionError, RefusedError: They are incompatible.
     """
     if courier.protocol != PROTOCOL_VERSION:
         raise ProtocolVersionError(f"The courier speaks protocol {courier.protocol}, this server {PROTOCOL_VERSION}.",
@@ -191,24 +191,24 @@ def check_courier(courier: Courier) -> None:
 
 
 def no_mailbox() -> RefusedError:
-    """Say that a mailbox is nowhere, in the same words whoever finds out."""
+    """Make the error for an unknown mailbox, so that every caller words it the same."""
     return RefusedError("There is no session here that the courier could deliver to.",
                         hint="The session may have ended; start it again.")
 
 
 def deliver(channel: Channel, sequence: int, courier: Courier, room: MailRoom, welcome: Welcome) -> None:
-    """Take in what a courier brings, until it or the session that it is for ends.
+    """Receive a courier's parcels until the courier or the receiving session ends.
 
     Args:
         channel: Its connection.
-        sequence: Number of the frame that it greeted with.
-        courier: What it greeted with.
-        room: The mailboxes here.
-        welcome: What to answer.
+        sequence: Frame number of its greeting.
+        courier: Its greeting.
+        room: The mailboxes of this process.
+        welcome: The answer to send.
 
     Raises:
-        ProtocolVersionError, RefusedError: It does not fit or knows no mailbox.
-        ProtocolError: What it brings is no parcel.
+        ProtocolVersionError, RefusedError: The courier is incompatible or names no known mailbox.
+        ProtocolError: It sent something other than a parcel.
         TransportError: The connection broke.
     """
     check_courier(courier)
@@ -230,7 +230,7 @@ def deliver(channel: Channel, sequence: int, courier: Courier, room: MailRoom, w
 
 
 def _take_in(channel: Channel, mailbox: Mailbox, delivery: Delivery) -> bool:
-    """Take in one parcel. Its tensors live in this call only, not while the next one is awaited."""
+    """Receive one parcel. Its tensors are released on return, not held while waiting for the next one."""
     received = channel.receive()
     if received is None:
         return False

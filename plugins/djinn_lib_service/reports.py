@@ -1,4 +1,4 @@
-"""What one session has to tell with its answers: what failed, when its commands were carried out, how long it ran."""
+"""What a session reports with its answers: failures, timings of commands, and how long programs ran."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Resu
 from djinn_lib_service.abilities import SettlingExecutor
 
 MAX_FAILURES = 1000
-"""Failures remembered between two answers; later ones are counted with the last."""
+"""Most failures remembered between two answers; later ones are merged into the last."""
 MAX_TIMINGS = 10_000
-"""Timings remembered between two answers, the latest ones."""
+"""Most timings remembered between two answers; the latest are kept."""
 _T = TypeVar("_T")
 
 
@@ -35,12 +35,12 @@ class Failures:
         self._last = 0
 
     def add(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
-        """Remember a failure, and return the poison that stands for it."""
+        """Record a failure, and return the poison that stands for it."""
         self._last += 1
         return self._add(Failure(self._last, failures.name_of(error), failures.text_of(error), operator, run, step))
 
     def adopt(self, failure: Failure) -> Poisoned:
-        """Remember a failure of another session, once, and return the poison that stands for it here."""
+        """Record a failure of another session once, and return the poison that stands for it here."""
         origin = failure.source, failure.source_identity
         known = self._adopted.get(origin)
         if known is not None and known in self._known:
@@ -51,10 +51,10 @@ class Failures:
         return made
 
     def told_to_others(self, poison: Poisoned, session: str) -> Failure:
-        """Return a failure as it travels to another session.
+        """Return a failure in the form sent to another session.
 
         Args:
-            poison: What stands for it here.
+            poison: The poison that stands for it here.
             session: Name of this session.
         """
         known = self._known.get(poison.failure)
@@ -65,17 +65,17 @@ class Failures:
 
     @staticmethod
     def of_others(failure: Failure, session: str) -> Failure:
-        """Return a failure with its source: if it has none yet, this session."""
+        """Return a failure with its source; if it has none yet, the source is this session."""
         return failure if failure.source else msgspec.structs.replace(
             failure, source=session, source_identity=failure.identity)
 
     @property
     def pending(self) -> tuple[Failure, ...]:
-        """What the client has not been told."""
+        """Failures not yet reported to the client."""
         return tuple(self._pending)
 
     def take(self) -> tuple[Failure, ...]:
-        """Return the failures since the last time."""
+        """Return the failures since the last call."""
         taken, self._pending = self._pending, []
         return tuple(taken)
 
@@ -90,7 +90,7 @@ class Failures:
 
 
 class Timings:
-    """When commands were carried out.
+    """When commands were executed.
 
     Concurrency:
         One thread at a time.
@@ -100,7 +100,7 @@ class Timings:
         self._pending: deque[Timing] = deque(maxlen=MAX_TIMINGS)
 
     def add(self, command: Command, begin_ns: int) -> None:
-        """Remember that a command is through, if it is of a kind that is told."""
+        """Record the end of a command, if its kind is reported."""
         end_ns = time.monotonic_ns()
         if isinstance(command, (Run, Rerun)):
             self._pending.append(Timing("run", command.program, begin_ns, end_ns))
@@ -112,24 +112,24 @@ class Timings:
             self._pending.append(Timing("upload", command.handle, begin_ns, end_ns))
 
     def added_to(self, result: Result) -> Result:
-        """Add the timings since the last time to an answer."""
+        """Return an answer with the timings since the last call."""
         taken = tuple(self._pending)
         self._pending.clear()
         return msgspec.structs.replace(result, timings=taken, now_ns=time.monotonic_ns())
 
 
 class RunTime:
-    """How long programs ran, for a client that wants to know.
+    """Measures how long programs run, if the client requests it.
 
-    A device that computes on its own may be at work between two programs, too: there, all the time counts from the
-    beginning of the first program until the device is through.
+    An asynchronous device may also be working between two programs. For such a device, the measurement spans the time
+    from the start of the first program until the device has finished.
 
     Args:
         executor: Runs them.
-        attempt: Does what may fail, and remembers a failure for the client.
+        attempt: Calls a function and records its failure for the client.
 
     Attributes:
-        is_wanted: Whether the client wants to know.
+        is_wanted: Whether the client has requested it.
 
     Concurrency:
         One thread at a time.
@@ -153,7 +153,7 @@ class RunTime:
             self._ns += time.monotonic_ns() - begin_ns
 
     def take(self) -> int:
-        """Return the nanoseconds since the last time; 0 if nobody wants to know."""
+        """Return the nanoseconds since the last call; 0 if the client has not requested them."""
         taken, since_ns, self._ns, self._first_ns = self._ns, self._first_ns, 0, 0
         if not self.is_wanted:
             return 0

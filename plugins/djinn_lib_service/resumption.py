@@ -1,11 +1,11 @@
-"""Resumption: a session outlives the connection that it began on. Both ends, without input and output.
+"""Resumption: a session outlives the connection that it began on. Both ends, without I/O.
 
-Batches are numbered one after the other. The client's end keeps what it has sent until it learns that the server has
-it, and the server's end keeps an answer until the client shows that it has it, which its next batch does: a client
-sends none before it has received the answer to the one before. When a connection breaks, each tells the other on the
-next one how far it has come, and both send again what the other lacks. What comes twice is known by its number.
+Batches are numbered consecutively. The client keeps each batch until the server acknowledges it. The server keeps an
+answer until the client's next batch arrives; that batch acknowledges the answer, because a client sends no batch before
+it has received the previous answer. After a connection breaks, each side states on the next connection which numbers it
+has received, and the other side sends the rest again. Duplicates are recognized by their number.
 
-Times are readings of a monotonic clock that the caller gives, in seconds.
+Times are readings of a monotonic clock that the caller supplies, in seconds.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ FrameT = TypeVar("FrameT")
 AnswerT = TypeVar("AnswerT")
 
 MAX_DIGESTS = 1024
-"""Batches whose content is remembered, to tell the same one from another under its number."""
+"""Batches whose digest is remembered, to distinguish a repeated batch from a different one with the same number."""
 TOLD_BATCHES = 128
 TOLD_BYTES = 2**20
-"""So much may come before the client is told that it has come, if no answer tells it so."""
+"""The server acknowledges after this many batches or bytes, if no answer has acknowledged them."""
 ALONE_BYTES = 2**20
-"""A batch of more than this is kept by nobody: the client waits until it is told that it has come, which is at once."""
+"""Neither side keeps a batch larger than this: the server acknowledges it at once, and the client waits for that."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 ATTEMPT_S = 2.0
-"""How long the first attempt to connect again may take; each may take twice as long as the one before."""
+"""How long the first attempt to reconnect may take; each further attempt may take twice as long as the one before."""
 NOBODY_S = 1.0
-"""How long to try again while nobody listens: a server that has gone takes its sessions with it."""
+"""How long to retry while the connection is refused: a server that has exited has lost its sessions."""
 
 
 class ClientEnd(Generic[FrameT]):
-    """What a client remembers of a session, beside the connection.
+    """The client's state of a session, independent of the connection.
 
     Args:
-        first: Number of the last thing sent before the first batch: the greeting.
-        limit_bytes: How much should be kept; `is_full` says that it is more.
-        release: Told of each copy that need not be kept any more.
+        first: Number of the last frame sent before the first batch: the greeting.
+        limit_bytes: How much should be kept; `is_full` says when it is more.
+        release: Called with each copy that need not be kept any more.
 
     Attributes:
         sent: Number of the last batch.
-        answered: Number of the last batch whose answer has come; at first, ``first``.
-        taken: The other side has everything up to here.
-        kept_bytes: Length of what is kept.
-        copied_bytes: Length of that part of it which is not borrowed.
+        answered: Number of the last batch whose answer has arrived; initially ``first``.
+        taken: The server has acknowledged everything up to this number.
+        kept_bytes: Bytes of all kept batches.
+        copied_bytes: Bytes of the kept batches that are not borrowed.
 
     Concurrency:
         One thread at a time.
@@ -58,20 +58,20 @@ class ClientEnd(Generic[FrameT]):
         self.sent = self.answered = self.taken = first
         self.kept_bytes = 0
         self.copied_bytes = 0
-        # The other side keeps to itself that so much has come.
+        # The server may have received this much without having acknowledged it yet.
         self._limit_bytes = max(limit_bytes, 4 * TOLD_BYTES)
         self._release = release
         self._kept: deque[tuple[int, FrameT | None, int, bool]] = deque()
-        """Number, what was sent (``None`` if that is nobody's to send again), length, and whether it is borrowed."""
+        """Number, frame (``None`` if it cannot be sent again), length, and whether it is borrowed."""
 
     @property
     def is_full(self) -> bool:
-        """Whether to wait until the other side says what it has."""
+        """Whether to wait for an acknowledgement."""
         return self.copied_bytes > self._limit_bytes
 
     @property
     def is_filling(self) -> bool:
-        """Whether to look what the other side has said by now."""
+        """Whether to check for acknowledgements that have arrived."""
         return self.copied_bytes > 2 * TOLD_BYTES or len(self._kept) > 2 * TOLD_BATCHES
 
     @property
@@ -80,12 +80,12 @@ class ClientEnd(Generic[FrameT]):
         return len(self._kept)
 
     def send(self, frame: FrameT, size_bytes: int, *, is_borrowed: bool = False) -> int:
-        """Take in a batch that is about to be sent; return its number.
+        """Record a batch that is about to be sent, and return its number.
 
         Args:
-            frame: What is sent.
+            frame: The frame to send.
             size_bytes: Its length.
-            is_borrowed: Whether its bytes belong to the caller, for as long as the caller waits.
+            is_borrowed: Whether its bytes belong to the caller, who waits until they are no longer needed.
         """
         self.sent += 1
         self._kept.append((self.sent, frame, size_bytes, is_borrowed))
@@ -95,10 +95,10 @@ class ClientEnd(Generic[FrameT]):
         return self.sent
 
     def acknowledged(self, number: int) -> None:
-        """Learn that the other side has everything up to a number.
+        """Process the acknowledgement of everything up to a number.
 
         Raises:
-            ProtocolError: That was never sent.
+            ProtocolError: No batch with that number was sent.
         """
         if number > self.sent:
             raise ProtocolError(f"It says that it has batch {number}; {self.sent} is the last that was sent.")
@@ -113,10 +113,10 @@ class ClientEnd(Generic[FrameT]):
         self.taken = max(self.taken, number)
 
     def answer(self, number: int) -> bool:
-        """Learn that the answer to a batch has come; whether it is the first time.
+        """Process the answer to a batch; return whether it is the first copy of that answer.
 
         Raises:
-            ProtocolError: It is to none of the batches that were sent.
+            ProtocolError: No such batch was sent.
         """
         self.acknowledged(number)
         is_new = number > self.answered
@@ -124,16 +124,16 @@ class ClientEnd(Generic[FrameT]):
         return is_new
 
     def give_back(self) -> None:
-        """The caller does not wait any more: what is borrowed belongs to it again."""
+        """Return borrowed bytes to the caller, who stops waiting; those batches cannot be sent again."""
         for index, (number, _, size_bytes, is_borrowed) in enumerate(self._kept):
             if is_borrowed:
                 self._kept[index] = number, None, size_bytes, True
 
     def replace_borrowed(self, frame: FrameT, size_bytes: int) -> None:
-        """The caller does not wait any more: something of this side takes the place of what it lent for the last batch.
+        """Replace the bytes borrowed for the last batch by a copy, because the caller stops waiting.
 
         Args:
-            frame: What is to be sent again instead, if the other side lacks the batch.
+            frame: The frame to send again if the server lacks the batch.
             size_bytes: Its length.
         """
         if self._kept and self._kept[-1][3]:
@@ -143,10 +143,11 @@ class ClientEnd(Generic[FrameT]):
             self.copied_bytes += size_bytes
 
     def lacking(self, taken: int) -> list[FrameT]:
-        """Learn on a new connection how far the other side has come, and return what it lacks.
+        """Return the batches that the server lacks, given the last number that it reports on a new connection.
 
         Raises:
-            ProtocolError: It cannot have come so far, or had come further; or what it lacks is not there any more.
+            ProtocolError: The number is impossible or has gone backwards; or a batch that the server lacks is no longer
+                available.
         """
         if not self.taken <= taken <= self.sent:
             raise ProtocolError(f"It says that it has batch {taken}; it had {self.taken}, and {self.sent} were sent.")
@@ -158,20 +159,20 @@ class ClientEnd(Generic[FrameT]):
 
 
 class ServerEnd(Generic[AnswerT]):
-    """What a server remembers of a session, beside its values and the connection.
+    """The server's state of a session, apart from its values and the connection.
 
     Args:
         first: Number of the greeting.
-        lease_s: How long the session stays without a connection.
+        lease_s: How long the session is kept without a connection.
 
     Attributes:
-        taken: Number of the last batch that has come.
+        taken: Number of the last batch received.
         lease_s: As given.
-        is_given: Whether this connection has carried the answer that is kept, if there is one.
-        is_to_tell: Whether the client should be told by now what has come.
+        is_given: Whether the kept answer, if there is one, has been sent on this connection.
+        is_to_tell: Whether an acknowledgement is due.
 
     Concurrency:
-        One thread at a time, but `taken` may be read by any.
+        One thread at a time, but any thread may read `taken`.
     """
 
     def __init__(self, first: int, lease_s: float) -> None:
@@ -196,18 +197,18 @@ class ServerEnd(Generic[AnswerT]):
         return self._answer is not None
 
     def take(self, number: int, digest: int, size_bytes: int = 0) -> bool:
-        """Take in a batch that has come; whether it is to be carried out.
+        """Record a received batch; return whether to execute it.
 
         Args:
             number: Its number.
-            digest: Tells its content from others.
-            size_bytes: How much has come with it.
+            digest: Distinguishes its content from other content.
+            size_bytes: How many bytes were received with it.
 
         Returns:
-            ``False`` if it came before: it was carried out, or is being carried out.
+            ``False`` for a duplicate: it was executed, or is being executed.
 
         Raises:
-            ProtocolError: One before it has not come, or another came under its number.
+            ProtocolError: The batch before it is missing, or a different batch with the same number was received.
         """
         if number <= self.taken:
             behind = self.taken - number
@@ -215,7 +216,7 @@ class ServerEnd(Generic[AnswerT]):
                 raise ProtocolError(f"Batch {number} comes again, and is another.")
             if len(self._digests) <= behind < MAX_DIGESTS and len(self._digests) < MAX_DIGESTS:
                 raise ProtocolError(f"Batch {number} has a number of before the first batch.")
-            # The client was told otherwise, or what it was told was lost.
+            # The client has missed an acknowledgement: acknowledge again.
             self.is_to_tell = True
             return False
         if number != self.taken + 1:
@@ -223,7 +224,7 @@ class ServerEnd(Generic[AnswerT]):
         self.taken = number
         self._digests.append(digest)
         if self._answer is not None:
-            # Whoever sends a batch has received the answer to the one before.
+            # A client that sends a batch has received the previous answer.
             self._settled, self._answer = self._answer[0], None
         self._untold += 1
         self._untold_bytes += size_bytes
@@ -232,46 +233,46 @@ class ServerEnd(Generic[AnswerT]):
         return True
 
     def finish(self, number: int, answer: AnswerT) -> None:
-        """Keep the answer to the batch that was carried out last."""
+        """Keep the answer to the last executed batch."""
         self._answer, self.is_given = (number, answer), False
 
     def to_give(self) -> tuple[int, AnswerT] | None:
-        """Return the answer that this connection has not carried yet, if there is one, and its number."""
+        """Return the kept answer and its number, if it has not been sent on this connection."""
         return None if self.is_given else self._answer
 
     def given(self) -> None:
-        """The answer is on its way on this connection."""
+        """Record that the answer is being sent on this connection."""
         self.is_given = True
         self.told()
 
     def told(self) -> int:
-        """The client is told what has come; return the number of the last."""
+        """Record that an acknowledgement is being sent; return the number to acknowledge."""
         self._untold = self._untold_bytes = 0
         self.is_to_tell = False
         return self.taken
 
     def lost(self, now: float) -> None:
-        """The connection has broken; what it carried last may not have arrived."""
+        """Record that the connection has broken; the last frames sent on it may not have arrived."""
         if self._lost_at is None:
             self._lost_at = now
         self.is_given = self._answer is None
 
     def left_s(self, now: float) -> float:
-        """Return how long the session still stays; infinite while there is a connection."""
+        """Return how long the session will still be kept; infinite while there is a connection."""
         return float("inf") if self._lost_at is None else self._lost_at + self.lease_s - now
 
     def check(self, answered: int) -> None:
-        """Make sure that a client which has all answers up to a number can go on.
+        """Check that a client that has all answers up to a number can resume.
 
         Raises:
-            ProtocolError: It cannot have come so far, or had come further.
+            ProtocolError: The number is impossible or has gone backwards.
         """
         if not self._settled <= answered <= self.taken:
             raise ProtocolError(f"It says that it has answer {answered}; it had {self._settled}, and {self.taken} "
                                 "batches have come.")
 
     def found(self, answered: int) -> None:
-        """There is a connection again, whose client has all answers up to a number.
+        """Record a new connection, whose client has all answers up to a number.
 
         Raises:
             ProtocolError: As for `check`.
@@ -280,18 +281,18 @@ class ServerEnd(Generic[AnswerT]):
         if self._answer is not None and answered >= self._answer[0]:
             self._settled, self._answer = self._answer[0], None
         self.is_given = self._answer is None
-        # The welcome has said so.
+        # The welcome has acknowledged the batches.
         self.told()
         self._lost_at = None
 
 
 class Patience:
-    """When to try to connect again, and how long.
+    """Decides when to reconnect, and how long an attempt may take.
 
     Args:
         lost_at: When the connection broke.
         lease_s: How long the server keeps the session.
-        scatter: Gives numbers from 0 to 1, so that many clients do not come at the same moment.
+        scatter: Returns numbers from 0 to 1, so that many clients do not reconnect at the same moment.
     """
 
     def __init__(self, lost_at: float, lease_s: float, scatter: Callable[[], float]) -> None:
@@ -302,17 +303,17 @@ class Patience:
         self._nobody_since: float | None = None
 
     def attempt_s(self, now: float) -> float:
-        """Return how long the next attempt may take; 0 or less if it is too late for one."""
+        """Return how long the next attempt may take; 0 or less if it is too late for another."""
         allowed_s = min(self._attempt_s, self._until - now)
         self._attempt_s *= 2
         return allowed_s
 
     def pause_s(self, now: float, *, is_refused: bool = False) -> float | None:
-        """Return how long to wait after an attempt has failed, or ``None`` if there is to be no other.
+        """Return how long to wait after a failed attempt, or ``None`` to give up.
 
         Args:
-            now: The time.
-            is_refused: Whether nobody listens there, as the machine itself says.
+            now: The current time.
+            is_refused: Whether the machine refused the connection because no process listens there.
         """
         self._nobody_since = (now if self._nobody_since is None else self._nobody_since) if is_refused else None
         left_s = self._until - now
@@ -324,6 +325,6 @@ class Patience:
 
 
 def no_session() -> RefusedError:
-    """Say that a session cannot be taken up again, in the same words whoever finds out."""
+    """Make the error for a session that cannot be resumed, so that every caller words it the same."""
     return RefusedError("There is no such session here, or not any more.",
                         hint="Its worker may have died, or its lease may be over; call djinn.init() to start another.")

@@ -1,4 +1,4 @@
-"""The client's half of contents: a connection that sends a digest instead of what the server has already."""
+"""The client's side of contents: a connection that sends a digest instead of data that the server already has."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from djinn.kinds.transport import Connection
 
 AUTOMATIC = "auto"
-"""The owner that is this process, with nothing kept if the server runs on the same machine."""
+"""The owner is this process, and nothing is kept if the server runs on the same machine."""
 ASK_AGAIN_BYTES = 2**23
-"""How much must have been uploaded before the server is asked again what it keeps; doubled when that was in vain."""
+"""Bytes to upload before the client asks again what the server keeps; doubled when asking was in vain."""
 MAX_MARKS = 2**16
-"""Marks of this connection's own uploads that are remembered."""
+"""Most marks of this connection's own uploads that are remembered."""
 _process_owner = secrets.token_hex(32)
 _Mark = Annotated[bytes, Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
 _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 def after(earlier: Result, result: Result) -> Result:
-    """Return an answer together with what an earlier one reported, which nobody has looked at."""
+    """Merge the reports of an earlier answer, which have not been processed yet, into an answer."""
     if not (earlier.failures or earlier.timings or earlier.run_ns):
         return result
     return Result(result.items, earlier.failures + result.failures, earlier.timings + result.timings, result.now_ns,
@@ -58,8 +58,8 @@ def introduce(owner: str, token: str) -> tuple[str, str]:
     """Return ``Hello.owner`` and ``Hello.machine``.
 
     Args:
-        owner: The setting: a secret of the user's, `AUTOMATIC`, or nothing.
-        token: The server's token, so that another server's owner is another.
+        owner: The setting: a secret chosen by the user, `AUTOMATIC`, or an empty string.
+        token: The server's token, so that owners differ between servers.
     """
     if not owner:
         return "", ""
@@ -70,7 +70,7 @@ def introduce(owner: str, token: str) -> tuple[str, str]:
 
 @functools.cache
 def this_machine() -> str:
-    """Name the machine, as far as memory and not the network connects its processes, until it is started again."""
+    """Identify the machine, within which processes share memory, until it reboots."""
     try:
         known = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -79,19 +79,19 @@ def this_machine() -> str:
 
 
 def reusing(connection: Connection) -> Connection:
-    """Return a connection that does not upload what the server keeps, if it keeps anything."""
+    """Wrap a connection so that it does not upload contents that the server keeps, if the server keeps any."""
     return connection if connection.welcome.kept < 0 else ReusingConnection(connection)
 
 
 class ReusingConnection:
-    """A connection over which the same content travels once; see `djinn.kinds.transport.Connection`.
+    """A connection that sends the same content only once; see `djinn.kinds.transport.Connection`.
 
-    The server is asked what it keeps before the first large upload, unless that is nothing; and again when something is
-    uploaded that looks like what this session has uploaded before. Only what looks the same is digested.
+    The client asks what the server keeps before its first large upload, unless the server keeps nothing. It asks again
+    when an upload has the same mark as an earlier one of this session. Only uploads whose marks match are digested.
 
     Attributes:
-        bytes_not_sent: Bytes of tensors that were there already.
-        round_trips: Times that it waited for an answer of its own accord.
+        bytes_not_sent: Bytes of tensors that the server already had.
+        round_trips: Round trips that this object added itself.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -110,7 +110,7 @@ class ReusingConnection:
 
     @property
     def reconnections(self) -> int:
-        """How often the session went on over a new connection."""
+        """How often the session has resumed on a new connection."""
         count: int = getattr(self._connection, "reconnections", 0)
         return count
 
@@ -125,7 +125,7 @@ class ReusingConnection:
         return self._connection.bytes_received
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a batch that wants no answer."""
+        """Send a batch that requests no answer."""
         self._connection.submit(*self._reduced(batch, tensors))
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
@@ -135,13 +135,13 @@ class ReusingConnection:
         return after(settled, result), data
 
     def cancel(self) -> None:
-        """Have nothing run of what was sent; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        """Cancel the programs sent so far; see `djinn.kinds.transport.CancellingConnection.cancel`."""
         cancel = getattr(self._connection, "cancel", None)
         if cancel is not None:
             cancel()
 
     def close(self) -> None:
-        """End the session. Never raises, may be called twice."""
+        """End the session. Never raises; may be called twice."""
         self._connection.close()
 
     def _reduced(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
@@ -149,7 +149,8 @@ class ReusingConnection:
             return self._without_known(batch, tensors)
         except BaseException as error:
             if not isinstance(error, Exception):
-                # What the batch makes is referred to by what follows: it is sent whole, and waited for no more.
+                # Later batches refer to the values that this batch creates: send it whole, without waiting for
+                # anything.
                 self._connection.submit(batch, tensors)
             raise
 
@@ -174,7 +175,7 @@ class ReusingConnection:
         return msgspec.structs.replace(batch, commands=commands), left
 
     def _known_digest(self, upload: Upload, tensor: torch.Tensor) -> bytes | None:
-        """Return the digest of a tensor that the server keeps."""
+        """Return the digest of a tensor if the server keeps it."""
         if upload.handle == GENERATOR_HANDLE or not is_worth_keeping(upload.tensor):
             return None
         mark = mark_of(upload.tensor, tensor)
@@ -188,7 +189,7 @@ class ReusingConnection:
             if digest in self._digests:
                 self._patience_bytes = ASK_AGAIN_BYTES
                 return digest
-            # It looks the same and is not; whatever else looks so is uploaded without being digested.
+            # The mark matches but the content differs; upload further tensors with this mark without digesting them.
             self._marks.discard(mark)
         if is_again:
             self._patience_bytes *= 2

@@ -1,4 +1,4 @@
-"""What the executor's side does with a batch: the table of one session's values, programs and failures."""
+"""How the executor's side processes a batch: the values, programs and failures of one session."""
 
 from __future__ import annotations
 
@@ -50,31 +50,31 @@ from djinn_lib_service.reports import Failures, RunTime, Timings
 from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
 MAX_TOLD = 16
-"""Failures that travel with a parcel."""
+"""Most failures sent along with a parcel."""
 
 
 class SessionService:
     """One session on the executor's side.
 
-    A batch never raises and never stops halfway: whatever goes wrong becomes a `Failure`, and the values that should
-    have come of it are poisoned, so that every later use of them reports the same failure.
+    A batch never raises and never stops halfway. Every error becomes a `Failure`, and the affected results are
+    poisoned, so that every later use of them reports the same failure.
 
     Args:
         executor: Runs the programs.
         seed: Seed of the session's random numbers.
-        travels: Tensors come from and go to another process: nobody else holds those given to `handle`, and those that
-            it returns are only read, before the next batch.
-        contents: Keeps what is uploaded, if it is to be kept; then the tensors given to `handle` become its own.
-        allowance: What the session may ask for; ``None`` for anything.
-        post: Reaches other sessions, and is reached by them.
-        watch: Checks programs before they run; none where the client is this process itself.
-        turns: Says when programs may run; without, any time.
+        travels: Whether tensors come from and go to another process: the caller of `handle` gives up its tensors, and
+            only reads the returned ones, before the next batch.
+        contents: Keeps uploads, if they should be kept; it then owns the tensors passed to `handle`.
+        allowance: Limits what the session may request; ``None`` for no limits.
+        post: Exchanges values with other sessions.
+        watch: Checks programs before they run; none if the client is this process itself.
+        turns: Decides when programs may run; ``None`` for any time.
 
     Attributes:
-        skipped: Programs that were not run, because nobody wanted what they compute.
+        skipped: Programs skipped because their results were no longer needed.
 
     Concurrency:
-        One batch at a time; `held_bytes` may be read by any thread.
+        One batch at a time; any thread may read `held_bytes`.
     """
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
@@ -88,7 +88,7 @@ class SessionService:
         self._post = post
         self._watch = watch
         shared = executor if travels and isinstance(executor, SharingExecutor) else None
-        # What is kept is nobody's to write to: then the value is a copy.
+        # Nothing may write to kept contents, so the value must be a copy.
         self._put = executor.put if shared is None or contents is not None else shared.adopt
         self._adopt = executor.put if shared is None else shared.adopt
         self._get = executor.get if shared is None else shared.lend
@@ -107,7 +107,7 @@ class SessionService:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the storages that its values lie in."""
+        """Bytes of the values' storages."""
         return self._values.held_bytes
 
     @property
@@ -116,7 +116,7 @@ class SessionService:
         return len(self._values)
 
     def close(self) -> None:
-        """Drop everything the session holds."""
+        """Drop all values and programs of the session."""
         self._values.clear()
         self._programs.clear()
         self._lookahead.drop()
@@ -125,21 +125,21 @@ class SessionService:
 
     @property
     def runs_ahead(self) -> tuple[int, int]:
-        """Runs that had been run ahead when they were asked for, and such that nobody asked for."""
+        """Number of runs that had run ahead when requested, and of runs ahead that were never requested."""
         return self._lookahead.hits, self._lookahead.misses
 
     def handle(
         self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError] = ()
     ) -> tuple[Result, list[torch.Tensor]]:
-        """Carry out a batch.
+        """Execute a batch.
 
         Args:
             batch: A decoded batch.
             tensors: One CPU tensor per upload.
-            stop: Empty as long as what the batch computes is wanted. Any thread may add the reason why it is not any
-                more: no program runs from then on, nor another step of the one that runs. Results carry that reason, as
-                one failure; what would have been written in place stays as it was, unless its metadata would have
-                changed. All other commands are carried out.
+            stop: Empty as long as the batch's results are needed. Any thread may add a reason to stop: after that, no
+                program and no further step of the running program starts. The results carry that reason, as one
+                failure. Values that would have been written in place stay unchanged, unless their metadata would have
+                changed. All other commands are still executed.
 
         Returns:
             The answer (to be sent only if the batch wants one) and its tensors.
@@ -204,11 +204,11 @@ class SessionService:
         try:
             return action()
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
-            # Whatever an executor raises must reach the client as a failure, not end the session of an innocent value.
+            # Any exception from an executor must reach the client as a failure; it must not end the whole session.
             return self._fail(error)
 
     def _admits(self, handles: Sequence[int]) -> bool:
-        """Whether values may be added. Those that may not are not even kept as poisoned: that would take memory."""
+        """Whether values may be added. If not, they are not even stored as poisoned, which would use memory too."""
         if self._allowance is not None:
             try:
                 self._allowance.admit_values(len(self._values), len(handles))
@@ -260,7 +260,7 @@ class SessionService:
             if isinstance(packed, Poisoned):
                 packed = Parcel(command.parcel, failure=self._failures.told_to_others(packed, post.session)), ()
             parcel, tensors = packed
-            # Whoever uses the value hears of all that failed before it was sent.
+            # The receiver of the value also gets the failures that happened before it was sent.
             pending = self._failures.pending[:MAX_TOLD]
             told = tuple(self._failures.of_others(failure, post.session) for failure in pending)
             post.send(command.peer, msgspec.structs.replace(parcel, told=told) if told else parcel, tensors)
@@ -349,7 +349,7 @@ class SessionService:
         try:
             outputs = self._skipped(run) if self._stop else self._outputs_of(run) if ahead is None else ahead
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
-            # As above: the session goes on, the outputs are poisoned.
+            # As above: the session continues, and the outputs are poisoned.
             is_wanted = error not in self._stop
             outputs = [self._fail(error, run=run.program)] * len(run.outputs) if is_wanted else self._skipped(run)
         self._take_in(run, outputs)
@@ -363,14 +363,14 @@ class SessionService:
 
     @property
     def can_look_ahead(self) -> bool:
-        """Whether it is as good as certain what will be asked for next."""
+        """Whether the next request can be predicted with confidence."""
         return self._lookahead.is_certain
 
     def look_ahead(self) -> bool:
-        """Run one more program that will most likely be asked for next. To be called while nothing is to be handled.
+        """Run one more program that is likely to be requested next. Call this only while no batch is waiting.
 
         Returns:
-            Whether one was run; if not, there is none.
+            Whether a program was run; ``False`` means that there is none to run.
         """
         return self._lookahead.go(self._values.get, self._run_ahead)
 
@@ -397,7 +397,7 @@ class SessionService:
 
         try:
             outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
-        except Exception as error:  # noqa: BLE001  # nobody asked: it is reported when it is asked for and fails again
+        except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
             failures.append(error)
         return None if failures else outputs
 
@@ -438,14 +438,14 @@ class SessionService:
         return outputs
 
     def _not_run(self, run: Run, poison: Poisoned) -> list[Any]:
-        """Poison what a run that failed as a whole should have made, and what it should have written."""
+        """Poison the outputs of a run that failed as a whole, and the values that it should have written."""
         known = self._programs.get(run.program)
         if known is not None:
             poison_storages(self._values, written_handles(known.definition.body, run.inputs), poison)
         return [poison] * len(run.outputs)
 
     def _skipped(self, run: Run) -> list[Any]:
-        """Say what comes of a run that is not wanted any more."""
+        """Return the outputs of a cancelled run."""
         self._lookahead.drop()
         self.skipped += 1
         poison = self._reason()
@@ -455,10 +455,10 @@ class SessionService:
         return [poison] * len(run.outputs)
 
     def _reason(self) -> Poisoned:
-        """Return the poison of all that a batch does not compute because nobody wants it any more."""
+        """Return the poison for everything that a cancelled batch does not compute."""
         if self._stopped is None:
             self._stopped = self._fail(self._stop[0])
-            # What it was raised in refers to tensors.
+            # The frames of its traceback refer to tensors.
             self._stop[0].__traceback__ = None
         return self._stopped
 

@@ -1,4 +1,4 @@
-"""The server's end of a session that may change its connection: a channel that outlives channels."""
+"""The server's end of a session that can move to another connection: a channel that outlives connections."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ __all__ = ("Resumable", "SteadyChannel", "digest_of")
 log = logging.getLogger("djinn.server")
 _GOODBYE = Goodbye()
 REASON_S = 0.5
-"""How long an answer that is being sent may keep the reason why the session ends from being sent."""
+"""How long an answer that is being sent may delay the message that says why the session ends."""
 
 
 @runtime_checkable
 class _Pollable(Channel, Protocol):
-    """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
+    """Optional methods of a channel; see `djinn.kinds.transport.Channel`."""
 
     def is_ready(self) -> bool:
-        """Whether `receive` would not wait."""
+        """Whether `receive` would return without waiting."""
 
 
 @runtime_checkable
 class _Watched(Channel, Protocol):
-    """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
+    """Optional methods of a channel; see `djinn.kinds.transport.Channel`."""
 
     def is_gone(self) -> bool:
-        """Whether the other side sends nothing more, whatever it has sent before."""
+        """Whether the other side will send nothing more, regardless of data still to be received."""
 
 
 @runtime_checkable
 class _Parting(Channel, Protocol):
-    """What a channel may have beside the methods of `djinn.kinds.transport.Channel`."""
+    """Optional methods of a channel; see `djinn.kinds.transport.Channel`."""
 
     def has_left(self) -> bool:
-        """Whether the other side has said goodbye, before what it said before has been received."""
+        """Whether the other side has said goodbye, even if earlier messages have not been received yet."""
 
 
 @attrs.define(eq=False)
 class _Line:
-    """One of a session's connections, and what it can do; to ask a class each time would take longer than doing it.
+    """One of a session's connections and its abilities, looked up once because `isinstance` on protocols is slow.
 
     Attributes:
-        heard_bytes: What it had received when the last batch came.
+        heard_bytes: Bytes it had received when the last batch arrived.
     """
 
     channel: Channel
@@ -68,14 +68,14 @@ class _Line:
 
     @classmethod
     def of(cls, channel: Channel) -> _Line:
-        """Look what a connection can do."""
+        """Look up the abilities of a connection."""
         return cls(channel, channel if isinstance(channel, DigestingChannel) else None,
                    channel if isinstance(channel, CountedChannel) else None,
                    channel if isinstance(channel, _Pollable) else None,
                    channel if isinstance(channel, _Watched) else None)
 
     def newly_heard(self, tensors: Sequence[torch.Tensor]) -> int:
-        """Return how much has come since the last batch, but for what was read ahead of it, or was of this one."""
+        """Return how many bytes have arrived since the last batch, or the bytes of its tensors if these are more."""
         body_bytes = sum([tensor.nbytes for tensor in tensors]) if tensors else 0
         if self.counted is None:
             return body_bytes
@@ -84,25 +84,26 @@ class _Line:
 
 
 class SteadyChannel:
-    """A session's channel, whichever connection it is on; see `djinn.kinds.transport.Channel`.
+    """A session's channel, independent of its current connection; see `djinn.kinds.transport.Channel`.
 
-    Batches come one after the other and none twice; an answer is sent again on a new connection if the client lacks it.
+    Batches arrive in order and exactly once. An answer that the client lacks is sent again on a new connection.
 
     Args:
-        channel: The first connection, whose greeting was answered.
+        channel: The first connection, whose greeting has been answered.
         first: Number of the greeting.
         lease_s: How long to wait for another connection; 0: the session ends with this one.
-        clock: Tells the time.
+        clock: Returns the time.
 
     Attributes:
-        peer: Who is at the other end now.
-        settle: Called when what came over a connection is of no use any more: it broke, or the batch came before.
-        stop: Empty as long as what the last batch computes is wanted, else why not; see
+        peer: Address of the current client.
+        settle: Called when data received on a connection is of no use: the connection broke, or the batch is a
+            duplicate.
+        stop: Empty as long as the results of the last batch are needed, else the reason to stop; see
             `djinn_lib_service.service.SessionService.handle`.
-        stopped: Called when ``stop`` has been filled, by the thread that did.
+        stopped: Called after ``stop`` has been filled, by the thread that filled it.
 
     Concurrency:
-        One thread receives and sends. Any calls `take_up`, `is_gone` and `close`.
+        One thread receives and sends. Any thread may call `take_up`, `is_gone` and `close`.
 
     Laws:
         transport.exactly_once, transport.resumed
@@ -132,7 +133,7 @@ class SteadyChannel:
 
     @property
     def admit_body(self) -> Callable[[int], None] | None:
-        """What is asked before a body is read; see `djinn.kinds.transport.BoundedChannel`."""
+        """Called before a body is read; see `djinn.kinds.transport.BoundedChannel`."""
         return self._admit_body
 
     @admit_body.setter
@@ -157,11 +158,11 @@ class SteadyChannel:
         """Wait for the next batch, on this connection or another.
 
         Returns:
-            Its number, itself, its tensors; ``None`` when the client has ended the session.
+            Its number, the batch and its tensors; ``None`` when the client has ended the session.
 
         Raises:
-            ProtocolError: What came is no batch, or not the next one.
-            TransportError: The connection broke, and nobody took the session up again in time.
+            ProtocolError: The message is not a batch, or not the next one.
+            TransportError: The connection broke, and no client resumed the session in time.
         """
         while True:
             line = self._line or self._connected()
@@ -190,15 +191,15 @@ class SteadyChannel:
             self.settle()
 
     def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Send an answer, now or on the next connection; anything else, now.
+        """Send an answer, now or on the next connection; send other messages now.
 
         Raises:
-            TransportError: There is no connection, and no other may come.
+            TransportError: There is no connection, and no other is possible.
         """
         line = self._line
         if isinstance(message, Result):
             if self._is_over:
-                # What it says of programs that were dropped is not why: the client hears that from `close`.
+                # Its failures for dropped programs do not explain the end of the session: `close` sends the reason.
                 return
             self._end.finish(sequence, (message, tensors))
             if line is not None:
@@ -213,15 +214,15 @@ class SteadyChannel:
             line.channel.send(sequence, message, tensors)
 
     def greeted(self) -> None:
-        """Nothing: every connection was greeted before it came here."""
+        """Do nothing: every connection was greeted before it became part of the session."""
 
     def is_ready(self) -> bool:
-        """Whether `receive` would not wait for something to begin."""
+        """Whether `receive` would start without waiting."""
         line = self._line
         return self._is_over or (line is not None and (line.pollable is None or line.pollable.is_ready()))
 
     def is_gone(self) -> bool:
-        """Whether nobody will receive what is sent, now or on another connection."""
+        """Whether no client will receive further messages, now or on another connection."""
         line = self._line
         if line is not None and (line.watched is None or not line.watched.is_gone()):
             return self._is_over
@@ -234,18 +235,18 @@ class SteadyChannel:
             return self._is_over or self._end.left_s(self._clock()) <= 0
 
     def take_up(self, channel: Channel, answered: int, welcome: Callable[[int], None], cancelled: int = 0) -> None:
-        """Go on with another connection, and let go of the one before.
+        """Continue on another connection, and drop the previous one.
 
         Args:
-            channel: The new one, whose client may come in.
+            channel: The new connection, whose client has been admitted.
             answered: Number of the last answer that the client has.
-            welcome: Answers the greeting; is given the number of the last batch that has come.
-            cancelled: What batches up to this number compute is not wanted any more.
+            welcome: Answers the greeting; takes the number of the last batch received.
+            cancelled: Batches up to this number are cancelled.
 
         Raises:
             RefusedError: The session is over.
-            ProtocolError: The client says what cannot be.
-            TransportError: The connection broke, or a newer one was faster.
+            ProtocolError: The client reports an impossible number.
+            TransportError: The connection broke, or a newer one has replaced it.
         """
         with self._changed:
             if self._is_over or not self._end.lease_s:
@@ -274,10 +275,10 @@ class SteadyChannel:
             self._changed.notify_all()
 
     def close(self, goodbye: Goodbye = _GOODBYE) -> None:
-        """End the session, and tell the client unless it reads nothing. Never raises, may be called twice.
+        """End the session, and notify the client unless it does not read. Never raises; may be called twice.
 
         Args:
-            goodbye: What the client hears.
+            goodbye: The message for the client.
         """
         with self._changed:
             is_first, self._is_over = not self._is_over, True
@@ -287,24 +288,26 @@ class SteadyChannel:
         self.stopped()
         if line is None:
             return
-        # A client that does not take up sessions expects none, but for a reason. Another thread may have just sent.
+        # A client that cannot resume needs no goodbye unless it gives a reason. Another thread may be sending at this
+        # moment.
         if is_first and (self._end.lease_s or goodbye.code) and self._sending.acquire(timeout=REASON_S):
-            with contextlib.suppress(DjinnError):  # it learns by itself that there is no session any more
+            with contextlib.suppress(DjinnError):  # the client will notice that the session is over
                 line.channel.send(0, goodbye)
             self._sending.release()
         line.channel.close()
 
     def _cancel(self, number: int) -> None:
-        """Learn which batches are not wanted any more; the caller holds the lock."""
+        """Cancel batches up to a number; the caller holds the lock."""
         if number > self._cancelled:
             self._cancelled = number
             if self._end.taken <= number:
                 self.stop.append(_interrupted())
 
     def _takes(self, line: _Line, number: int, digest: int, tensors: Sequence[torch.Tensor]) -> bool:
-        """Take in a batch that has come, and see if what it computes is wanted; whether it is to be carried out.
+        """Accept a received batch and check whether it is cancelled; return whether to execute it.
 
-        What comes over a connection after another has taken its place comes again: the client was told that it has not.
+        A batch that arrives on a replaced connection is ignored. The client sends it again, because the welcome on the
+        new connection did not acknowledge it.
         """
         with self._changed:
             if line is not self._line:
@@ -330,7 +333,7 @@ class SteadyChannel:
             return self._line
 
     def _lose(self, line: _Line, error: TransportError) -> None:
-        """Wait for another connection from now on; unless there is one already."""
+        """Wait for another connection, unless there is one already."""
         self.settle()
         with self._changed:
             if self._is_over or not self._end.lease_s:
@@ -347,18 +350,19 @@ class SteadyChannel:
         self._past, self._line = (self.bytes_sent, self.bytes_received), None
 
     def _give(self, line: _Line) -> None:
-        """Send the answer that this connection has not carried yet."""
+        """Send the answer that has not been sent on this connection yet."""
         kept = self._end.to_give()
         if kept is not None:
             number, (message, tensors) = kept
             with self._sending:
                 line.channel.send(number, message, tensors)
             if line is self._line:
-                # If another takes its place in this moment, that one is told twice, which its client notices.
+                # If the connection is replaced at this moment, the answer is sent twice; the client recognizes the
+                # duplicate.
                 self._end.given()
 
     def _tell(self, line: _Line) -> None:
-        """Tell the client what has come."""
+        """Acknowledge the received batches."""
         number = self._end.told()
         if self._end.lease_s:
             try:
@@ -369,7 +373,7 @@ class SteadyChannel:
 
 
 class Resumable:
-    """The sessions that may be taken up again, by their keys.
+    """The sessions that can be resumed, by key.
 
     Concurrency:
         Any thread.
@@ -380,19 +384,19 @@ class Resumable:
         self._channels: dict[bytes, SteadyChannel] = {}
 
     def add(self, channel: SteadyChannel) -> bytes:
-        """Give a session a key, which is a secret."""
+        """Create a session's secret key."""
         key = secrets.token_bytes(RESUME_BYTES)
         with self._lock:
             self._channels[digest_of(key)] = channel
         return key
 
     def remove(self, key: bytes) -> None:
-        """A session is over."""
+        """Remove an ended session."""
         with self._lock:
             self._channels.pop(digest_of(key), None)
 
     def find(self, key: bytes) -> SteadyChannel:
-        """Return the session of a key.
+        """Return the session with a key.
 
         Raises:
             RefusedError: There is none.
@@ -410,7 +414,7 @@ def _interrupted() -> OperationCancelledError:
 
 
 def digest_of(key: bytes) -> bytes:
-    """Digest a key. How long it takes to look that up says nothing about the key."""
+    """Digest a key. The time that a lookup by digest takes reveals nothing about the key."""
     return hashlib.sha256(key).digest()
 
 

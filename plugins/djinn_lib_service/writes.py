@@ -1,4 +1,4 @@
-"""What becomes of values that a program should have written, and has not."""
+"""Poison values that a program should have written but did not."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _NONE: frozenset[int] = frozenset()
 
 
 def poison_storage(values: Holdings, tensor: torch.Tensor, poison: Poisoned) -> None:
-    """Poison every value that shares a storage which should have been written and was not."""
+    """Poison all values in a storage that should have been written but was not."""
     for handle in values.sharing(tensor):
         values.put(handle, poison)
 
 
 def poison_storages(values: Holdings, handles: Sequence[int], poison: Poisoned) -> None:
-    """Poison the values of some handles that are tensors, and all that share storages with them."""
+    """Poison the tensors among the values of some handles, and all values that share storages with them."""
     for value in map(values.get, handles):
         if isinstance(value, torch.Tensor):
             poison_storage(values, value, poison)
 
 
 def written_handles(program: Program, inputs: Sequence[int], *, metadata: bool = False) -> list[int]:
-    """List the inputs of a run that its program may write, itself or through views, by the schemas of its operators.
+    """List the inputs of a run that its program may write, directly or through views, by its operators' schemas.
 
-    An operator that this PyTorch does not have may write all that it is given. No client records a malformed program;
-    it writes nothing.
+    An operator unknown to this PyTorch is assumed to write all its arguments. A malformed program, which no client
+    records, writes nothing.
 
     Args:
         program: The program.
         inputs: Handles of the run's inputs.
-        metadata: List only those whose size, strides or storage it may change.
+        metadata: Whether to list only inputs whose size, strides or storage the program may change.
     """
     written = _written_inputs(program, metadata=metadata)
     return [handle for position, handle in enumerate(inputs) if position in written]
@@ -53,7 +53,7 @@ def _written_inputs(program: Program, *, metadata: bool) -> AbstractSet[int]:
     except DjinnError:
         return _NONE
     written: set[int] = set()
-    # By step: the number of its first result, and the inputs that its results may share memory with.
+    # By step: the index of its first result, and the inputs that its results may share memory with.
     firsts: list[int] = []
     shared: list[frozenset[int]] = []
     produced = 0

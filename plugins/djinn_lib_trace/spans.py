@@ -1,4 +1,4 @@
-"""Spans: what happened when on the way of operations. They cost nothing while nobody asks for them."""
+"""Spans: where the time of operations goes. They cost nothing unless they are collected."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 Wrapped = TypeVar("Wrapped", bound=Connection)
 MAX_SPANS = 200_000
-"""Spans that are kept; those after them are only counted."""
+"""Most spans that are kept; further ones are only counted."""
 
 
 class Stage(StrEnum):
-    """Where time goes."""
+    """Stages on which time is spent."""
 
     CAPTURE = "capture"
     """The program runs and its operations are recorded."""
     WIRE = "wire"
-    """A batch is handed to the connection, or its answer is awaited."""
+    """A batch is passed to the connection, or its answer is awaited."""
     EXECUTION = "execution"
-    """The executor works."""
+    """The executor is working."""
 
 
 @attrs.frozen
 class Span:
-    """A piece of time."""
+    """A period of time."""
 
     name: str
     stage: Stage
@@ -47,17 +47,17 @@ class Span:
     """On the clock of `time.perf_counter_ns`."""
     end_ns: int
     thread: str
-    """Name of the thread that it was on."""
+    """Name of its thread."""
     facts: Mapping[str, Any] = attrs.field(factory=dict)
-    """Counts; and ``is_estimated`` where an executor elsewhere was only seen from here."""
+    """Counts; and ``is_estimated`` if a remote executor was only observed from the client."""
 
 
 class Spans:
-    """The spans of one session, while they are wanted.
+    """The spans of one session, while they are collected.
 
     Attributes:
         dropped: How many did not fit.
-        executions: How many batches an executor has told of.
+        executions: How many batches an executor has reported.
 
     Concurrency:
         Any thread may add.
@@ -84,7 +84,7 @@ class Spans:
 
     @contextlib.contextmanager
     def timed(self, name: str, stage: Stage, **facts: Any) -> Iterator[None]:
-        """Add the time that the block takes, also if it raises."""
+        """Add a span for the duration of the block, also if it raises."""
         begin_ns = time.perf_counter_ns()
         try:
             yield
@@ -93,7 +93,7 @@ class Spans:
 
 
 current: Spans | None = None
-"""Where an executor in this process tells of its work; ``None`` while nobody asks. Read once for each batch."""
+"""Where an executor in this process reports its work; ``None`` if spans are not collected. Read once per batch."""
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def spans_of(session: Session) -> Iterator[Spans]:
     """Collect a session's spans for the length of a block. One block at a time.
 
     Raises:
-        RuntimeError: Another block collects already.
+        RuntimeError: Another block is already collecting.
     """
     global current
     if current is not None:
@@ -142,7 +142,7 @@ def connections_through(
 
 
 class _TimedConnection:
-    """A connection that tells how long it takes. What is not timed goes straight to the connection itself."""
+    """A connection that measures how long its requests take, and otherwise forwards to the wrapped connection."""
 
     def __init__(self, plain: Connection, spans: Spans, remote: RemoteExecutor) -> None:
         self._plain = plain
@@ -151,19 +151,19 @@ class _TimedConnection:
         self._free_ns = time.perf_counter_ns()
         self._sent = remote.nodes_sent
         self._waiting_ns: int | None = None
-        """Since when the executor has had something to do, as far as is known here."""
+        """Since when the executor has been busy, as far as the client knows; ``None`` if it is idle."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plain, name)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Hand a batch over."""
+        """Submit a batch."""
         facts = self._recorded(batch, tensors)
         with self._timed("hand over", facts):
             self._plain.submit(batch, tensors)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
-        """Hand a batch over and wait for its answer."""
+        """Submit a batch and wait for its answer."""
         facts = self._recorded(batch, tensors)
         told = self._spans.executions
         with self._timed("ask and wait", facts):

@@ -1,1 +1,1 @@
-"""What a server's device holds, what of it goes first when there is too little room, and how it comes back."""
+"""Which values a server's device holds, which are evicted first when memory is short, and how they are restored."""

@@ -1,4 +1,4 @@
-"""What a server holds, by what it is for, and what has happened to it."""
+"""What a server holds, by role, and counts of evictions and restorations."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from djinn_memory_tiered.roles import Gone, Role
 
 
 class Accounts:
-    """The books of all sessions of one server, in bytes of storages.
+    """Memory accounting for all sessions of one server, in bytes of storages.
 
     Attributes:
-        device: What lies on the device, by what it is for.
+        device: Bytes on the device, by role.
         device_bytes: The sum of these.
-        ahead_bytes: Results on the device that nobody has asked for yet.
-        host_bytes: What was moved to the host.
-        evicted: How often something was evicted, by what it was.
-        restored: How often something came back.
-        moved_out_bytes, moved_in_bytes: Bytes that were copied to the host, and to the device.
-        dropped_bytes: Bytes that were let go, to be reloaded or computed again.
+        ahead_bytes: Results on the device that no client has requested yet.
+        host_bytes: Bytes moved to the host.
+        evicted: How often something was evicted, by kind.
+        restored: How often something was restored.
+        moved_out_bytes, moved_in_bytes: Bytes copied to the host, and to the device.
+        dropped_bytes: Bytes dropped, to be reloaded or recomputed.
         refused: How often there was no room.
 
     Concurrency:
-        Changed by one thread at a time; read by any.
+        One thread at a time may change it; any thread may read it.
     """
 
     def __init__(self) -> None:
@@ -39,26 +39,26 @@ class Accounts:
 
     @property
     def held_bytes(self) -> int:
-        """What the device holds."""
+        """Bytes on the device."""
         return self.device_bytes + self.ahead_bytes
 
     def came(self, role: Role, size_bytes: int) -> None:
-        """Enter that bytes lie on the device."""
+        """Record that bytes were placed on the device."""
         self.device[role] += size_bytes
         self.device_bytes += size_bytes
 
     def went(self, role: Role, size_bytes: int) -> None:
-        """Enter that bytes no longer do."""
+        """Record that bytes were removed from the device."""
         self.came(role, -size_bytes)
 
     def recast(self, before: Role, role: Role, size_bytes: int, *, is_here: bool) -> None:
-        """Enter that bytes are for something else."""
+        """Record that bytes have another role."""
         if is_here:
             self.went(before, size_bytes)
             self.came(role, size_bytes)
 
     def described(self) -> str:
-        """Say in words what the device holds."""
+        """Describe the device's contents in words."""
         parts = [f"{size_bytes} of {role.value}" for role, size_bytes in self.device.items() if size_bytes]
         parts += [f"{self.ahead_bytes} of results ahead"] if self.ahead_bytes else []
         return f"{self.held_bytes} bytes ({', '.join(parts)})" if parts else "nothing"

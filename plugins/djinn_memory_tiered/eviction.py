@@ -1,4 +1,4 @@
-"""What goes first."""
+"""The eviction order."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from djinn_memory_tiered.places import Place, State
 from djinn_memory_tiered.roles import Role
 
 QUICK_S = 0.05
-"""What took longer to compute is rather moved than computed again."""
+"""Values that took longer to compute are moved to the host rather than recomputed."""
 PREFILL_SHARE = 0.2
-"""Part of the limit up to which caches of keys and values go no sooner than anything else that is cold."""
+"""Fraction of the limit up to which KV caches are evicted no sooner than other cold storages."""
 DECODE_SHARE = 0.6
-"""The same while a session decodes; see `djinn.planning`."""
+"""The same fraction while a session decodes; see `djinn.planning`."""
 
 
 class Rank(IntEnum):
-    """The order in which storages go; those of one rank go the least recently used first."""
+    """The eviction order of storages; within a rank, least recently used first."""
 
     RECOMPUTABLE = 0
     SURPLUS_CACHE = 1
-    """Of caches of keys and values nobody decodes with, what is beyond their share."""
+    """KV caches of sessions that are not decoding, beyond the share of KV caches."""
     RELOADABLE = 2
     COLD = 3
     ACTIVE_CACHE = 4
-    """A cache of keys and values of a session that decodes."""
+    """A KV cache of a session that is decoding."""
 
 
 @attrs.frozen(eq=False)
 class Candidate:
-    """Something that may go.
+    """A storage that may be evicted.
 
     Attributes:
         place: The storage.
         session: Number of its session.
-        is_active: Whether that session decodes.
+        is_active: Whether that session is decoding.
     """
 
     place: Place
@@ -46,15 +46,15 @@ class Candidate:
 
     @property
     def is_active_cache(self) -> bool:
-        """Whether it is a cache of keys and values of a session that decodes."""
+        """Whether it is a KV cache of a session that is decoding."""
         return self.is_active and self.place.role is Role.KV_CACHE
 
 
 def in_order(candidates: Iterable[Candidate], limit_bytes: int) -> list[Candidate]:
-    """Sort what may go, what goes first first.
+    """Sort candidates by eviction order, first to be evicted first.
 
     Args:
-        candidates: What may go; all of it is on the device.
+        candidates: The candidates; all of them are on the device.
         limit_bytes: What the device may hold.
     """
     least_recent = sorted((candidate for candidate in candidates if candidate.place.size_bytes),
@@ -72,7 +72,7 @@ def in_order(candidates: Iterable[Candidate], limit_bytes: int) -> list[Candidat
 
 
 def is_quick(place: Place) -> bool:
-    """Whether a storage had better be computed again than moved."""
+    """Whether a storage is cheaper to recompute than to move."""
     return place.can_be_dropped and place.recipe is not None and place.recipe.duration_s <= QUICK_S
 
 
@@ -90,7 +90,7 @@ def _rank(candidate: Candidate, is_surplus: bool) -> Rank:
 
 
 def way_out(place: Place) -> State:
-    """Say where the bytes of a storage had better go."""
+    """Return the preferred way to evict a storage."""
     if place.can_be_reloaded:
         return State.RELOADABLE
     return State.DROPPED if place.role is not Role.KV_CACHE and is_quick(place) else State.MOVED

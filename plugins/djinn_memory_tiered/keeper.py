@@ -1,4 +1,4 @@
-"""Keeps what a server's device holds within its limit: what goes, where to, and how it comes back."""
+"""Keeps a server's device memory within its limit: chooses what to evict, how, and how to restore it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from djinn_memory_tiered.roles import Gone
 from djinn_memory_tiered.tiers import Tier, Tiers
 
 COLD_S = 1.0
-"""What was not used for so long goes ahead of need."""
+"""Storages that were not used for this long may be evicted in advance."""
 DECODE_S = 2.0
-"""So long after a cache of keys and values has last grown, its session counts as decoding."""
+"""How long after its last KV cache growth a session counts as decoding."""
 
 
 class Tenant(Protocol):
@@ -32,40 +32,41 @@ class Tenant(Protocol):
     places: Places
     random: Any
     decoded_at: float
-    """When a cache of keys and values of its has last grown."""
+    """When one of its KV caches last grew."""
 
     def drop_ahead(self) -> int:
-        """Let go of results that nobody has asked for, and say how many bytes that were."""
+        """Drop results that no client has requested, and return how many bytes they used."""
 
 
 class Spare(Protocol):
-    """What the host keeps and nobody needs."""
+    """Data that the host keeps and no session needs."""
 
     @property
     def size_bytes(self) -> int:
-        """What is kept, all together."""
+        """Bytes of all kept data."""
 
     def drop_spare(self) -> int:
-        """Let go of what nobody needs, and say how much that was."""
+        """Drop data that no session needs, and return how many bytes it used."""
 
 
 class Keeper:
-    """Keeps the sessions of one server within a limit.
+    """Keeps the sessions of one server within a memory limit.
 
     Args:
-        executor: Holds the values. One that cannot give memory back makes the limit one that is refused at.
-        limit_bytes: What the device may hold.
-        host_bytes: What may be moved to the host, with what is kept there; 0 for any amount.
-        tiers: Follows what is held.
-        spare: What the host keeps.
-        clock: Tells the time in seconds.
+        executor: Holds the values. If it cannot give memory back, nothing is evicted, and requests beyond the limit
+            fail.
+        limit_bytes: How much the device may hold.
+        host_bytes: How much may be moved to the host, including the uploads kept there; 0 for no limit.
+        tiers: Derives the memory pressure from the bytes held.
+        spare: The uploads that the host keeps.
+        clock: Returns the time in seconds.
 
     Attributes:
-        lock: Held while anything is used, moved or computed: one session at a time, as on the device itself.
-        accounts: What is held, and what has happened.
+        lock: Held while values are used, moved or computed: one session at a time, as on the device itself.
+        accounts: Bytes held, and counts of evictions.
 
     Concurrency:
-        Whoever calls a method holds the lock, except for `relieve`; attributes may be read by any thread.
+        The caller of a method holds the lock, except for `relieve`; any thread may read attributes.
     """
 
     def __init__(
@@ -87,44 +88,44 @@ class Keeper:
         """Storages that the next operation needs. They may be moved to make room for each other, but not dropped: each
         would have to be computed again, for which the next would be dropped."""
         self._leaving_bytes = 0
-        """What is about to leave the host. If it had to be gone first, nothing could trade places with it."""
+        """Bytes about to leave the host. They do not count against its limit, so storages can trade places."""
         if isinstance(executor, RelievedExecutor):
             executor.relief = self.relieve
 
     @property
     def tier(self) -> Tier:
-        """How short memory is."""
+        """Current memory pressure."""
         return self._tiers.tier
 
     def join(self, tenant: Tenant) -> None:
-        """Take a session in."""
+        """Add a session."""
         self._count += 1
         self._tenants[tenant] = self._count
 
     def leave(self, tenant: Tenant) -> None:
-        """Let a session go, which has let go of everything."""
+        """Remove a session that has dropped all its values."""
         self._tenants.pop(tenant, None)
 
     def use(
         self, tenant: Tenant, places: Collection[Place], wanted_bytes: int, *, written: Collection[Place] = ()
     ) -> None:
-        """Have storages on the device, and room beside them, until something else is used.
+        """Bring storages to the device and make room; both hold until the next call.
 
         Args:
-            tenant: Whose they are.
-            places: What is read or written.
-            wanted_bytes: The room.
-            written: Which of them are about to be written.
+            tenant: The session that the storages belong to.
+            places: Storages to read or write.
+            wanted_bytes: How much room to make.
+            written: Which of the storages are about to be written.
 
         Raises:
-            OutOfMemoryError: There is not so much room. Nothing is lost, and nothing was changed.
+            OutOfMemoryError: There is not enough room. Nothing is lost or changed.
         """
         now = self.clock()
         needs = frozenset(places)
         for place in needs:
             place.used_at = now
-        # What was computed from something goes by what that is now, so it must be back before that is written; and
-        # nothing else may be dropped that goes by it.
+        # A dropped storage is recomputed from the current contents of its inputs, so it must be restored before one of
+        # them is written. For the same reason, no further storage that depends on them may be dropped.
         for place in written:
             place.writes += 1
         again = [dependent for place in written for dependent in place.dependents]
@@ -147,20 +148,20 @@ class Keeper:
             tenant.places.forget_recipe(place)
 
     def release(self) -> None:
-        """Nothing is in use any more."""
+        """Mark everything as unused."""
         self._in_use = frozenset()
 
     def fit(self) -> None:
-        """Bring what is held back within the limit, if it has come beyond it.
+        """Evict storages until the held bytes are within the limit again.
 
         Raises:
-            OutOfMemoryError: That cannot be done.
+            OutOfMemoryError: That is impossible.
         """
         if self.accounts.held_bytes > self.limit_bytes:
             self._make_room(0, frozenset())
 
     def breathe(self) -> None:
-        """Something was carried out: follow what is held, and let go of what is cold ahead of need."""
+        """Update the memory pressure after a command, and evict cold storages in advance if it is high."""
         tier = self._tiers.follow(self.accounts.held_bytes, self.limit_bytes)
         if tier is Tier.NORMAL:
             return
@@ -177,10 +178,10 @@ class Keeper:
         self._tiers.follow(self.accounts.held_bytes, self.limit_bytes)
 
     def relieve(self) -> bool:
-        """Let go of all that is not in use, because the device itself has no more memory.
+        """Evict everything that is not in use, because the device itself is out of memory.
 
         Returns:
-            Whether there was anything.
+            Whether anything was evicted.
 
         Concurrency:
             Any thread, without the lock.
@@ -197,7 +198,7 @@ class Keeper:
             self.lock.release()
 
     def with_relief(self, action: Callable[[], Any]) -> Any:
-        """Do something that takes memory, and do it again if there was none until something was let go."""
+        """Run an allocating action; if the device is out of memory, evict storages and run it again."""
         try:
             return action()
         except Exception as error:
@@ -206,16 +207,16 @@ class Keeper:
             return action()
 
     def evict(self, place: Place) -> bool:
-        """Let one storage go that is not in use, whether that is needed or not; whether it could."""
+        """Evict one storage that is not in use, even if memory is not short; return whether it was possible."""
         return any(self._evict(candidate) for candidate in self._candidates(self._in_use) if candidate.place is place)
 
     def fits_ahead(self, wanted_bytes: int) -> bool:
-        """Whether there is so much room that something may be run that nobody has asked for."""
+        """Whether there is enough room to run a program ahead."""
         return self.tier is Tier.NORMAL and (
             self.accounts.held_bytes + wanted_bytes < self._tiers.relaxed_bytes(self.limit_bytes))
 
     def no_room(self, wanted_bytes: int) -> OutOfMemoryError:
-        """Say that there is no room."""
+        """Make the error for a lack of memory, and count it."""
         self.accounts.refused += 1
         held = self.accounts
         host = f" of {self.host_limit_bytes}" if self.host_limit_bytes else ""
@@ -226,7 +227,7 @@ class Keeper:
                  "--max-host-mib.")
 
     def moved_to_host(self, place: Place) -> None:
-        """Learn that nobody else keeps what a storage was uploaded from."""
+        """Record that only this storage still keeps its upload."""
         if place.state is State.RELOADABLE:
             place.state = State.MOVED
             self.accounts.host_bytes += place.size_bytes
@@ -238,7 +239,7 @@ class Keeper:
         if accounts.held_bytes + wanted_bytes <= limit_bytes:
             return
         if sum(place.size_bytes for place in kept if place.state is State.HERE) + wanted_bytes > limit_bytes:
-            # It would not help to let everything else go.
+            # Evicting everything else would not be enough.
             raise self.no_room(wanted_bytes)
         self._drop_ahead(limit_bytes - wanted_bytes)
         if accounts.held_bytes + wanted_bytes <= limit_bytes:
@@ -265,7 +266,7 @@ class Keeper:
                 if place.state is State.HERE and place not in kept and self._memory.can_vacate(place.storage)]
 
     def _evict(self, candidate: Candidate) -> bool:
-        """Let a storage go, if there is a way."""
+        """Evict a storage, if possible."""
         place, memory, accounts = candidate.place, self._memory, self.accounts
         way = way_out(place)
         can_be_dropped = place.can_be_dropped and place not in self._needed
@@ -283,7 +284,7 @@ class Keeper:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                # The host has none, either.
+                # The host is out of memory, too.
                 if not can_be_dropped:
                     return False
                 way = State.DROPPED
@@ -316,7 +317,7 @@ class Keeper:
         return self.accounts.host_bytes + kept_bytes() + size_bytes <= limit_bytes
 
     def _fill(self, place: Place) -> None:
-        """Bring the bytes of a storage back from the host; there is room."""
+        """Copy a storage back from the host; there is room for it."""
         memory, data = self._memory, place.host
         assert memory is not None
         assert data is not None
@@ -333,7 +334,7 @@ class Keeper:
         self.accounts.restored += 1
 
     def _compute(self, tenant: Tenant, place: Place) -> None:
-        """Compute a storage again that was dropped, and others that the same run has made."""
+        """Recompute a dropped storage, and all other dropped results of the same run."""
         recipe = place.recipe
         assert recipe is not None
         inputs = recipe.held
@@ -341,7 +342,7 @@ class Keeper:
         read = frozenset(read for read, _ in recipe.read)
         absent = [each for each in read if each.state is not State.HERE]
         missing = [each for each in recipe.made.values() if each.state is State.DROPPED and each.recipe is recipe]
-        # While the results are copied to where they were, they are there twice.
+        # While the results are copied to their storages, they exist twice.
         wanted_bytes = recipe.wanted_bytes + sum(each.size_bytes for each in missing)
         self._make_room(sum(each.size_bytes for each in absent) + wanted_bytes, read)
         before, self._in_use = self._in_use, read

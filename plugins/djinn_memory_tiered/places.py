@@ -1,4 +1,4 @@
-"""The books of storages: what lies where, for what, and what it can be made from again."""
+"""Bookkeeping of storages: location, role, and how each can be restored."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ class State(Enum):
     HERE = auto()
     """On the device."""
     MOVED = auto()
-    """In memory of the host."""
+    """In host memory."""
     RELOADABLE = auto()
-    """Where they were uploaded from, which is kept."""
+    """In the upload that they came from, which is kept."""
     DROPPED = auto()
-    """Nowhere; they are computed again."""
+    """Nowhere; they will be recomputed."""
 
 
 @attrs.define(eq=False)
 class Recipe:
-    """A pure run, and what it has read and made.
+    """A pure run with its inputs and outputs, which can be repeated.
 
     Attributes:
         program: The program.
         numbers: Its numbers.
-        inputs: What it has read: plain results, and tensors, of which it keeps no hold as long as nothing needs it.
-        read: Where these lie, and how often that had been written when it ran.
-        made: Where its results lie, by position.
-        wanted_bytes: What it took beside its inputs.
+        inputs: Its inputs: plain results, and weak references to tensors, so that they are not kept alive unless
+            needed.
+        read: The storages of the inputs, with the number of writes to each when the program ran.
+        made: The storages of its results, by position.
+        wanted_bytes: Memory that it needed in addition to its inputs.
         duration_s: How long it took.
-        held: Its inputs, while something needs them to be made again.
+        held: Its inputs, while a dropped result needs them.
     """
 
     program: CompiledProgram
@@ -57,33 +58,33 @@ class Recipe:
 
     @property
     def is_good(self) -> bool:
-        """Whether its inputs are there, as they were, and need not be made first themselves."""
+        """Whether its inputs exist, are unchanged, and need not be recomputed first."""
         return all(place.is_named and place.writes == writes and place.state is not State.DROPPED
                    for place, writes in self.read) and all(
             not isinstance(value, weakref.ref) or value() is not None for value in self.inputs)
 
     def hold(self) -> None:
-        """Keep its inputs until they are let go."""
+        """Keep its inputs until they are released."""
         self.held = [value() if isinstance(value, weakref.ref) else value for value in self.inputs]
 
 
 @attrs.define(eq=False)
 class Place:
-    """One storage in the books.
+    """One storage in the bookkeeping.
 
     Attributes:
-        storage: The storage. While its bytes are elsewhere it has none, and all tensors in it stay what they are.
-        size_bytes: How many bytes it has, or will have again.
-        role: What it is for.
+        storage: The storage. While its bytes are elsewhere it is empty; tensors on it remain valid.
+        size_bytes: Its size, while present or after restoration.
+        role: Its role.
         used_at: When it was last used.
         state: Where its bytes are.
-        host: Its bytes while they are moved; what it was uploaded from while that is kept and it was never written.
-        recipe: What it was computed by, if it can be computed again.
+        host: Its bytes while they are moved; or its upload, while that is kept and the storage was never written.
+        recipe: How to recompute it, if that is possible.
         handles: How many values lie in it.
         writes: How often it was written, or may have been.
-        growths: How many times in a row it has grown from what it was before.
-        is_told: Whether the client has said what it is for.
-        dependents: What was dropped and needs it to be computed again.
+        growths: How many times in a row it has grown from its predecessor.
+        is_told: Whether the client has stated its role.
+        dependents: Dropped storages whose recomputation needs it.
     """
 
     storage: torch.UntypedStorage
@@ -106,21 +107,21 @@ class Place:
 
     @property
     def can_be_dropped(self) -> bool:
-        """Whether it can be computed again."""
+        """Whether it can be recomputed."""
         return self.recipe is not None and not self.dependents and self.recipe.is_good
 
     @property
     def can_be_reloaded(self) -> bool:
-        """Whether what it was uploaded from is kept."""
+        """Whether its upload is kept."""
         return self.state is State.HERE and self.host is not None
 
 
 class Places(Holdings):
-    """Values by handle, and the storages that they lie in.
+    """Values by handle, and their storages.
 
     Args:
-        accounts: What all sessions hold.
-        clock: Tells the time in seconds.
+        accounts: Accounting for all sessions.
+        clock: Returns the time in seconds.
 
     Concurrency:
         One thread at a time.
@@ -138,17 +139,17 @@ class Places(Holdings):
         return iter(self._places.values())
 
     def at(self, handle: int) -> Place | None:
-        """Return where a value lies; ``None`` if it is no tensor."""
+        """Return the storage of a value; ``None`` if the value is not a tensor."""
         return self._of.get(handle)
 
     def of(self, value: Any) -> Place | None:
-        """Return where a tensor lies, if its storage is in the books."""
+        """Return the bookkeeping entry of a tensor's storage, if there is one."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
         return self._places.get(value.untyped_storage()._cdata)
 
     def put(self, handle: int, value: Any) -> None:
-        """Hold a value under a handle, instead of the one that it had."""
+        """Store a value under a handle, replacing the previous one."""
         before = self._of.pop(handle, None)
         self._values[handle] = value
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
@@ -164,7 +165,7 @@ class Places(Holdings):
             self._unname(before)
 
     def drop(self, handles: Iterable[int]) -> None:
-        """Let go of values."""
+        """Drop values."""
         for handle in handles:
             self._values.pop(handle, None)
             place = self._of.pop(handle, None)
@@ -172,28 +173,28 @@ class Places(Holdings):
                 self._unname(place)
 
     def sharing(self, tensor: torch.Tensor) -> Iterator[int]:
-        """List the handles of the values that lie in the storage of a tensor."""
+        """List the handles of the values that share a tensor's storage."""
         place = self.of(tensor)
         return iter([handle for handle, other in self._of.items() if other is place])
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         self.drop(list(self._values))
 
     def grant(self, place: Place, role: Role) -> None:
-        """Say what a storage is for."""
+        """Set the role of a storage."""
         if place.role is not role and not place.is_told:
             self._accounts.recast(place.role, role, place.size_bytes, is_here=place.state is State.HERE)
             place.role = role
 
     def forget_recipe(self, place: Place) -> None:
-        """Let go of what a storage could be computed from: it is here, or moved, and needs that no more."""
+        """Drop the recipe of a storage that is on the device or on the host, so that it no longer needs one."""
         recipe, place.recipe = place.recipe, None
         if recipe is not None and place.state is State.DROPPED:
             self.unhold(place, recipe)
 
     def unhold(self, place: Place, recipe: Recipe) -> None:
-        """Learn that a storage does not need the inputs of what it was computed by, at least for now."""
+        """Record that a storage does not need its recipe's inputs, at least for now."""
         for read, _ in recipe.read:
             read.dependents.discard(place)
         if not any(made.state is State.DROPPED and made.recipe is recipe and made is not place
@@ -203,7 +204,7 @@ class Places(Holdings):
             self._bury(read)
 
     def recount(self) -> None:
-        """Look at all storages anew: values may have got other ones, or these other sizes."""
+        """Update all entries: values may have moved to other storages, and storages may have changed size."""
         for handle, place in list(self._of.items()):
             value = self._values[handle]
             if value.untyped_storage()._cdata != place.storage._cdata:
@@ -219,7 +220,7 @@ class Places(Holdings):
         self._bury(place)
 
     def _bury(self, place: Place) -> None:
-        """Let go of a storage that nothing names and nothing needs."""
+        """Remove a storage that no value lies in and no other storage needs."""
         if place.handles or place.dependents or self._places.pop(place.storage._cdata, None) is None:
             return
         self.held_bytes -= place.size_bytes
@@ -229,5 +230,5 @@ class Places(Holdings):
             self._accounts.host_bytes -= place.size_bytes
         place.host = None
         self.forget_recipe(place)
-        # Recipes may still refer to the place, and must not keep the memory.
+        # Recipes may still refer to this entry; it must not keep the memory alive.
         place.storage = _NO_STORAGE

@@ -1,4 +1,4 @@
-"""What memory is held for."""
+"""The roles of memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from enum import StrEnum
 
 
 class Role(StrEnum):
-    """What a storage is to the session that holds it."""
+    """The role of a storage in its session."""
 
     WEIGHT = "weight"
     """Uploaded, and never written since."""
     KV_CACHE = "kv_cache"
-    """Grows from run to run, or is written piece by piece, and is read by attention."""
+    """Grows from run to run or is written piece by piece, and is read by attention."""
     ACTIVATION = "activation"
     """Computed by a pure program."""
     GRADIENT = "gradient"
@@ -20,16 +20,16 @@ class Role(StrEnum):
 
 
 class Gone(StrEnum):
-    """What was evicted, as it is counted."""
+    """Kinds of evictions, for counting."""
 
     RESULTS_AHEAD = "results_ahead"
-    """Results that nobody had asked for."""
+    """Results that no client had requested."""
     UPLOADS = "uploads"
     """Kept uploads that no session held."""
     WEIGHT = "weight"
     KV_CACHE = "kv_cache"
     ACTIVE_KV_CACHE = "active_kv_cache"
-    """Of a session that was decoding."""
+    """KV cache of a session that was decoding."""
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     OPTIMIZER_STATE = "optimizer_state"

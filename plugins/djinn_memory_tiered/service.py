@@ -1,4 +1,4 @@
-"""A session whose values are kept within a limit, together with those of others."""
+"""A session whose values share a memory limit with those of other sessions."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ from djinn_memory_tiered.places import Place, Places, Recipe, State
 from djinn_memory_tiered.roles import Role
 
 STEADY_GROWTHS = 2
-"""What has grown so many times in a row counts as a cache of keys and values, even if nobody sees attention read it."""
+"""After growing this many times in a row, a storage counts as a KV cache, even if no attention is seen to read it."""
 
 
 class BudgetedService(SessionService):
-    """A session that shares a limit of memory with others; see `djinn_lib_service.service.SessionService`.
+    """A session that shares a memory limit with others; see `djinn_lib_service.service.SessionService`.
 
-    What it uses is brought back before it is used, and what it makes has room before it is made.
+    Values are restored before they are used, and there is room for results before they are computed.
 
     Args:
-        keeper: Keeps the limit.
+        keeper: Enforces the limit.
         arguments: As for `SessionService`.
 
     Attributes:
-        places: Where its values lie.
-        random: Its random numbers.
-        decoded_at: When a cache of keys and values of its has last grown.
+        places: The session's values and their storages.
+        random: Its random generator.
+        decoded_at: When one of its KV caches last grew.
 
     Concurrency:
-        One batch at a time; other sessions' threads let its values go while they hold the keeper's lock.
+        One batch at a time; threads of other sessions may evict its values while they hold the keeper's lock.
     """
 
     def __init__(self, keeper: Keeper, *arguments: Any, **keywords: Any) -> None:
@@ -64,21 +64,22 @@ class BudgetedService(SessionService):
         self._values = self.places = Places(keeper.accounts, keeper.clock)
         self.random = self._random
         self.decoded_at = float("-inf")
-        # Memory that is shared with somebody else could not be given back, nor read while another session goes on.
+        # Memory shared with another owner could not be given back, and could not be read safely while other sessions
+        # run.
         self._put = self._adopt = self._put_in
         self._get = self._executor.get
         self._fail = self._fail_typed
         self._ahead_bytes = 0
         self._failed = 0
         self._can_repeat = True
-        """Whether no step of the run that was carried out last has failed."""
+        """Whether all steps of the last run succeeded."""
         self._took: dict[int, tuple[int, float]] = {}
-        """By program: what its last run took beside its inputs, and how long."""
+        """By program: the memory that its last run needed in addition to its inputs, and how long it took."""
         with keeper.lock:
             keeper.join(self)
 
     def close(self) -> None:
-        """Drop everything the session holds."""
+        """Drop all values and programs of the session."""
         with self._keeper.lock:
             super().close()
             self._count_ahead()
@@ -87,7 +88,7 @@ class BudgetedService(SessionService):
     def handle(
         self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError] = ()
     ) -> tuple[Result, list[torch.Tensor]]:
-        """Carry out a batch; see `SessionService.handle`."""
+        """Execute a batch; see `SessionService.handle`."""
         answer = super().handle(batch, tensors, stop)
         with self._keeper.lock:
             self._keeper.breathe()
@@ -95,7 +96,7 @@ class BudgetedService(SessionService):
 
     @property
     def can_look_ahead(self) -> bool:
-        """Whether it is as good as certain what will be asked for next, and there is room for it."""
+        """Whether the next request can be predicted with confidence, and there is room for it."""
         with self._keeper.lock:
             return self._keeper.fits_ahead(0) and super().can_look_ahead
 
@@ -108,7 +109,7 @@ class BudgetedService(SessionService):
                 self._count_ahead()
 
     def drop_ahead(self) -> int:
-        """Let go of results that nobody has asked for, and say how many bytes that were."""
+        """Drop results that the client has not requested, and return how many bytes they used."""
         size_bytes = self._ahead_bytes
         self._lookahead.drop()
         self._count_ahead()
@@ -136,7 +137,7 @@ class BudgetedService(SessionService):
 
     def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:
         if isinstance(command, (Send, Peer)):
-            # Others go on while it waits.
+            # Other sessions may run while this one waits.
             super()._carry_out(command, uploads)
             return
         with self._keeper.lock:
@@ -182,7 +183,7 @@ class BudgetedService(SessionService):
         super()._free(handles)
 
     def _forget_sources(self, handles: Sequence[int]) -> None:
-        """Learn that what values were uploaded from is about to be kept no more."""
+        """Record that the uploads behind these values will no longer be kept."""
         if self._contents is not None:
             for handle in handles:
                 place = self.places.at(handle)
@@ -248,14 +249,14 @@ class BudgetedService(SessionService):
         return outputs
 
     def _wanted_bytes(self, run: Run, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
-        """Say how much room a run needs beside its inputs, as far as that can be known."""
+        """Return how much memory a run needs in addition to its inputs, as far as it can be known."""
         checked = self._programs[run.program].checked
         if not isinstance(checked, SizingProgram):
             return self._took.get(run.program, (0, 0.0))[0]
         checked.refused(inputs, numbers)
         wanted_bytes = checked.taken_bytes
         if self._keeper.accounts.held_bytes + wanted_bytes > self._keeper.limit_bytes:
-            # What is known of a loop is no less than what it takes, and may be more.
+            # For a loop, the known value is an upper bound; measuring may give less.
             wanted_bytes = checked.measure(inputs, numbers)
         return wanted_bytes
 
@@ -291,7 +292,7 @@ class BudgetedService(SessionService):
         self._bound(run, {place for place in read if place is not None}, made)
 
     def _bound(self, run: Run, read: set[Place], made: dict[int, Place]) -> None:
-        """See that what came of a run fits, where nobody knew how much that would be."""
+        """Check that the results of a run fit, because their size was not known before."""
         wanted_bytes, duration_s = self._took.get(run.program, (0, 0.0))
         size_bytes = sum(place.size_bytes for place in set(made.values()))
         self._took[run.program] = max(wanted_bytes, size_bytes), duration_s
@@ -309,7 +310,7 @@ class BudgetedService(SessionService):
         self, run: Run, program: CompiledProgram, numbers: Sequence[Any], inputs: Sequence[Any],
         read: Sequence[Place | None], made: dict[int, Place],
     ) -> None:
-        """Remember how storages were made, if they can be made so again."""
+        """Remember how storages were computed, if the computation can be repeated."""
         now = self._keeper.clock()
         for place in read:
             if place is not None:
@@ -328,7 +329,7 @@ class BudgetedService(SessionService):
             program, numbers, [weakref.ref(value) if isinstance(value, torch.Tensor) else value for value in inputs],
             [(place, place.writes) for place in dict.fromkeys(read) if place is not None], wanted_bytes, duration_s)
         for index, place in made.items():
-            # Several results may lie in one storage; any of them has all of it.
+            # Several results may lie in one storage; any of them is enough to restore all of it.
             if place.recipe is not recipe:
                 recipe.made[index] = place
                 place.recipe = recipe
@@ -336,7 +337,7 @@ class BudgetedService(SessionService):
     def _learn_caches(
         self, program: CompiledProgram, read: Sequence[Place | None], results: Sequence[Place | None]
     ) -> None:
-        """See which storages are caches of keys and values, by how they grow and who reads them."""
+        """Recognize KV caches by how storages grow and by which operations read them."""
         if not isinstance(program, CandidProgram):
             return
         effects = program.effects
@@ -359,7 +360,7 @@ class BudgetedService(SessionService):
 
 
 def _effects_of(program: CompiledProgram, numbers: Sequence[Any], inputs: int) -> Effects:
-    """Say what a run may do to what it is given."""
+    """Return the effects that a run may have on its inputs."""
     is_pure = isinstance(program, EarlyProgram) and program.is_pure(numbers)
     if is_pure:
         return Effects()

@@ -1,4 +1,4 @@
-"""How short memory is, in three tiers."""
+"""Memory pressure, in three tiers."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from enum import IntEnum
 WARNING = 0.80
 CRITICAL = 0.95
 HYSTERESIS = 0.05
-"""A tier is left this much below where it was entered, so that it does not come and go with every value."""
+"""A tier is left this far below the fraction where it was entered, so that it does not flap with every value."""
 
 
 class Tier(IntEnum):
-    """How short memory is."""
+    """Memory pressure."""
 
     NORMAL = 0
     WARNING = 1
-    """What is cold goes ahead of need."""
+    """Cold storages are evicted in advance."""
     CRITICAL = 2
-    """Nothing is run ahead of what is asked for, either."""
+    """In addition, no program runs ahead."""
 
 
 class Tiers:
-    """Follows what is held.
+    """Derives the memory pressure from the bytes held.
 
     Args:
-        warning: Part of the limit at which the tier `Tier.WARNING` is entered.
-        critical: The same of `Tier.CRITICAL`.
+        warning: Fraction of the limit at which `Tier.WARNING` is entered.
+        critical: Fraction of the limit at which `Tier.CRITICAL` is entered.
 
     Attributes:
-        tier: The tier now.
+        tier: The current tier.
 
     Raises:
-        ValueError: The parts are in no order.
+        ValueError: The fractions are not in increasing order.
     """
 
     def __init__(self, warning: float = WARNING, critical: float = CRITICAL) -> None:
@@ -43,15 +43,15 @@ class Tiers:
         self.tier = Tier.NORMAL
 
     def follow(self, held_bytes: int, limit_bytes: int) -> Tier:
-        """Learn what is held, and return the tier."""
+        """Update the tier from the bytes held, and return it."""
         part = held_bytes / limit_bytes
         entered = Tier.CRITICAL if part >= self.critical else Tier.WARNING if part >= self.warning else Tier.NORMAL
         left = (Tier.CRITICAL if part >= self.critical - HYSTERESIS
                 else Tier.WARNING if part >= self.warning - HYSTERESIS else Tier.NORMAL)
-        # Never below what would be entered anew, nor above what would not be left.
+        # At least the tier that these bytes enter, at most the tier that they would not leave.
         self.tier = max(entered, min(self.tier, left))
         return self.tier
 
     def relaxed_bytes(self, limit_bytes: int) -> int:
-        """Return what may be held for the tier `Tier.WARNING` to be left."""
+        """Return the bytes below which the tier `Tier.WARNING` is left."""
         return int((self.warning - HYSTERESIS) * limit_bytes)

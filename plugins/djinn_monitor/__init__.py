@@ -1,4 +1,4 @@
-"""``djinn status`` and ``djinn top``: how a server is doing."""
+"""``djinn status`` and ``djinn top``: the state of a server."""
 
 from __future__ import annotations
 

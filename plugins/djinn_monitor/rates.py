@@ -1,4 +1,4 @@
-"""What happens in a second: the difference of two readings."""
+"""Rates per second, from the difference of two readings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ __all__ = ("Row", "quantile_s", "rows_between")
 
 @attrs.frozen
 class Row:
-    """What a tenant does.
+    """The activity of a tenant.
 
     Attributes:
         tenant: Label.
-        sessions, handles, held_bytes: What there is now.
+        sessions, handles, held_bytes: Current amounts.
         requests_per_s, bytes_per_s: In both directions together, between two readings.
-        device_part: Part of the time in which its programs ran, between two readings; above 1 if several do at once.
-        wait_p99_s: What 99 of 100 programs waited for their turns at most, as below.
-        p99_s: What 99 of 100 requests took at most; ``None`` if there were none, infinite beyond the largest bound.
+        device_part: Fraction of the time in which its programs ran, between two readings; above 1 if several run at
+            once.
+        wait_p99_s: 99th percentile of the wait of programs for their turns, as below.
+        p99_s: 99th percentile of the duration of requests; ``None`` without requests, infinite beyond the largest
+            bound.
         restarts: Since the server began.
-        pressure_tier: How short memory is: 0, 1 or 2.
+        pressure_tier: Tier of memory pressure: 0, 1 or 2.
     """
 
     tenant: str
@@ -42,7 +44,7 @@ class Row:
 
 
 def rows_between(before: Reading, now: Reading) -> list[Row]:
-    """Make a row for each tenant, in order, and one for all of them if there are several."""
+    """Return a row for each tenant, in order, and a row for the sum if there are several."""
     elapsed_s = max(now.at_s - before.at_s, 1e-3)
     pairs = [(tenant, before.tenants.get(tenant, TenantReading()), found)
              for tenant, found in sorted(now.tenants.items())]
@@ -51,10 +53,10 @@ def rows_between(before: Reading, now: Reading) -> list[Row]:
 
 
 def quantile_s(durations: Mapping[float, int], part: float) -> float | None:
-    """Estimate a quantile of durations, as even within each interval of bounds.
+    """Estimate a quantile of durations, assuming a uniform distribution within each interval of bounds.
 
     Args:
-        durations: How many took at most so long, by bound, in order.
+        durations: Number of durations up to each bound, in order.
         part: Of 1.
     """
     total = max(durations.values(), default=0)
@@ -72,7 +74,7 @@ def _row(tenant: str, before: TenantReading, now: TenantReading, elapsed_s: floa
     requests, requests_before = sum(now.requests.values()), sum(before.requests.values())
     moved, moved_before = (reading.received_bytes + reading.sent_bytes for reading in (now, before))
     if requests < requests_before or moved < moved_before:
-        # The server is another one by now, and has begun to count anew.
+        # The server was restarted in between, and its counters began again.
         return _row(tenant, TenantReading(), now, elapsed_s)
     return Row(tenant, now.sessions, (requests - requests_before) / elapsed_s, (moved - moved_before) / elapsed_s,
                now.held_bytes, now.handles, max(0.0, now.device_s - before.device_s) / elapsed_s,

@@ -1,4 +1,4 @@
-"""Reading a server's page of metrics."""
+"""Reads a server's metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ("Reading", "TenantReading", "name_of", "printable", "read")
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 2**23
-"""Of a page: some ten times what one with all the tenants that have a label has."""
+"""Maximum size of the response: about ten times that of one with all labelled tenants."""
 _CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 _START = ("Start the server with --metrics-port, and give the address that its log names, such as --metrics "
           "http://127.0.0.1:9090")
@@ -28,27 +28,27 @@ _START = ("Start the server with --metrics-port, and give the address that its l
 
 @attrs.frozen
 class TenantReading:
-    """What the page says of one tenant. Counts are since the server began.
+    """The metrics of one tenant. Counters start with the server.
 
     Attributes:
         workers: Processes that serve.
         sessions: Sessions.
         handles: Values that they hold.
-        held_bytes: Bytes of the storages that these lie in.
-        kept_bytes: Bytes of uploads that are kept.
-        limit_bytes: What the sessions should hold at most; 0 if nobody says.
-        requests: By how they ended.
-        request_s: How long all of them took.
-        durations: How many took at most so long, by the bound in seconds; the last bound is infinite.
-        waits: How many programs waited for their turns at most so long, likewise.
-        device_s: How long programs ran.
+        held_bytes: Bytes of the storages of these values.
+        kept_bytes: Bytes of the upload cache.
+        limit_bytes: Memory limit of the sessions; 0 if there is none.
+        requests: By outcome.
+        request_s: Total duration of requests.
+        durations: Number of requests by upper bound of the duration in seconds, cumulative; the last bound is infinite.
+        waits: Number of programs by upper bound of the wait for their turns, likewise.
+        device_s: Total running time of programs.
         received_bytes, sent_bytes: Bytes of connections.
-        cache_requests: Uploads that did not have to travel (``hit``), and such that did.
-        rejections: What was not let in or not granted, by why.
-        restarts: Workers that died or could not begin, by why.
-        memory_by_kind: Memory of the device by what it is for, and of the host, where there is a limit.
-        evictions: What had to make room, by what it was.
-        pressure_tier: How short memory is: 0, 1 or 2.
+        cache_requests: Uploads that the cache saved (``hit``), and uploads that were sent.
+        rejections: Refused connections and requests, by reason.
+        restarts: Workers that died or could not start, by cause.
+        memory_by_kind: Memory of the device by role, and of the host, if there is a limit.
+        evictions: Evicted entries, by kind.
+        pressure_tier: Tier of memory pressure: 0, 1 or 2.
     """
 
     workers: int = 0
@@ -74,14 +74,15 @@ class TenantReading:
 
 @attrs.frozen
 class Reading:
-    """What a server said of itself.
+    """One reading of a server's metrics.
 
     Attributes:
-        at_s: When, by this process's monotonic clock.
+        at_s: Time of the reading, by this process's monotonic clock.
         not_ready: Why sessions cannot begin; empty if they can.
-        build: What the server is made of.
-        protocol_errors: Connections that said nothing sensible, by what it was.
-        tenants: By label; the empty one has everybody, where there are no tokens, and what is nobody's yet.
+        build: Versions of the server's components.
+        protocol_errors: Connections that ended because of invalid data, by kind.
+        tenants: By label; the empty label stands for all clients if there are no tokens, and for connections without a
+            tenant.
     """
 
     at_s: float
@@ -92,15 +93,15 @@ class Reading:
 
 
 def read(url: str) -> Reading:
-    """Ask a server how it is doing.
+    """Read a server's metrics.
 
     Args:
-        url: Of its page, with or without ``/metrics``.
+        url: URL of its metrics, with or without ``/metrics``.
 
     Raises:
-        ConfigurationError: That is no address, or the library is missing that reads such pages.
-        TransportError: Nobody answers there.
-        ProtocolError: Somebody does, with something else.
+        ConfigurationError: The URL is invalid, or the library that parses metrics is missing.
+        TransportError: The address does not answer.
+        ProtocolError: The answer has another format.
     """
     try:
         from prometheus_client.parser import text_string_to_metric_families
@@ -125,7 +126,7 @@ def read(url: str) -> Reading:
 def _target(url: str) -> SplitResult:
     try:
         target = urlsplit(url)
-        _ = target.port  # it is looked at only when it is asked for
+        _ = target.port  # an invalid port is only detected on access
     except ValueError:
         target = SplitResult("", "", "", "", "")
     if target.scheme not in _CONNECTIONS or not target.hostname:
@@ -134,7 +135,7 @@ def _target(url: str) -> SplitResult:
 
 
 def _get(target: SplitResult, path: str) -> tuple[int, str]:
-    """Get one page, of which no more is read than one may have."""
+    """Fetch one page, up to the maximum size."""
     connection = _CONNECTIONS[target.scheme](target.hostname or "", target.port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", f"{target.path}{path}")
@@ -190,7 +191,7 @@ def _made(samples: Iterable[Sample], not_ready: str) -> Reading:
 _PLAIN = {"workers": "workers", "sessions": "sessions", "live_handles": "handles",
           "memory_pressure_tier": "pressure_tier",
           "request_duration_seconds_sum": "request_s", "device_seconds_total": "device_s"}
-"""Series that have no label but the tenant, and what they are here."""
+"""Series whose only label is the tenant, and the corresponding attributes."""
 _SECONDS = frozenset(("request_duration_seconds_sum", "device_seconds_total"))
 _BUCKETS = {"request_duration_seconds_bucket": "durations", "queue_wait_seconds_bucket": "waits"}
 """Series of histograms."""
@@ -198,7 +199,7 @@ _SPLIT = {"requests_total": ("requests", "outcome"), "cache_requests_total": ("c
           "admission_rejections_total": ("rejections", "reason"), "worker_restarts_total": ("restarts", "cause"),
           "gpu_memory_bytes": ("memory_by_kind", "kind"), "memory_evictions_total": ("evictions", "kind"),
           "memory_bytes": ("memory", "kind"), "wire_bytes_total": ("wire", "direction")}
-"""Series that have another one, and which."""
+"""Series with another label, and that label."""
 
 
 def _whole(value: float) -> int:
@@ -213,10 +214,10 @@ def _bound(text: str) -> float:
 
 
 def name_of(label: str, labels: Collection[str]) -> str:
-    """Name a tenant for people; without tokens there is one label, which is empty, and with tokens it is nobody's."""
+    """Return a tenant's display name. The empty label means all clients if it is the only one, otherwise no tenant."""
     return label or ("(greetings)" if len(labels) > 1 else "(everybody)")
 
 
 def printable(text: str) -> str:
-    """Text of somebody else's, without what would do something to a terminal."""
+    """Remove characters that could affect a terminal from text of others."""
     return "".join(character if character.isprintable() else "?" for character in text)

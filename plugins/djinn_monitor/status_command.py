@@ -77,7 +77,7 @@ def _look(connect: str, metrics: str) -> dict[str, Any]:
 
 
 def _greeted(config: Config) -> dict[str, Any]:
-    """Begin a session, which ends at once, and return what the server says of itself."""
+    """Start a session, which ends at once, and return the server's description of itself."""
     options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
                              tls_cert=config.tls_cert, tls_key=config.tls_key)
     transport = Plugins.load(config.selection).transport_for(config.server.partition("://")[0])
@@ -103,7 +103,7 @@ def _told(reading: Reading) -> dict[str, Any]:
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """List what there is as lines. Histograms are for programs."""
+    """List the content as lines, without histograms, which are for programs."""
     for name, value in content.items():
         if name in ("durations", "waits"):
             continue

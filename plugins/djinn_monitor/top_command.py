@@ -48,12 +48,12 @@ def top(
     except ConfigurationError as error:
         raise ended(error) from None
     except KeyboardInterrupt:
-        # That is how one leaves.
+        # Ctrl-C is the normal way to exit.
         return
 
 
 def ended(error: ConfigurationError) -> typer.Exit:
-    """Say what is wrong with the command line, and give what ends the program."""
+    """Print an error of the command line, and return the exception that exits the program."""
     typer.echo(f"djinn: {error}", err=True)
     return typer.Exit(USAGE_ERROR)
 
@@ -67,7 +67,7 @@ def _read(metrics: str) -> Reading:
 
 
 def _watch(before: Reading, look: Callable[[], Reading], interval_s: float) -> None:
-    """Show a table anew after each look, until interrupted. A server that does not answer is said, and waited for."""
+    """Show the table after each reading until interrupted. If the server does not answer, say so and keep trying."""
     from rich.live import Live
 
     with Live(_table(rows_between(before, before), "looking ..."), auto_refresh=False) as live:

@@ -1,4 +1,4 @@
-"""Attention: in one operation, or taken apart into two products with a softmax between them."""
+"""Attention: as one operation, or decomposed into two products with a softmax between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CONTEXT_PATH = SAME | REORDERINGS | frozenset({"mul", "cat", "slice"})
 
 @attrs.frozen
 class Core:
-    """The middle of an attention: its three operands as they are read, and the nodes that combine them."""
+    """The core of an attention: its three operands, and the nodes that combine them."""
 
     anchor: int
     query: tuple[str, int]
@@ -50,7 +50,7 @@ class Core:
 
 @attrs.frozen
 class Attention:
-    """An attention with the ways of its operands."""
+    """An attention, with the paths of its operands."""
 
     core: Core
     query: Path
@@ -59,7 +59,7 @@ class Attention:
 
 
 def find_cores(index: Index) -> list[Core]:
-    """Find the middle of every attention, in program order."""
+    """Find the core of every attention, in program order."""
     found = []
     for position, name in enumerate(index.names):
         if name in ATTENTIONS and len(index.nodes[position].inputs) > 2:  # query, key and value
@@ -80,7 +80,7 @@ def _composite(index: Index, position: int, mask_place: int, causal_place: int) 
 
 
 def _taken_apart(index: Index, softmax: int) -> Core | None:
-    """Look for the product of queries and keys before a softmax, and for the product with values behind it."""
+    """Find the product of queries and keys before a softmax, and the product with values after it."""
     before = _scores(index, softmax)
     if before is None:
         return None
@@ -97,13 +97,13 @@ def _taken_apart(index: Index, softmax: int) -> Core | None:
 
 
 def _factors(index: Index, product: int) -> tuple[str, str]:
-    """Return the two factors of a product; the summand of ``baddbmm`` is none."""
+    """Return the two factors of a product, without the summand of ``baddbmm``."""
     inputs = index.nodes[product].inputs
     return inputs[-2], inputs[-1]
 
 
 def _scores(index: Index, softmax: int) -> tuple[int, list[int], tuple[tuple[str, int], ...]] | None:
-    """Go back from a softmax to the product of two activations; what is added or filled in on the way are masks."""
+    """Go back from a softmax to the product of two activations; added or filled-in values on the path are masks."""
     inputs = index.nodes[softmax].inputs
     if not inputs:
         return None
@@ -131,7 +131,7 @@ def _scores(index: Index, softmax: int) -> tuple[int, list[int], tuple[tuple[str
 
 
 def _main_operand(index: Index, position: int) -> int:
-    """Choose the operand that carries the scores: of several, the one that a product gave."""
+    """Return the operand that carries the scores: of several, the result of a product."""
     operands = index.nodes[position].inputs
     if len(operands) == 1:
         return 0
@@ -146,7 +146,7 @@ def _main_operand(index: Index, position: int) -> int:
 
 
 def _comes_from_product(index: Index, value: str, before: int) -> bool:
-    """Whether a product of activations is not far behind a value."""
+    """Whether a product of activations is close before a value."""
     for _ in range(8):
         position = index.source(value, before)
         if position < 0:
@@ -162,7 +162,7 @@ def _comes_from_product(index: Index, value: str, before: int) -> bool:
 
 
 def _multiplies_activations(index: Index, position: int) -> bool:
-    """Whether both factors are activations, and there are several or both are made here."""
+    """Whether both factors are activations, and there are several matrices or both factors are computed here."""
     if index.linear(position) is not None:
         return False
     factors = _factors(index, position)
@@ -173,7 +173,7 @@ def _multiplies_activations(index: Index, position: int) -> bool:
 
 
 def _mixing(index: Index, softmax: int) -> tuple[int, list[int]] | None:
-    """Go on from a softmax to the product in which its result is the left factor."""
+    """Go forward from a softmax to the product that has its result as the left factor."""
     way: list[int] = []
     here = softmax
     for _ in range(_CONTEXT_STEPS):
@@ -197,7 +197,7 @@ def _is_left_factor(index: Index, product: int, here: int) -> bool:
 
 
 def find_attention_paths(index: Index) -> list[Attention]:
-    """Find every attention with the ways of its query, key and value from their projections or caches."""
+    """Find every attention, with the paths of its query, key and value from their projections or caches."""
     return [Attention(core, path_to_projection(index, *core.query), path_to_projection(index, *core.key),
                       path_to_projection(index, *core.value)) for core in index.once(find_cores)]
 
@@ -235,7 +235,7 @@ def _match(index: Index, attention: Attention, claimed: set[int]) -> PatternMatc
 
 
 def _output_projection(index: Index, result: int) -> tuple[int, list[int]]:
-    """Go on from the mixed values to the next product with a weight; -1 if there is none near."""
+    """Go forward from the mixed values to the next product with a weight; -1 if there is none nearby."""
     way: list[int] = []
     here = result
     for _ in range(_CONTEXT_STEPS):
@@ -254,7 +254,7 @@ def _output_projection(index: Index, result: int) -> tuple[int, list[int]]:
 
 
 def _reading_first(index: Index, here: int) -> Iterator[int]:
-    """List who reads the first result of a node; the others of a fused kernel are for its backward."""
+    """List the readers of a node's first result; the other results of a fused kernel are for its backward pass."""
     value = index.result(here)
     for reader in index.uses(here):
         if value in index.nodes[reader].inputs:
@@ -276,7 +276,7 @@ def _metadata(index: Index, attention: Attention) -> dict[str, object]:
 
 
 def _extents(index: Index, attention: Attention) -> tuple[int | None, int | None, int | None, int | None]:
-    """Find heads of queries and keys, and the number of positions of both."""
+    """Return the numbers of query and key heads, and of query and key positions."""
     core = attention.core
     query, value = index.size(core.query[0]), index.size(core.value[0])
     queries = query[-2] if query and len(query) > 1 else None
@@ -293,7 +293,7 @@ def _extents(index: Index, attention: Attention) -> tuple[int | None, int | None
 
 
 def _heads(index: Index, size: tuple[int, ...] | None, path: Path) -> int | None:
-    """Read the number of heads off the size, where they have a dimension of their own, now or before."""
+    """Return the number of heads from a size in which they have their own dimension, now or earlier on the path."""
     if size is None or len(size) < 2:
         return None
     if len(size) == 4:  # batch, heads, positions, width of a head
@@ -310,7 +310,7 @@ def _heads(index: Index, size: tuple[int, ...] | None, path: Path) -> int | None
 
 
 def _packed(index: Index, value: str, before: int) -> tuple[int, int] | None:
-    """Recognise one position's queries that were packed by the keys' heads: return all heads, and the one position."""
+    """Recognise one position's queries that were packed by key heads: return the numbers of heads and positions."""
     for _ in range(4):
         position = index.source(value, before)
         if position < 0 or (index.names[position] not in VIEWS and index.names[position] != "mul"):
@@ -329,7 +329,7 @@ def is_cross(index: Index, attention: Attention) -> bool:
     if attention.key.caches and not attention.key.projections:
         return True
     if not attention.key.projections and not keys:
-        # Keys that were projected earlier, and are read from outside: those of an encoder.
+        # The keys were projected earlier and come from outside: they belong to an encoder.
         return bool(attention.query.projections)
     if not attention.query.projections and not attention.key.projections:
         query, key = index.size(attention.core.query[0]), index.size(attention.core.value[0])
@@ -342,7 +342,7 @@ def is_cross(index: Index, attention: Attention) -> bool:
 
 
 def _behind(index: Index, values: frozenset[str]) -> frozenset[str]:
-    """Go one step further back: through norms, products and what only adds a weight, but not through a sum."""
+    """Go one step further back: through norms, products and additions of weights, but not through other sums."""
     entries = index.once(_norm_inputs)
     found = set()
     for value in values:
@@ -362,6 +362,6 @@ def _behind(index: Index, values: frozenset[str]) -> frozenset[str]:
 
 
 def _norm_inputs(index: Index) -> dict[str, str]:
-    """By the result of each norm: its input."""
+    """Map the result of each norm to its input."""
     return {match.values["result"]: match.values["input"] for match in index.once(find_norms)
             if match.values.get("result")}

@@ -10,7 +10,7 @@ from djinn_patterns_core.paths import CacheStep
 
 
 def find_caches(index: Index) -> list[PatternMatch]:
-    """Find each growth of a cached tensor, and each write into one, that an attention reads."""
+    """Find each growth of a cached tensor, and each write to one, that an attention reads."""
     found: dict[int, PatternMatch] = {}
     claimed: set[int] = set()
     for attention in index.once(find_attention_paths):
@@ -38,7 +38,7 @@ def _match(index: Index, step: CacheStep, part: str, claimed: set[int]) -> Patte
 
 
 def _dimension(index: Index, step: CacheStep, size: tuple[int, ...], new: tuple[int, ...]) -> int:
-    """Find the dimension of the positions."""
+    """Return the dimension of the positions."""
     if not step.is_static or index.names[step.position] == "index_copy":
         given = index.argument(step.position, 1, "dim", default=-2)
         return given % len(size) if isinstance(given, int) else len(size) - 2

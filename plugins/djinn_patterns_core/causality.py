@@ -1,4 +1,4 @@
-"""Masks: whether one lets each position see no later one."""
+"""Masks: recognises causal masks, which hide later positions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MAX_NODES = 60
 
 
 def is_causal_mask(index: Index, mask: str, before: int) -> bool:
-    """Whether a mask was made of a triangle, or of a comparison of positions with positions.
+    """Whether a mask was made from a triangle, or from a comparison of positions with positions.
 
-    A triangle that comes from outside of the graph cannot be told from any other mask.
+    A triangle from outside the graph cannot be distinguished from any other mask.
     """
     known: dict[str, bool] = index.once(_known_masks)
     root = index.root(mask, before)
@@ -40,7 +40,7 @@ def _search(index: Index, mask: str, before: int) -> bool:
 
 
 def _is_outer(index: Index, position: int) -> bool:
-    """Whether a comparison sets a column against a row."""
+    """Whether a comparison compares a column with a row."""
     sizes = [index.size(value) for value in index.nodes[position].inputs]
     if len(sizes) != 2 or any(size is None for size in sizes):
         return False

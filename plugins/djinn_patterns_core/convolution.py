@@ -1,4 +1,4 @@
-"""Convolution blocks: a convolution with the norm and the activation behind it."""
+"""Convolution blocks: a convolution followed by its norm and activation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHANNELS_FIRST = 1
 
 
 def find_convolutions(index: Index) -> list[PatternMatch]:
-    """Find every convolution, with what follows it as a block."""
+    """Find every convolution, with the operations that form a block with it."""
     norms = {identifier: match for match in index.once(find_norms) for identifier in match.nodes}
     claimed: set[int] = set()
     return [_block(index, position, norms, claimed) for position, name in enumerate(index.names)
@@ -35,7 +35,7 @@ def _block(index: Index, position: int, norms: dict[str, PatternMatch], claimed:
         if match is not None and not norm:
             norm = match.metadata["kind"]
             members = set(match.nodes)
-            # A norm that is taken apart ends further down.
+            # A decomposed norm ends further down.
             inside = [p for p in range(following, following + 4 * len(members) + 1)
                       if p < len(index.nodes) and index.nodes[p].id in members]
             ids |= {index.nodes[p].id: p for p in inside}
@@ -48,7 +48,7 @@ def _block(index: Index, position: int, norms: dict[str, PatternMatch], claimed:
         ids[index.nodes[following].id] = following
         here = following
     while here != position and here not in roles and index.names[here] in SAME:
-        del ids[index.nodes[here].id]  # a view at the end belongs to whoever reads it
+        del ids[index.nodes[here].id]  # a view at the end belongs to its reader
         here = max(ids.values())
     claimed.update(ids.values())
     return _match(index, position, ids.values(), roles, norm, activation)
@@ -57,7 +57,7 @@ def _block(index: Index, position: int, norms: dict[str, PatternMatch], claimed:
 def _continues(
     index: Index, reader: int, here: int, norms: dict[str, PatternMatch], has_norm: bool, is_bent: bool
 ) -> bool:
-    """Whether a node belongs to the block that has come as far as ``here``."""
+    """Whether a node continues the block that has reached ``here``."""
     if is_bent:
         return False
     if index.nodes[reader].id in norms:

@@ -1,4 +1,4 @@
-"""Embeddings: tables that are looked up, and whose rows are added up."""
+"""Embeddings: tables that are looked up, and whose rows are added."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PASSED = SAME | frozenset({"mul"})
 
 
 def find_embeddings(index: Index) -> list[PatternMatch]:
-    """Find lookups; those whose results are added to one another are one match."""
+    """Find lookups; lookups whose results are added form one match."""
     lookups = [position for position, name in enumerate(index.names)
                if name in LOOKUPS and len(index.nodes[position].inputs) > 1]
     ways = {lookup: _way_to_sums(index, lookup) for lookup in lookups}
@@ -33,7 +33,7 @@ def find_embeddings(index: Index) -> list[PatternMatch]:
 
 
 def _way_to_sums(index: Index, lookup: int) -> list[int]:
-    """Follow the rows through views, scales and sums, as far as a straight line goes."""
+    """Follow the rows through views, scales and sums, along a single path."""
     way: list[int] = []
     here = lookup
     for _ in range(_MAX_STEPS):

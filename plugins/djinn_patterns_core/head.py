@@ -1,4 +1,4 @@
-"""Heads: the last product of a model, and how a token or a class is chosen from what it gives."""
+"""Heads: the last product of a model, and the choice of a token or a class from its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOSSES = ("loss", "softmax", "logsumexp")
 
 @attrs.frozen
 class Head:
-    """The last product of a model, by position, with what follows it."""
+    """The last product of a model, by position, with the nodes that follow it."""
 
     product: int
     following: tuple[int, ...]
@@ -29,7 +29,7 @@ class Head:
 
 
 def find_last_products(index: Index) -> list[Head]:
-    """Find every product with a weight that no other layer reads."""
+    """Find every product with a weight whose result no other layer reads."""
     tables = {match.metadata["vocabulary"] for match in index.once(find_embeddings)}
     routers = {routing.router for routing in index.once(find_routings)}
     found = []
@@ -47,7 +47,7 @@ def find_last_products(index: Index) -> list[Head]:
 
 
 def _following(index: Index, product: int, linear: tuple[str, str]) -> list[int] | None:
-    """List what follows a product, if it is only choosing and measuring; ``None`` if a layer reads it."""
+    """List the nodes after a product, if they only choose or compute a loss; ``None`` if a layer reads it."""
     weight, given = index.weight_root(linear[1]), index.root(linear[0], product)
     reached = {product}
     pending = [product]
@@ -68,7 +68,7 @@ def _following(index: Index, product: int, linear: tuple[str, str]) -> list[int]
 
 
 def _verdict(index: Index, reader: int, here: int, reached: set[int], weight: str, given: str) -> str | None:
-    """Say how to go on at a node: ``through`` it, ``end`` with it, ``stop`` before it; ``None`` if a layer begins."""
+    """Classify a node: go ``through`` it, ``end`` with it, ``stop`` before it; ``None`` if a layer begins."""
     name, node = index.names[reader], index.nodes[reader]
     if "backward" in name or name in FACTORIES:
         return "stop"
@@ -76,12 +76,12 @@ def _verdict(index: Index, reader: int, here: int, reached: set[int], weight: st
     if linear is not None or name in ("mm", "bmm", "matmul"):
         return "stop" if _is_own_backward(index, reader, weight, given) else None
     if name in _BENDING:
-        # Scores may be kept within bounds; what only bends is a layer of its own.
+        # Scores may be capped by a scaled activation; an unscaled activation belongs to a layer.
         return "through" if _is_scaled(index, here) else None
     if name not in _FOLLOWING:
         return None
     if node.writes and index.source(node.writes[0], reader) not in reached:
-        return None  # a cache, or somebody else's sum
+        return None  # a cache, or another part's sum
     if name in _CHOOSING:
         return "end"
     spec = index.spec(index.result(reader) or "")
@@ -105,7 +105,7 @@ def _is_scaled(index: Index, here: int) -> bool:
 
 
 def _is_layer(index: Index, value: str, made: int, reached: set[int]) -> bool:
-    """Whether a value is what another layer gave, as large as the scores: then there is no choosing yet."""
+    """Whether a value is the result of another layer, as large as the scores: then nothing is being chosen yet."""
     product = min(reached)
     spec, scores = index.spec(index.root(value)), index.spec(index.result(product) or "")
     if spec is None or scores is None or not spec.dtype.is_floating_point or spec.numel < scores.numel:
@@ -120,7 +120,7 @@ _SCALED = SAME | PARTS | frozenset({"mul", "div"})
 
 
 def find_heads(index: Index) -> list[PatternMatch]:
-    """Find the heads of language models and of classifiers, with the choice of a token where there is one."""
+    """Find the heads of language models and classifiers, with the choice of a token if there is one."""
     claimed: set[int] = set()
     return [_match(index, head, claimed) for head in index.once(find_last_products)]
 

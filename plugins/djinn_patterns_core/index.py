@@ -1,7 +1,7 @@
-"""One reading of a graph that all patterns share: who makes, writes and reads each value.
+"""An index of a graph that all patterns share: the producer, writers and readers of each value.
 
-It is made once for each graph and kept as long as the graph lives. All that is asked of it takes constant time, or time
-that grows with the distance looked at, so that a search from anchors is linear in the graph.
+It is built once for each graph and kept for the graph's lifetime. Each query takes constant time, or time that grows
+with the distance searched, so a search from anchors is linear in the size of the graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WEIGHT_STEPS = 8
 
 
 class Index:
-    """Who makes, writes and reads what; nodes are named by their position in program order.
+    """Producers, writers and readers of values; nodes are identified by their position in program order.
 
     Attributes:
         nodes: The graph's nodes.
@@ -52,18 +52,18 @@ class Index:
                 self._writers.setdefault(self.storage(value), []).append(position)
 
     def once(self, search: Callable[[Index], _Found]) -> _Found:
-        """Return what ``search`` finds here; it is called only once."""
+        """Return the result of ``search`` for this index; it is computed only once."""
         if search not in self._known:
             self._known[search] = search(self)
         found: _Found = self._known[search]
         return found
 
     def storage(self, value: str) -> str:
-        """Name the value whose storage this one shares."""
+        """Return the value whose storage this one shares."""
         return self._storages.get(value, value)
 
     def producer(self, value: str) -> int:
-        """Find the node whose output this is; -1 if it comes from outside."""
+        """Return the node whose output this is; -1 if it comes from outside."""
         return self._producers.get(value, -1)
 
     def readers(self, value: str) -> Sequence[int]:
@@ -71,7 +71,7 @@ class Index:
         return self._readers.get(value, ())
 
     def source(self, value: str, before: int = _END) -> int:
-        """Find the node that gave a value what a reader at ``before`` sees: its producer, or the last to write it."""
+        """Return the node that set a value as seen by a reader at ``before``: its producer, or its last writer."""
         position = self._producers.get(value, -1)
         writers = self._writers.get(self._storages.get(value, value)) if self._writers else None
         if writers:
@@ -81,12 +81,12 @@ class Index:
         return position
 
     def result(self, position: int) -> str | None:
-        """Name what a node makes, or writes in place."""
+        """Return the value that a node makes, or writes in place."""
         node = self.nodes[position]
         return node.outputs[0] if node.outputs else node.writes[0] if node.writes else None
 
     def uses(self, position: int) -> Iterator[int]:
-        """List the readers of a node's results, up to the next that writes them in place."""
+        """List the readers of a node's results, up to the next node that writes them in place."""
         node = self.nodes[position]
         for value in node.outputs or node.writes:
             for reader in self._readers.get(value, ()):
@@ -96,7 +96,7 @@ class Index:
                         break
 
     def spec(self, value: str) -> TensorSpec | None:
-        """Metadata of a value, by the node that makes it or by one that reads it."""
+        """Return the metadata of a value, from the node that makes it or from one that reads it."""
         if value not in self._specs:
             self._specs[value] = self._find_spec(value)
         return self._specs[value]
@@ -115,7 +115,7 @@ class Index:
         return None
 
     def size(self, value: str) -> tuple[int, ...] | None:
-        """Size of a value, if it is known."""
+        """Return the size of a value, if it is known."""
         spec = self.spec(value)
         return None if spec is None else tuple(spec.size)
 
@@ -125,33 +125,33 @@ class Index:
         return inputs[place] if -len(inputs) <= place < len(inputs) else None
 
     def argument(self, position: int, place: int, name: str = "", default: Any = None) -> Any:
-        """Return an argument that is no tensor, by place or by name, if the graph tells it."""
+        """Return an argument that is not a tensor, by place or by name, if the graph contains it."""
         node = self.nodes[position]
         found = node.arguments[place] if 0 <= place < len(node.arguments) else node.keywords.get(name, default)
         return default if isinstance(found, Operand) or found is None else found
 
     def tensor(self, position: int, place: int, name: str = "") -> str | None:
-        """Return the value that is given as an argument, by place or by name, if the graph tells it."""
+        """Return the value of a tensor argument, by place or by name, if the graph contains it."""
         node = self.nodes[position]
         found = node.arguments[place] if 0 <= place < len(node.arguments) else node.keywords.get(name)
         return node.inputs[found.position] if isinstance(found, Operand) else None
 
     def upstream(self, value: str, before: int = _END, through: Container[str] = SAME) -> tuple[str, int]:
-        """Go back through single operands of such operators; return what is found there, and the node that read it."""
+        """Go back through such operators with single operands; return the value found, and the node that read it."""
         while True:
             position = self.source(value, before)
             if position < 0 or self.names[position] not in through or not self.nodes[position].inputs:
                 return value, before
             inputs = self.nodes[position].inputs
-            # Of a copy into a place, what is copied counts; it is an operand like any other's first.
+            # For an in-place copy the copied value counts; as for other operators, it is the first operand.
             value, before = inputs[0], position
 
     def root(self, value: str, before: int = _END) -> str:
-        """Name what a value is behind its views and casts."""
+        """Return the value behind views and casts."""
         return self.upstream(value, before)[0]
 
     def is_weight(self, value: str) -> bool:
-        """Whether a value is from outside of the graph, perhaps looked at, cast, shifted or scaled by a number."""
+        """Whether a value is from outside the graph, possibly viewed, cast, shifted or scaled by a number."""
         for _ in range(_WEIGHT_STEPS):
             position = self._producers.get(value, -1)
             if position < 0:
@@ -166,7 +166,7 @@ class Index:
         return False
 
     def weight_root(self, value: str) -> str:
-        """Name the value from outside that a weight is a view, a part or a cast of."""
+        """Return the outside value that a weight is a view, a part or a cast of."""
         for _ in range(_WEIGHT_STEPS):
             position = self._producers.get(value, -1)
             if position < 0 or not self.nodes[position].inputs:
@@ -175,7 +175,7 @@ class Index:
         return value
 
     def linear(self, position: int) -> tuple[str, str] | None:
-        """Return the input and the weight of a product with a weight, ``None`` if the node is none."""
+        """Return the input and the weight of a product with a weight, ``None`` if the node is no such product."""
         places = LINEAR_OPERANDS.get(self.names[position])
         if places is None:
             return None
@@ -195,11 +195,11 @@ class Index:
         return (x, w) if size is None or len(size) == 2 else None
 
     def is_gradient(self, position: int) -> bool:
-        """Whether a product is the backward of one before: it takes the same weight the other way round."""
+        """Whether a product is the backward pass of an earlier one: it uses the same weight transposed."""
         return position in self.once(_gradients)
 
     def turns(self, value: str) -> int:
-        """Count how often a weight is transposed on its way from outside."""
+        """Count how often a weight is transposed between outside and this value."""
         count = 0
         for _ in range(_WEIGHT_STEPS):
             position = self._producers.get(value, -1)
@@ -210,7 +210,7 @@ class Index:
         return count
 
     def wrapped(self, position: int) -> Iterator[int]:
-        """List a node with the views that stand only around it: of its operands before it, of its result behind it."""
+        """List a node with the views that belong only to it: of its operands before it, of its result after it."""
         for value in self.nodes[position].inputs:
             made = self.producer(value)
             if made >= 0 and self.names[made] in VIEWS and len(self.readers(value)) == 1:
@@ -224,14 +224,14 @@ class Index:
     def match(
         self, pattern: str, positions: Iterable[int], *, roles: dict[int, str] | None = None, **more: Any
     ) -> PatternMatch:
-        """Make a match of the nodes at some positions."""
+        """Create a match of the nodes at some positions."""
         nodes = tuple(self.nodes[position].id for position in sorted(set(positions)))
         named = {self.nodes[position].id: role for position, role in (roles or {}).items()}
         return PatternMatch(pattern, nodes, roles=named, **more)
 
 
 def _gradients(index: Index) -> frozenset[int]:
-    """Find the products that take a weight the other way round than the first product that took it."""
+    """Find the products that use a weight transposed relative to the first product with it."""
     first: dict[str, int] = {}
     found = []
     for position, name in enumerate(index.names):
@@ -250,14 +250,14 @@ _indices: weakref.WeakKeyDictionary[Graph, Index] = weakref.WeakKeyDictionary()
 
 
 def index_of(graph: Graph) -> Index:
-    """Return the one index of a graph.
+    """Return the index of a graph.
 
     Concurrency:
-        Any thread; two that come at once may each make one, and both are right.
+        Any thread; two concurrent calls may each build one, and both are correct.
     """
     try:
         known = _indices.get(graph)
-    except TypeError:  # a graph of somebody else's, which cannot be a key
+    except TypeError:  # a graph of another class, which cannot be a key
         return Index(graph)
     if known is None:
         known = Index(graph)

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons: products with weights, and between them nothing but functions of single elements."""
+"""Multi-layer perceptrons: products with weights, with only elementwise functions between them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from djinn_patterns_core.moe import find_routings
 from djinn_patterns_core.operators import ACTIVATIONS, ARITHMETIC, DROPOUTS, FACTORIES, PARTS, SAME
 
 _MAX_NODES = 48
-"""Elementwise nodes between two products: an activation that is taken apart has about ten."""
+"""Maximum elementwise nodes between two products: a decomposed activation has about ten."""
 _FORMULAS = (("erf", "gelu"), ("glu", "glu"), ("silu", "silu"), ("gelu", "gelu"), ("relu", "relu"))
 _RESPONSES = frozenset({"linalg_vector_norm", "norm"})
-"""Lengths of whole channels, by which some perceptrons scale theirs; their mean then belongs to it."""
+"""Norms of whole channels, by which some perceptrons scale their own; their mean is then part of the match."""
 _PASSED = SAME | PARTS | ACTIVATIONS | ARITHMETIC | _RESPONSES | frozenset({"mean"})
 
 
 @attrs.frozen
 class Perceptron:
-    """Two or more products in a row, by position."""
+    """Two or more consecutive products, by position."""
 
     inner: tuple[int, ...]
-    """First products: one, or the gate's and the other."""
+    """The first products: one, or the gate and the other."""
     between: tuple[int, ...]
-    """What stands between, in program order."""
+    """The nodes between them, in program order."""
     outer: tuple[int, ...]
-    """The products behind, in order; the last is the one that gives the result."""
+    """The products after them, in order; the last one produces the result."""
     is_gated: bool
     activation: str
     gate: int
-    """The one of `inner` that goes through the activation."""
+    """The one of `inner` that the activation is applied to."""
 
 
 def find_perceptrons(index: Index) -> dict[int, Perceptron]:
@@ -54,7 +54,7 @@ def find_perceptrons(index: Index) -> dict[int, Perceptron]:
 
 
 def _before(index: Index, outer: int) -> Perceptron | None:
-    """Go back from a product through functions of single elements to the products that feed them."""
+    """Go back from a product through elementwise functions to the products that feed them."""
     linear = index.linear(outer)
     assert linear is not None
     pending, seen = [(linear[0], outer)], set[int]()
@@ -76,7 +76,7 @@ def _before(index: Index, outer: int) -> Perceptron | None:
             pending += [(operand, position) for operand in (inputs[:1] if name in DROPOUTS else inputs)]
         elif index.linear(position) is not None:
             inner.append(position)
-            if len(inner) > 2:  # a gate and what it lets through
+            if len(inner) > 2:  # a gate and the product that it gates
                 return None
         elif name not in FACTORIES:
             return None
@@ -86,7 +86,7 @@ def _before(index: Index, outer: int) -> Perceptron | None:
 
 
 def _joined(index: Index, outer: int, inner: list[int], between: list[int]) -> Perceptron | None:
-    """Decide whether the products in front belong together, and how."""
+    """Determine whether and how the preceding products belong together."""
     given = [index.linear(position) for position in inner]
     if len({index.root(linear[0], position) for linear, position in zip(given, inner, strict=True) if linear}) != 1:
         return None
@@ -126,7 +126,7 @@ def _feeding(index: Index, bending: int, inner: list[int], between: set[int]) ->
 
 
 def _activation(index: Index, between: list[int]) -> str:
-    """Name the activation, also of one that is taken apart."""
+    """Return the name of the activation, even if it is decomposed."""
     names = {index.names[position] for position in between}
     if "glu" in names:
         return "glu"

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router, the choice of a few experts for each token, and their results put together."""
+"""Mixtures of experts: a router, the choice of a few experts for each token, and the combination of their results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def find_routings(index: Index) -> list[Routing]:
 
 
 def _way_from_router(index: Index, choice: int) -> list[int] | None:
-    """Go back from a choice to the product that scores the experts; return the way, the router first."""
+    """Go back from a choice to the product that scores the experts; return the path, the router first."""
     inputs = index.nodes[choice].inputs
     if not inputs:
         return None
@@ -68,7 +68,7 @@ def _way_from_router(index: Index, choice: int) -> list[int] | None:
             return None
         if index.linear(position) is not None:
             size = index.size(index.result(position) or "")
-            # A vocabulary is chosen from as well; what tells them apart is what the choice is used for.
+            # A vocabulary is also chosen from; the use of the choice distinguishes them.
             return [position, *reversed(way)] if size and size[-1] <= _MAX_EXPERTS else None
         operands = index.nodes[position].inputs
         if index.names[position] not in _SCORING or not operands:
@@ -80,7 +80,7 @@ def _way_from_router(index: Index, choice: int) -> list[int] | None:
 
 
 def _routing(index: Index, router: int, chosen: list[tuple[int, list[int]]], taken: set[int]) -> Routing | None:
-    """Go on from all choices by one router to where the results of the chosen experts are put together."""
+    """Go forward from all choices of one router to the combination of the chosen experts' results."""
     choices = [choice for choice, _ in chosen]
     reached = set(choices)
     heavy: set[int] = set()
@@ -88,7 +88,7 @@ def _routing(index: Index, router: int, chosen: list[tuple[int, list[int]]], tak
     dispatches = False
     pending = sorted(choices)
     while pending:
-        here = heappop(pending)  # in program order: what is read is known
+        here = heappop(pending)  # in program order, so its inputs are known
         name = index.names[here]
         dispatches = dispatches or name in _DISPATCHING
         if here not in choices:
@@ -103,7 +103,7 @@ def _routing(index: Index, router: int, chosen: list[tuple[int, list[int]]], tak
         for reader in index.uses(here):
             name = index.names[reader]
             if name in LOOKUPS:
-                return None  # what is looked up in a table is a token
+                return None  # a value that is looked up in a table is a token
             if reader not in reached and reader not in taken and "backward" not in name:
                 reached.add(reader)
                 heappush(pending, reader)
@@ -111,7 +111,7 @@ def _routing(index: Index, router: int, chosen: list[tuple[int, list[int]]], tak
             break
     if not products or not combinations or not dispatches:
         return None
-    # What comes later reads the result, or is the backward of what is here.
+    # Later nodes read the result, or belong to the backward pass.
     start, end = router, max(_forward_only(index, combinations))
     nodes = reached.union(*(way for _, way in chosen))
     nodes = {position for position in nodes if start <= position <= end}
@@ -123,7 +123,7 @@ def _routing(index: Index, router: int, chosen: list[tuple[int, list[int]]], tak
 
 
 def _chosen(index: Index, choices: list[int]) -> int:
-    """Say how many experts the last choice takes for a token."""
+    """Return how many experts the last choice selects for a token."""
     size = index.size(index.result(choices[-1]) or "")
     return size[-1] if size and index.names[choices[-1]] == "topk" else 1
 
@@ -133,13 +133,13 @@ def _reads_heavy(index: Index, reader: int, heavy: set[int]) -> bool:
 
 
 def _drops_a_choice(index: Index, position: int) -> bool:
-    """Whether a sum goes over the experts that were chosen for a token, and not over all there is."""
+    """Whether a sum is over the chosen experts of a token, and not over all elements."""
     before, after = index.size(index.nodes[position].inputs[0]), index.size(index.result(position) or "")
     return bool(before and after and len(before) == len(after) + 1 and before[-1] == after[-1])
 
 
 def _forward_only(index: Index, combinations: list[int]) -> list[int]:
-    """Leave out what backward puts together: it writes elsewhere, and later."""
+    """Leave out combinations of the backward pass: they write to other storages, and later."""
     ordered = sorted(combinations)
     first = index.nodes[ordered[0]]
     if not first.writes:
@@ -150,7 +150,7 @@ def _forward_only(index: Index, combinations: list[int]) -> list[int]:
 
 
 def _prepared(index: Index, nodes: set[int]) -> set[int]:
-    """List what only serves the mixture: its sum before anything is added, views of weights, parts of tokens."""
+    """List the nodes that only serve the mixture: its sum before any addition, views of weights, parts of tokens."""
     more: set[int] = set()
     for position in nodes:
         for value in index.nodes[position].inputs:

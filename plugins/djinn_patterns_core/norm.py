@@ -1,4 +1,4 @@
-"""Normalisation: in one operation, or taken apart around the root of a mean."""
+"""Normalisation: as one operation, or decomposed around the root of a mean."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from djinn_patterns_core.operators import CASTS, FUSED_NORMS, SAME, VIEWS
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
 _SAVED = frozenset({"detach", "alias"})
-"""What autograd does to keep a value for later."""
+"""Operators with which autograd saves a value."""
 
 
 def find_norms(index: Index) -> list[PatternMatch]:
@@ -39,7 +39,7 @@ def _fused(index: Index, position: int, kind: str) -> PatternMatch:
 
 
 def _taken_apart(index: Index, root: int, claimed: set[int]) -> PatternMatch | None:
-    """Start from the root of a mean of squares and look both ways."""
+    """Search in both directions from the root of a mean of squares."""
     statistic = _statistic(index, root)
     if statistic is None:
         return None
@@ -57,7 +57,7 @@ def _taken_apart(index: Index, root: int, claimed: set[int]) -> PatternMatch | N
 
 
 def _statistic(index: Index, root: int) -> tuple[str, str, list[int]] | None:
-    """Say of what the root is taken: the kind of norm, its input, and the nodes on the way."""
+    """Analyze the operand of the root: return the kind of norm, its input, and the nodes between them."""
     node = index.nodes[root]
     if not node.inputs:
         return None
@@ -139,7 +139,7 @@ def _scaled(index: Index, root: int, x: str, kind: str) -> list[int] | None:
 
 
 def _is_centred(index: Index, inputs: tuple[str, ...], reader: int, x: str) -> bool:
-    """Whether an operand is the input less its mean."""
+    """Whether an operand is the input minus its mean."""
     for value in inputs[:2]:
         position = index.source(*index.upstream(value, reader))
         if position >= 0 and index.names[position] == "sub" and x == index.root(
@@ -149,7 +149,7 @@ def _is_centred(index: Index, inputs: tuple[str, ...], reader: int, x: str) -> b
 
 
 def _affine(index: Index, scaled: int, kind: str) -> tuple[list[int], int]:
-    """Follow the normalised value through its cast, its weight and its bias."""
+    """Follow the normalised value through its cast, weight and bias."""
     way: list[int] = []
     wanted = ["mul", "add"] if kind != "batch" else ["add"]
     here = scaled
@@ -178,13 +178,13 @@ def _affine(index: Index, scaled: int, kind: str) -> tuple[list[int], int]:
 
 
 def _is_shift(index: Index, value: str) -> bool:
-    """Whether a value is made of vectors from outside: the bias of a frozen batch norm."""
+    """Whether a value is computed from outside vectors: the bias of a frozen batch norm."""
     position = index.producer(value)
     return position >= 0 and index.names[position] in ("sub", "add") and _is_vector(index, value)
 
 
 def _only_for(index: Index, value: str) -> list[int]:
-    """List what prepares a weight for its one reader: its cast, or one added to it."""
+    """List the nodes that prepare a weight for its only reader: its cast, or the addition of one."""
     prepared = []
     position = index.producer(value)
     while position >= 0 and len(index.readers(value)) == 1 and len(index.nodes[position].inputs) == 1:

@@ -1,7 +1,7 @@
-"""The operators that the patterns know, by what they do to a value on its way.
+"""The operators that the patterns know, grouped by their effect on a value.
 
-Names are those of ATen without the namespace, the overload and the underscore of an operation in place. They are data,
-and nothing is looked up in PyTorch, so a graph from another release can be read.
+Names are those of ATen without namespace, overload and the underscore of in-place operations. They are plain data that
+is not looked up in PyTorch, so graphs from another release can be read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=4096)
 def short_name(operation: str) -> str:
-    """Shorten ``aten::add_.Tensor`` to ``add``; other namespaces stay, as their operators may mean anything."""
+    """Shorten ``aten::add_.Tensor`` to ``add``; names of other namespaces, whose meaning is unknown, stay unchanged."""
     name = operation.removeprefix("aten::").partition(".")[0]
     if name.endswith("_") and not name.endswith("__"):
         return name[:-1]
@@ -26,10 +26,10 @@ VIEWS = _names("""
     view _unsafe_view reshape _reshape_alias view_as reshape_as unsqueeze squeeze transpose permute movedim swapaxes t
     mT expand expand_as broadcast_to contiguous clone detach alias lift_fresh flatten unflatten view_copy expand_copy
     permute_copy transpose_copy unsqueeze_copy squeeze_copy t_copy alias_copy detach_copy as_strided numpy_T""")
-"""The same elements in another form."""
+"""The same elements in another shape."""
 
 CASTS = _names("_to_copy to type_as float half bfloat16 convert_element_type")
-"""The same elements in another type, or in another place."""
+"""The same elements in another dtype, or on another device."""
 
 PARTS = _names("slice select split split_with_sizes chunk unbind narrow unsafe_chunk unsafe_split tensor_split "
                "slice_copy select_copy split_copy unbind_copy split_with_sizes_copy")
@@ -38,24 +38,24 @@ PARTS = _names("slice select split split_with_sizes chunk unbind narrow unsafe_c
 DROPOUTS = _names("dropout native_dropout feature_dropout alpha_dropout")
 
 SAME = VIEWS | CASTS | DROPOUTS
-"""What is looked through: the value stays what it is."""
+"""Operators that searches look through: the value is essentially unchanged."""
 
 ACTIVATIONS = _names("""
     gelu relu silu tanh sigmoid relu6 leaky_relu elu selu celu mish softplus hardswish hardtanh hardsigmoid glu erf
     log_sigmoid log_sigmoid_forward prelu rrelu rrelu_with_noise softsign threshold tanhshrink clamp clamp_min swish""")
-"""Functions of single elements that bend, or blocks of models that are made of one."""
+"""Nonlinear elementwise functions, or model blocks that consist of one."""
 
 ARITHMETIC = _names("""
     add sub mul div rsub neg pow square abs exp exp2 addcmul addcdiv lerp maximum minimum where masked_fill reciprocal
     sqrt rsqrt log log1p sign sgn bernoulli nan_to_num fill floor round sum_to_size true_divide multiply divide
     subtract xlogy sin cos""")
-"""Element by element."""
+"""Elementwise arithmetic."""
 
 FACTORIES = _names("""
     empty zeros ones full arange scalar_tensor empty_like zeros_like ones_like full_like rand rand_like randn
     randn_like new_empty new_zeros new_ones new_full eye linspace empty_strided new_empty_strided randint
     randperm""")
-"""Values out of nothing; of an operand, only the form is read."""
+"""Creation of values; only the metadata of an operand is used."""
 
 FUSED_NORMS = {
     "layer_norm": "layer", "native_layer_norm": "layer",
@@ -66,7 +66,7 @@ FUSED_NORMS = {
     "_batch_norm_with_update": "batch", "_batch_norm_no_update": "batch", "_batch_norm_impl_index": "batch",
     "cudnn_batch_norm": "batch", "miopen_batch_norm": "batch", "instance_norm": "batch",
 }
-"""Normalisation in one operation, and its kind."""
+"""Normalisation as one operation, and its kind."""
 
 CONVOLUTIONS = _names("""
     convolution convolution_overrideable _convolution _convolution_mode conv1d conv2d conv3d conv_transpose1d
@@ -80,13 +80,13 @@ RECURRENT_LAYERS = {
     "lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn", "mkldnn_rnn_layer": "", "_cudnn_rnn": "",
     "miopen_rnn": "", "quantized_lstm": "lstm", "quantized_gru": "gru",
 }
-"""A recurrent layer, or several, in one operation."""
+"""One or several recurrent layers as one operation."""
 
 RECURRENT_CELLS = {
     "lstm_cell": "lstm", "gru_cell": "gru", "rnn_tanh_cell": "rnn", "rnn_relu_cell": "rnn",
     "_thnn_fused_lstm_cell": "lstm", "_thnn_fused_gru_cell": "gru",
 }
-"""One step of a recurrent layer in one operation."""
+"""One step of a recurrent layer as one operation."""
 
 ATTENTIONS: dict[str, tuple[int, int]] = {
     "scaled_dot_product_attention": (3, 5),
@@ -98,7 +98,7 @@ ATTENTIONS: dict[str, tuple[int, int]] = {
     "_scaled_dot_product_cudnn_attention": (3, 6),
     "_scaled_dot_product_fused_attention_overrideable": (3, 5),
 }
-"""Attention in one operation; positions of its mask and of ``is_causal`` among its arguments, -1 for a keyword."""
+"""Attention as one operation; positions of its mask and of ``is_causal`` among its arguments, -1 for a keyword."""
 
 PRODUCTS = _names("bmm matmul baddbmm mm addmm dot mv addmv einsum")
 """Matrix products whose factors may both be activations."""
@@ -119,10 +119,10 @@ CACHE_WRITES: dict[str, int] = {
     "index_copy": 2, "index_put": -1, "_index_put_impl": -1, "copy": 1, "slice_scatter": 1, "select_scatter": 1,
     "scatter": -1, "_unsafe_index_put": -1,
 }
-"""Writes to a part of a tensor, with the position of what is written among the operands."""
+"""Writes to a part of a tensor, with the position of the written value among the operands."""
 
 REORDERINGS = _names("index_select index repeat_interleave gather repeat roll")
-"""What beam search and repetition do to a whole cache."""
+"""Operations of beam search and repetition on a whole cache."""
 
 CHOICES = _names("""
     argmax argmin max topk sort msort multinomial softmax _softmax _safe_softmax log_softmax _log_softmax logsumexp
@@ -133,4 +133,4 @@ CHOICES = _names("""
     l1_loss mean sum ctc_loss _ctc_loss std var norm linalg_vector_norm sigmoid index_put index_fill expand sub div mul
     add neg exp log pow square sqrt rsub clamp clamp_min clamp_max abs nan_to_num flip exponential one_hot log_sigmoid
     log_sigmoid_forward logcumsumexp upsample_bilinear2d upsample_nearest2d diff split copy set count_nonzero""")
-"""What follows a model's last product: choosing a token or a class, or measuring a loss."""
+"""Operations after a model's last product: the choice of a token or a class, or a loss."""

@@ -1,4 +1,4 @@
-"""The way of a query, key or value from its projection to where attention reads it, through caches and rotations."""
+"""The path of a query, key or value from its projection to the attention, through caches and rotations."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PAST = SAME | PARTS | REORDERINGS
 
 @attrs.frozen
 class CacheStep:
-    """One growth of a cache, or one write into it."""
+    """One growth of a cache, or one write to one."""
 
     position: int
     """The node that grows or writes."""
     cache: str
-    """What was there before."""
+    """The previous content."""
     new: str
-    """What is appended or written."""
+    """The appended or written value."""
     result: str
     is_static: bool
     place: int
@@ -44,13 +44,13 @@ class CacheStep:
 
 @attrs.frozen
 class Path:
-    """How an operand of an attention came to be."""
+    """The origin of an attention's operand."""
 
     nodes: tuple[int, ...]
     """Between the projections and the attention, in program order."""
     projections: tuple[int, ...]
     sources: frozenset[str]
-    """What the projections read, or where the way ends without one."""
+    """The inputs of the projections, or the end of the path if there are none."""
     caches: tuple[CacheStep, ...]
     repeats: int
     """How often each head was repeated."""
@@ -76,7 +76,7 @@ def path_to_projection(index: Index, value: str, before: int) -> Path:
         if linear is not None:
             projections.add(position)
             sources.add(index.root(linear[0], position))
-            # A cache may hold what is only projected when it is read.
+            # A cache may hold values that are projected only when they are read.
             behind = index.source(*index.upstream(linear[0], position, SAME | PARTS))
             step = cache_step(index, behind) if behind >= 0 else None
             if step is not None:
@@ -106,7 +106,7 @@ def path_to_projection(index: Index, value: str, before: int) -> Path:
 
 
 def _written_beside(index: Index, between: tuple[int, ...]) -> list[CacheStep]:
-    """Find a cache that is written for later steps, and not read in this one."""
+    """Find a cache that is written for later steps, but not read in this one."""
     for position in reversed(between):
         for reader in index.uses(position):
             ends = [reader] if index.names[reader] != "slice" else list(index.uses(reader))
@@ -134,14 +134,14 @@ def _between(index: Index, seen: set[int], projections: set[int], caches: list[C
 
 
 def _repeated(index: Index, position: int, name: str) -> int:
-    """Say how often a node repeats its heads."""
+    """Return how often a node repeats its heads."""
     if name not in ("expand", "repeat_interleave", "repeat", "index_select"):
         return 1
     before, after = index.size(index.nodes[position].inputs[0]), index.size(index.result(position) or "")
     if not before or not after:
         return 1
     if name == "expand":
-        # Heads are repeated along a dimension of their own, behind theirs or beside the positions.
+        # Heads are repeated along a separate dimension, after theirs or next to the positions.
         grown = [now for then, now in zip(before, after[len(after) - len(before):], strict=False) if then != now]
         return grown[0] if len(grown) == 1 and len(before) == 5 else 1
     changed = [now // then for then, now in zip(before[1:], after[1:], strict=False) if then and now != then]
@@ -149,7 +149,7 @@ def _repeated(index: Index, position: int, name: str) -> int:
 
 
 def cache_step(index: Index, position: int) -> CacheStep | None:
-    """Recognise a node that makes a cache longer, or writes into one."""
+    """Recognise a node that extends a cache, or writes to one."""
     name = index.names[position]
     if name == "cat":
         return _growth(index, position)
@@ -159,7 +159,7 @@ def cache_step(index: Index, position: int) -> CacheStep | None:
 
 
 def _growth(index: Index, position: int) -> CacheStep | None:
-    """A cache grows when something new is put behind something from outside, or behind what grew before."""
+    """Recognise growth: a new value is appended to a value from outside, or to an earlier growth."""
     node = index.nodes[position]
     if len(node.inputs) != 2:  # the past and the new
         return None
@@ -190,7 +190,7 @@ def _is_past(index: Index, past: str, before: int) -> bool:
 
 
 def _write(index: Index, position: int, place: int) -> CacheStep | None:
-    """A cache of fixed size is written in part; it is from outside, or begins as zeros."""
+    """Recognise a partial write to a cache of fixed size, which is from outside, or is initialized with zeros."""
     written, new = index.operand(position, 0), index.operand(position, place)
     if written is None or new is None or len(index.nodes[position].inputs) < 2:
         return None
@@ -204,6 +204,6 @@ def _write(index: Index, position: int, place: int) -> CacheStep | None:
     if size is None or whole is None or len(whole) < 3 or index.source(new, position) < 0:
         return None
     if size[-1] != whole[-1]:
-        return None  # what is put together there are features, not positions
+        return None  # features are joined there, not positions
     result = index.result(position) if index.nodes[position].outputs else root
     return CacheStep(position, root, new, result or root, True, view if is_part else -1)

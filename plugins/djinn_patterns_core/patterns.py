@@ -1,4 +1,4 @@
-"""The patterns by name: each is a search over the index that all of them share."""
+"""The patterns by name: each is a search in the shared index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from djinn_patterns_core.wholes import find_llms, find_vision_encoders
 
 @attrs.define(eq=False)
 class StructuralPattern:
-    """A pattern that looks at operations, sizes and wiring only, from anchors outwards."""
+    """A pattern that uses only operations, sizes and connections, searching outwards from anchors."""
 
     name: str
     _search: Callable[[Index], Sequence[PatternMatch]]
@@ -31,7 +31,7 @@ class StructuralPattern:
     """No node is in two of its matches."""
 
     def find(self, graph: Graph) -> Sequence[PatternMatch]:
-        """Find every occurrence, in program order; a graph that was searched before is not searched again."""
+        """Find every occurrence, in program order; results are cached per graph."""
         return list(index_of(graph).once(self._search))
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers: in one operation, by cells, or taken apart into two products and gates for each step."""
+"""Recurrent layers: as one operation, as cells, or decomposed into two products and gates per step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FEW_GATES = 2
 
 
 def find_recurrences(index: Index) -> list[PatternMatch]:
-    """Find every recurrent layer and direction, with all of its steps."""
+    """Find every recurrent layer and direction, with all its steps."""
     found: list[tuple[int, PatternMatch]] = []
     cells: dict[str, list[int]] = {}
     for position, name in enumerate(index.names):
@@ -34,7 +34,7 @@ def find_recurrences(index: Index) -> list[PatternMatch]:
 
 
 def _weights_of_cell(index: Index, position: int) -> str:
-    """Name what all steps of a layer share; fused cells are given products of their weights."""
+    """Return the value that all steps of a layer share; fused cells take products of their weights."""
     roots = []
     for value in index.nodes[position].inputs:
         if index.is_weight(value):
@@ -47,7 +47,7 @@ def _weights_of_cell(index: Index, position: int) -> str:
 
 
 def _kind_by_gates(index: Index, position: int) -> str:
-    """Tell the kind of layer by how many gates its weights hold."""
+    """Determine the kind of layer from the number of gates in its weights."""
     inputs = index.nodes[position].inputs
     sizes = [size for value in inputs[1:3] if (size := index.size(value)) and len(size) == 2]
     if len(sizes) < 2 or not sizes[1][1]:  # of the input and of the state
@@ -56,7 +56,7 @@ def _kind_by_gates(index: Index, position: int) -> str:
 
 
 def _taken_apart(index: Index) -> Iterator[tuple[int, PatternMatch]]:
-    """Find sums of two products that gates read, and put those that share weights together."""
+    """Find sums of two products that gates read, and group those that share weights."""
     layers: dict[frozenset[str], list[tuple[int, int, int]]] = {}
     for position, name in enumerate(index.names):
         if name == "add" and len(index.nodes[position].inputs) == 2:  # of the input and of the state
@@ -98,7 +98,7 @@ def _is_gated(index: Index, position: int) -> bool:
 
 
 def _layer(index: Index, sums: list[tuple[int, int, int]], claimed: set[int]) -> PatternMatch | None:
-    """Collect the steps of a layer; what only looks like one has neither several gates nor a second step."""
+    """Collect the steps of a layer; a false candidate has neither several gates nor a second step."""
     nodes: set[int] = set()
     states: set[int] = set()
     for position, *products in sums:
@@ -116,7 +116,7 @@ def _layer(index: Index, sums: list[tuple[int, int, int]], claimed: set[int]) ->
     nodes -= claimed
     claimed |= nodes
     per_step = {"lstm": 1, "gru": 2, "rnn": 1}[kind]
-    # A cell may add the products for each of its gates by itself.
+    # A cell may add the products for each of its gates separately.
     steps = max(1, len(sums) // per_step) if kind != "lstm" or len(sums) < 4 else _steps(sums)
     roles = dict.fromkeys(states & nodes, "product")
     roles |= {p: "gate" for p in nodes if index.names[p] in _GATES}
@@ -128,14 +128,14 @@ def _steps(sums: list[tuple[int, int, int]]) -> int:
 
 
 def _cell(index: Index, start: int) -> set[int]:
-    """Go on from the sum of a step to the next state."""
+    """Go forward from the sum of a step to the next state."""
     reached, pending = {start}, [start]
     while pending and len(reached) < _MAX_CELL:
         for reader in index.uses(pending.pop()):
             if reader in reached or index.names[reader] not in _INSIDE:
                 continue
             if reader - start > _MAX_CELL:
-                continue  # another step's
+                continue  # part of another step
             reached.add(reader)
             pending.append(reader)
     return reached

@@ -1,4 +1,4 @@
-"""Models as wholes: a language model from its tokens to its scores, a vision encoder from its pixels on."""
+"""Whole models: a language model from its tokens to its scores, a vision encoder starting with its pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FUSIONS = frozenset({"masked_scatter", "index_put", "_index_put_impl", "scatter
 
 @attrs.frozen
 class Parts:
-    """Which node belongs to which part of a model, by identifier."""
+    """The nodes of each part of a model, by identifier."""
 
     attention: dict[str, PatternMatch]
     mlp: dict[str, PatternMatch]
@@ -39,7 +39,7 @@ def _parts(index: Index) -> Parts:
 
 
 def find_llms(index: Index) -> list[PatternMatch]:
-    """Find every run of a language model that writes: from the tokens, or an encoder's input, to the scores.
+    """Find every run of a generating language model: from the tokens, or an encoder's input, to the scores.
 
     Several steps in one graph are several matches, and no node is in two of them.
     """
@@ -57,7 +57,7 @@ def find_llms(index: Index) -> list[PatternMatch]:
 
 
 def _feeding(index: Index, start: int, claimed: set[int]) -> set[int]:
-    """List all that a node depends on, but not how its tokens were chosen, nor what earlier steps did."""
+    """List all dependencies of a node, without the choice of its tokens and without earlier steps."""
     reached, pending = {start}, [start]
     while pending:
         here = pending.pop()
@@ -98,13 +98,13 @@ def _llm(index: Index, head: Head, nodes: set[int]) -> PatternMatch | None:
 
 
 def _within(of: dict[str, PatternMatch], ids: set[str]) -> Sequence[PatternMatch]:
-    """List the matches that have a node among some."""
+    """List the matches that contain one of the given nodes."""
     found = {id(match): match for identifier, match in of.items() if identifier in ids}
     return list(found.values())
 
 
 def find_vision_encoders(index: Index) -> list[PatternMatch]:
-    """Find what becomes of pixels, until it meets text or is judged."""
+    """Find the processing of pixels, until it meets text or reaches a head."""
     heads = {head.product for head in index.once(find_last_products)}
     claimed: set[int] = set()
     found = []
@@ -138,7 +138,7 @@ def _reads_pixels(index: Index, convolution: int) -> bool:
 
 
 def _is_given(index: Index, value: str) -> bool:
-    """Whether a value is from outside, perhaps scaled, shifted, cropped or padded."""
+    """Whether a value is from outside, possibly scaled, shifted, cropped or padded."""
     for _ in range(12):
         position = index.producer(value)
         if position < 0:
@@ -151,7 +151,7 @@ def _is_given(index: Index, value: str) -> bool:
 
 
 def _becoming(index: Index, start: int, heads: set[int], claimed: set[int]) -> set[int]:
-    """List what depends on pixels, up to heads, to text, and to the backward pass."""
+    """List the nodes that depend on pixels, up to heads, text, or the backward pass."""
     reached, pending = {start}, [start]
     attentions = index.once(_parts).attention
     textual = index.once(_textual)
@@ -167,7 +167,7 @@ def _becoming(index: Index, start: int, heads: set[int], claimed: set[int]) -> s
 
 
 def _textual(index: Index) -> set[int]:
-    """List what depends on the large tables of words: what comes of a vocabulary is no picture."""
+    """List the nodes that depend on large word tables: results of a vocabulary lookup are not pictures."""
     found: set[int] = set()
     for match in index.once(find_embeddings):
         if match.metadata["lookups"] and _is_of_tokens(index, match):
@@ -182,20 +182,20 @@ def _textual(index: Index) -> set[int]:
 
 
 def _is_of_tokens(index: Index, match: PatternMatch) -> bool:
-    """Whether a table is looked up by what came from outside, with as many rows as a vocabulary, not by counting."""
+    """Whether outside values look up a table with as many rows as a vocabulary, and not in counting order."""
     size = index.size(match.values["indices"])
     root = index.source(*index.upstream(match.values["indices"]))
     if root >= 0 and index.names[root] == "arange":
         return False
     rows = match.metadata["vocabulary"]
-    # Positions of patches are looked up in order: as many rows as there are numbers.
+    # Positions of patches are looked up in order: there are as many rows as indices.
     return size is not None and rows != size[-1]
 
 
 def _meets_another(
     index: Index, reader: int, reached: set[int], textual: set[int], attentions: dict[str, PatternMatch]
 ) -> bool:
-    """Whether a node brings pixels together with something of another kind."""
+    """Whether a node combines pixels with another kind of data."""
     if reader in textual:
         return True
     name, inputs = index.names[reader], index.nodes[reader].inputs

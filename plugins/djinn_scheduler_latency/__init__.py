@@ -1,4 +1,4 @@
-"""The schedule that is done soonest."""
+"""The schedule with the shortest completion time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn.hookspecs import hookimpl
 
 @hookimpl
 def djinn_register_schedulers(register: Callable[[Scheduler], None]) -> None:
-    """Register the plugin's one scheduler."""
+    """Register the plugin's scheduler."""
     from djinn_scheduler_latency.scheduler import LatencyScheduler
 
     register(LatencyScheduler())

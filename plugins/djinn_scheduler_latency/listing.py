@@ -1,4 +1,4 @@
-"""List scheduling: node after node, each to the device on which it is done soonest."""
+"""List scheduling: node by node, each on the device where it completes first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INSERTING_NODES = 4_000
 
 
 def average_ranks(problem: Problem, homes: Homes) -> list[float]:
-    """Rank nodes before they have devices, by what they and their transfers take on average."""
+    """Rank nodes before devices are assigned, by the average cost of nodes and transfers."""
     kinds = problem.kinds_of_devices()
     sample = sorted(set(kinds))[:_MANY_DEVICES]
     share = [kinds.count(kind) for kind in sample]
@@ -33,7 +33,7 @@ def average_ranks(problem: Problem, homes: Homes) -> list[float]:
 
 
 def mean_moving(problem: Problem) -> list[float]:
-    """Predict what it takes to move each value, on average over all links."""
+    """Predict the cost of moving each value, averaged over all links."""
     width = len(problem.devices)
     if width == 1:
         return [0.0] * len(problem.size)
@@ -47,11 +47,11 @@ def mean_moving(problem: Problem) -> list[float]:
 
 
 def outlook(problem: Problem, homes: Homes) -> list[list[float]]:
-    """Predict, for each node and device, what comes after the node at best, if it runs there.
+    """Predict, for each node and device, the best remaining time after the node if it runs there.
 
     Source:
-        Arabnejad and Barbosa, "List Scheduling Algorithm for Heterogeneous Systems by an Optimistic Cost Table",
-        IEEE TPDS 25(3), 2014.
+        Arabnejad and Barbosa, "List Scheduling Algorithm for Heterogeneous Systems by an Optimistic Cost Table", IEEE
+        TPDS 25(3), 2014.
     """
     width = len(problem.devices)
     moving, group, pinned = mean_moving(problem), homes.group, homes.pinned
@@ -82,9 +82,9 @@ class ListPass(Rehearsal):
 
     Args:
         problem: The graph and its devices.
-        homes: What must be together.
-        room: Who has memory for what.
-        ahead: What comes after a node, by node and device; nothing if only the node itself counts.
+        homes: Groups of nodes that must be together.
+        room: Memory of the devices.
+        ahead: Remaining time after a node, by node and device; empty if only the node itself counts.
     """
 
     def __init__(self, problem: Problem, homes: Homes, room: Room, ahead: Sequence[Sequence[float]] = ()) -> None:
@@ -101,7 +101,7 @@ class ListPass(Rehearsal):
         self._busy: list[tuple[list[float], list[float]]] = [([], []) for _ in problem.devices]
 
     def follow(self, rank: Sequence[float]) -> list[int]:
-        """Place every node; return them by when they begin."""
+        """Place every node; return the nodes by start time."""
         homes, place = self._homes, self.place
         for group, device in enumerate(homes.pinned):
             if device != NOWHERE:
@@ -109,7 +109,7 @@ class ListPass(Rehearsal):
                     place[member] = device
         order = arranged(self.problem, rank)
         for node in order:
-            # Gaps are filled, but never with what has to come after something that runs later.
+            # Gaps are filled, but not by a node that has to come after one that runs later.
             self._floor = max([self._ends[earlier] for earlier in self.problem.before[node]], default=0.0)
             if place[node] == NOWHERE:
                 self._decide(node)
@@ -138,12 +138,12 @@ class ListPass(Rehearsal):
             self.place[member] = best
 
     def _missing_s(self, node: int, device: int) -> float:
-        """Predict how long what a node reads and a device does not have would be on links."""
+        """Predict the transfer time of the values that a node reads and a device does not have."""
         return sum(self._moving[value] for value in self.problem.reads[node]
                    if self.where[value] and device not in self.where[value])
 
     def _candidates(self, node: int, group: int) -> Sequence[int]:
-        """List devices to try: those of weights and caches if there are any, which stay where they are."""
+        """List devices to try: if weights or caches are already placed, only their devices."""
         problem, room = self.problem, self._room
         anchors = {self.home[problem.root[value]]: None for value in problem.reads[node]
                    if problem.stays[value] and problem.root[value] in self.home}
@@ -166,7 +166,7 @@ class ListPass(Rehearsal):
         return [first, (first + 1) % len(self.free)]
 
     def _gap(self, device: int, ready: float, took: float) -> float:
-        """Find when a device is free for so long."""
+        """Return when a device is free for that long."""
         begins, ends = self._busy[device]
         if not ends or ready >= ends[-1]:
             return ready

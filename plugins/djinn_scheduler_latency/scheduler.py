@@ -22,18 +22,18 @@ _IMPROVED_NODES = 300
 _IMPROVING = 6_000
 _COMPARED_NODES = 5_000
 WORTH_SAVING = 0.1
-"""Part of the time that spreading has to save."""
+"""Fraction of the time that spreading has to save."""
 
 
 class LatencyScheduler:
-    """Runs a graph so that it is done as soon as possible.
+    """Schedules a graph for the shortest completion time.
 
-    Several ways are tried and the quickest by prediction is taken: everything on one device; list scheduling by upward
-    ranks, with gaps filled; the same with a look ahead; then small changes to the best of them, and for small graphs
-    a search. How much is tried depends on the graph's size only, so the same graph gets the same schedule.
+    Several methods are tried, and the fastest by prediction is used: everything on one device; list scheduling by
+    upward ranks, with gaps filled; the same with a look ahead; then small changes to the best of them, and for small
+    graphs a search. The effort depends only on the graph's size, so the same graph gets the same schedule.
 
-    Weights and caches stay where they are. Where they are placed by the schedule, they are placed where there is
-    memory, and what reads them follows.
+    Weights and caches stay on their devices. If the schedule places them, it chooses devices with enough memory, and
+    the nodes that read them follow.
     """
 
     name = "latency"
@@ -79,7 +79,7 @@ def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]
 
 
 def _together(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]:
-    """Leave everything on one device that nothing holds on another."""
+    """Place everything on one device, except for values that other devices hold."""
     count = len(problem.nodes)
     if count > _COMPARED_NODES:
         return
@@ -93,10 +93,10 @@ def _together(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Pl
 
 
 def _is_worth_it(problem: Problem, spread: Plan, together: Plan) -> bool:
-    """Say whether spreading saves enough: what has no need to be on several devices cuts programs.
+    """Whether spreading saves enough: an unnecessary division cuts programs.
 
-    Where devices hold something, the graph is a piece of something larger, and others will read what it makes: then at
-    least as much must be saved as it takes to bring that together again.
+    If devices hold values, the graph is part of a larger one, and other parts will read its results: then the saving
+    must at least cover the cost of bringing the results together again.
     """
     if not any(device.held_bytes for device in problem.devices):
         return spread.seconds <= together.seconds
@@ -106,7 +106,7 @@ def _is_worth_it(problem: Problem, spread: Plan, together: Plan) -> bool:
 
 
 def _takes(room: Room, homes: Homes, place: Sequence[int]) -> bool:
-    """Say whether devices have room for groups that are placed."""
+    """Whether devices have enough memory for the placed groups."""
     for group in dict.fromkeys(homes.group):
         if not room.fits(group, place[group]):
             return False

@@ -1,4 +1,4 @@
-"""Searching: by small changes to a schedule, and through all schedules of a small graph."""
+"""Searches: by small changes to a schedule, and over all schedules of a small graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_lib_schedule.timing import Rehearsal, makespan
 
 @attrs.frozen
 class Plan:
-    """Where and in which order nodes run, and how long that takes."""
+    """Places and order of nodes, and the resulting time."""
 
     seconds: float
     place: Sequence[int]
@@ -22,7 +22,7 @@ class Plan:
 
 
 def planned(problem: Problem, homes: Homes, place: Sequence[int], order: Sequence[int] | None = None) -> Plan:
-    """Find out how long a plan takes; without an order, the better of program order and that of ranks."""
+    """Return the time of a plan; without an order, the better of program order and rank order."""
     if order is not None:
         return Plan(makespan(problem, homes, place, order), place, order)
     orders = (arranged(problem, ranks_of(problem, place)), range(len(place)))
@@ -30,13 +30,13 @@ def planned(problem: Problem, homes: Homes, place: Sequence[int], order: Sequenc
 
 
 def improved(problem: Problem, homes: Homes, plan: Plan, effort: int) -> Plan:
-    """Move one group at a time to where the whole is done sooner, until none is left or the effort is spent.
+    """Move one group at a time if that completes the graph sooner, until no move helps or the effort is spent.
 
     Args:
         problem: The graph and its devices.
-        homes: What must be together.
-        plan: Where to begin.
-        effort: How many nodes may be rehearsed.
+        homes: Groups of nodes that must be together.
+        plan: The initial plan.
+        effort: Maximum number of nodes to simulate.
     """
     count, width = len(problem.nodes), len(problem.devices)
     loose = [group for group in homes.members() if homes.pinned[group] == NOWHERE]
@@ -62,24 +62,24 @@ def improved(problem: Problem, homes: Homes, plan: Plan, effort: int) -> Plan:
 
 @attrs.define
 class _State:
-    """Part of a schedule."""
+    """A partial schedule."""
 
     rehearsal: Rehearsal
     place: list[int]
     order: tuple[int, ...]
     missing: list[int]
     bound: float
-    """No schedule that begins like this is done sooner."""
+    """Lower bound on the completion time of schedules that begin like this."""
     last: float
-    """When the last node began."""
+    """Start time of the last node."""
     least: float
-    """What is left to do, on the fastest devices."""
+    """Remaining work, on the fastest devices."""
 
 
 class Search:
-    """Goes through the schedules of a small graph, those that look best first, and leaves out what cannot be better.
+    """Enumerates the schedules of a small graph, most promising first, and prunes those that cannot be better.
 
-    Every schedule is met with its nodes in the order in which they begin, so each comes once.
+    Each schedule is visited with its nodes in order of start time, so it occurs only once.
     """
 
     def __init__(self, problem: Problem, homes: Homes) -> None:
@@ -99,7 +99,7 @@ class Search:
         self._special = used
 
     def run(self, plan: Plan, effort: int) -> Plan:
-        """Look for a better plan in so many steps."""
+        """Search for a better plan within a number of steps."""
         problem, homes = self._problem, self._homes
         place = settled(homes, [NOWHERE] * len(problem.nodes))
         begin = _State(Rehearsal(problem, homes, place), place, (), [len(before) for before in problem.before],
@@ -145,7 +145,7 @@ class Search:
                 yield _State(rehearsal, place, (*state.order, node), left, bound, begin, least)
 
     def _devices(self, state: _State, node: int) -> list[int]:
-        """List the devices on which a node may run, of those that are alike and unused only the first."""
+        """List the devices on which a node may run; of identical unused devices, only the first."""
         if state.place[node] != NOWHERE:
             return [state.place[node]]
         used = self._special | set(state.rehearsal.home.values()) | set(state.place)

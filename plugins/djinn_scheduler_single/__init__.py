@@ -11,7 +11,7 @@ from djinn.hookspecs import hookimpl
 
 @hookimpl
 def djinn_register_schedulers(register: Callable[[Scheduler], None]) -> None:
-    """Register the plugin's one scheduler."""
+    """Register the plugin's scheduler."""
     from djinn_scheduler_single.scheduler import SingleScheduler
 
     register(SingleScheduler())

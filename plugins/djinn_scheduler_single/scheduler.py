@@ -13,14 +13,14 @@ from djinn.errors import ScheduleError
 
 
 class SingleScheduler:
-    """Runs everything on the first device in program order, but for what cannot run there."""
+    """Runs everything on the first device in program order, except for nodes that cannot run there."""
 
     name = "single"
 
     def schedule(self, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
         """Schedule ``graph`` on ``devices[0]``.
 
-        What other devices hold and the graph writes, or makes views of, stays there, and so do the nodes that do.
+        Values on other devices that the graph writes, or makes views of, stay there, and so do the nodes that do this.
 
         Raises:
             ScheduleError: There is no device, or a node concerns storages that several devices hold.

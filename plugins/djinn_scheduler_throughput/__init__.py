@@ -1,4 +1,4 @@
-"""The schedule that lets most graphs through."""
+"""The schedule with the highest throughput of graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn.hookspecs import hookimpl
 
 @hookimpl
 def djinn_register_schedulers(register: Callable[[Scheduler], None]) -> None:
-    """Register the plugin's one scheduler."""
+    """Register the plugin's scheduler."""
     from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 
     register(ThroughputScheduler())

@@ -1,4 +1,4 @@
-"""Packing: pieces of work into devices, so that the busiest of them is as little busy as possible."""
+"""Packing: distributes pieces of work over devices so that the load of the busiest one is minimal."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from djinn_lib_schedule.problem import NOWHERE, Problem
 
 @attrs.frozen
 class Piece:
-    """Groups of nodes that share weights, and thus stay together."""
+    """Groups of nodes that share weights, and therefore stay together."""
 
     groups: tuple[int, ...]
     nodes: tuple[int, ...]
     pinned: int
-    """Device that holds what the piece works on, or `NOWHERE`."""
+    """The device that holds the piece's values, or `NOWHERE`."""
 
 
 def pieces_of(problem: Problem, homes: Homes, room: Room) -> list[Piece]:
-    """Find the pieces: what reads the same weights or caches is one, if one device has room for it.
+    """Find the pieces: nodes that read the same weights or caches form one, if one device has enough memory for it.
 
-    Pieces come in the order of their first nodes.
+    Pieces are in the order of their first nodes.
     """
     members = homes.members()
     leader = {group: group for group in members}
@@ -61,16 +61,16 @@ def pieces_of(problem: Problem, homes: Homes, room: Room) -> list[Piece]:
 
 @attrs.frozen
 class Packing:
-    """Where nodes run, and how busy that makes what is busiest."""
+    """A placement of nodes, and the load of the busiest part."""
 
     place: Sequence[int]
     busiest_s: float
-    """Of the busiest device or link, for each run of the graph."""
+    """Time per run of the graph on the busiest device or link."""
     moved_bytes: int
 
 
 def packed(problem: Problem, place: Sequence[int]) -> Packing:
-    """Find out how busy devices and links are."""
+    """Compute the load of devices and links."""
     devices = [0.0] * len(problem.devices)
     links: dict[int, float] = {}
     moved: set[tuple[int, int]] = set()
@@ -92,12 +92,12 @@ def packed(problem: Problem, place: Sequence[int]) -> Packing:
 
 
 class Packer:
-    """Fills devices with pieces.
+    """Distributes pieces over devices.
 
     Args:
         problem: The graph and its devices.
-        homes: What must be together.
-        is_strict: Whether to leave room for all that nodes make, as if nothing were ever let go.
+        homes: Groups of nodes that must be together.
+        is_strict: Whether to reserve memory for all values that nodes make, as if none were ever freed.
     """
 
     def __init__(self, problem: Problem, homes: Homes, *, is_strict: bool) -> None:
@@ -112,7 +112,7 @@ class Packer:
         return Room(self._problem, self._homes, is_strict=self._is_strict)
 
     def ways(self) -> Iterator[Packing]:
-        """Pack in several ways."""
+        """Yield packings by several methods."""
         width = len(self._problem.devices)
         for count in range(1, min(width, 8) + 1):
             yield self._in_a_row(count)
@@ -121,7 +121,7 @@ class Packer:
         yield self._largest_first()
 
     def _in_a_row(self, count: int) -> Packing:
-        """Cut program order into as many parts as there are devices, each as long as the device is fast."""
+        """Cut program order into one part per device, with lengths proportional to the devices' speeds."""
         problem = self._problem
         place, room, load = self._begun()
         speeds = [1.0 / max(sum(problem.seconds(node, device) for node in range(0, len(place), 1 + len(place) // 64)),
@@ -138,7 +138,7 @@ class Packer:
         return packed(problem, place)
 
     def _largest_first(self) -> Packing:
-        """Give the longest piece that is left to the device that is done with it first.
+        """Assign the longest remaining piece to the device that completes it first.
 
         Source:
             Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969: longest processing
@@ -156,7 +156,7 @@ class Packer:
         return packed(problem, place)
 
     def _begun(self) -> tuple[list[int], Room, list[float]]:
-        """Begin with what is pinned."""
+        """Start with the pinned pieces."""
         place, room, load = [0] * len(self._problem.nodes), self._room(), [0.0] * len(self._problem.devices)
         for piece in self.pieces:
             if piece.pinned != NOWHERE:
@@ -174,7 +174,7 @@ class Packer:
             load[device] += self._problem.seconds(node, device)
 
     def improved(self, packing: Packing, effort: int) -> Packing:
-        """Move pieces one by one, as long as what is busiest becomes less busy."""
+        """Move pieces one by one while that reduces the load of the busiest part."""
         loose = [piece for piece in self.pieces if piece.pinned == NOWHERE]
         moves = [(piece, device) for piece in loose for device in range(len(self._problem.devices))]
         at = failed = 0
@@ -203,7 +203,7 @@ class Packer:
 
 
 def better(one: Packing, other: Packing) -> bool:
-    """Say whether a packing is better: less busy, or as busy and moves less."""
+    """Whether a packing is better: a lower maximum load, or the same with fewer transfers."""
     if abs(one.busiest_s - other.busiest_s) > 1e-9 * other.busiest_s:
         return one.busiest_s < other.busiest_s
     return one.moved_bytes < other.moved_bytes

@@ -17,11 +17,11 @@ _IMPROVING = 6_000
 
 
 class ThroughputScheduler:
-    """Runs graphs so that as many as possible are done in a time, if they come one after the other.
+    """Schedules graphs for the highest throughput, if they run one after another.
 
-    Then only what is busiest counts, a device or a link. Pieces of work are packed into devices, in program order and
-    by size, and the packing is taken whose busiest part is least busy; of those that are equal, the one that moves
-    least. What reads the same weights stays together, and nodes that read weights which a device holds go there.
+    Then only the busiest device or link counts. Pieces of work are packed into devices, in program order and by size,
+    and the packing with the lowest maximum load is used; of equal packings, the one with the fewest transfers. Nodes
+    that read the same weights stay together, and nodes that read weights of a device run there.
     """
 
     name = "throughput"
@@ -42,5 +42,5 @@ class ThroughputScheduler:
                 best = packing
         assert best is not None, "there is at least one way"
         best = packer.improved(best, _IMPROVING)
-        # In program order, what is made is used soon: nothing is kept longer than it was in the user's program.
+        # In program order, values are used soon after they are made, and live no longer than in the user's program.
         return complete(problem, best.place, range(len(best.place)), scheduler=self.name, homes=homes)

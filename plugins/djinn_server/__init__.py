@@ -1,6 +1,6 @@
-"""Lets sessions in other processes and on other machines use an executor.
+"""Serves an executor to sessions in other processes and on other machines.
 
-``djinn serve``, and what an operator says to servers: ``djinn token``, ``djinn sessions``, ``djinn kick``.
+Provides ``djinn serve`` and the operator's commands ``djinn token``, ``djinn sessions`` and ``djinn kick``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ("djinn_examine_system", "djinn_register_commands")
 
 @hookimpl
 def djinn_register_commands(app: typer.Typer) -> None:
-    """Add ``djinn serve`` and what is said to servers: ``djinn token``, ``djinn sessions``, ``djinn kick``."""
+    """Add ``djinn serve`` and the operator's commands ``djinn token``, ``djinn sessions`` and ``djinn kick``."""
     import typer
 
     from djinn_server.command import serve
@@ -40,7 +40,7 @@ def djinn_register_commands(app: typer.Typer) -> None:
 
 @hookimpl
 def djinn_examine_system(report: Callable[[str, str, str], None]) -> None:
-    """Say what of the sandbox of workers this system has."""
+    """Report which parts of the workers' sandbox this system supports."""
     from djinn_server.sandbox.fence import examine
 
     for part in examine():

@@ -1,6 +1,6 @@
-"""The board: memory that a worker shares with the gateway, where it writes whose program it runs, and since when.
+"""The board: shared memory in which a worker records whose program it runs, and since when.
 
-The gateway can read it when the worker has no time to say anything: while a kernel runs, and after a crash.
+The gateway can read it when the worker cannot answer: while a kernel runs, and after a crash.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _SESSION_BYTES, _DIGEST_BYTES = 16, 32
 _MARK_BYTES = _SESSION_BYTES + 2 * _DIGEST_BYTES
 _SIZE = _BEGAN.size + _MARK_BYTES
 Mark = bytes
-"""Of a session: its name, and digests of the key to take it up again and of its owner."""
+"""A session's name, and the digests of its resume key and of its owner."""
 NOBODY: Mark = bytes(_MARK_BYTES)
 
 
 @attrs.frozen
 class Running:
-    """A program that runs.
+    """A running program.
 
     Attributes:
-        began_ns: When it began, by the monotonic clock; it tells the program from all others of the worker.
+        began_ns: When it began, by the monotonic clock; unique among the worker's programs.
         session: Name of its session.
-        key_digest: Of the key to take the session up again.
-        owner_digest: Of the session's owner; empty if it has none.
+        key_digest: Digest of the key that resumes the session.
+        owner_digest: Digest of the session's owner; empty if it has none.
     """
 
     began_ns: int
@@ -45,7 +45,7 @@ class Running:
 
     @property
     def age_s(self) -> float:
-        """For how long it has run."""
+        """How long it has been running."""
         return (time.monotonic_ns() - self.began_ns) / 1e9
 
 
@@ -54,14 +54,14 @@ def mark_of(session: str, key_digest: bytes, owner: str) -> Mark:
 
     Args:
         session: Its name, 32 hexadecimal digits.
-        key_digest: Of the key to take it up again.
-        owner: What its client says whose it is; empty for nobody's.
+        key_digest: Digest of the key that resumes it.
+        owner: The owner that its client has named; empty for none.
     """
     return bytes.fromhex(session) + key_digest + digest_of(owner)
 
 
 def digest_of(owner: str) -> bytes:
-    """Digest what a client says whose it is; zeros for nobody."""
+    """Return the digest of a client-chosen owner; zeros if there is none."""
     return hashlib.sha256(owner.encode("utf-8", "surrogateescape")).digest() if owner else bytes(_DIGEST_BYTES)
 
 
@@ -69,10 +69,10 @@ class Board:
     """One worker's board.
 
     Args:
-        descriptor: Of the memory; may be closed afterwards.
+        descriptor: Descriptor of the memory; may be closed afterwards.
 
     Concurrency:
-        One thread at a time writes; any process reads. A read during a write may be mixed.
+        One thread at a time writes; any process reads. A read during a write may be torn.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -81,10 +81,10 @@ class Board:
 
     @classmethod
     def create(cls) -> tuple[Self, int]:
-        """Make a board, and a descriptor of its memory for the process that writes, which is the caller's.
+        """Create a board, and a descriptor of its memory for the writing process. The caller owns the descriptor.
 
         Raises:
-            OSError: There is no memory for it.
+            OSError: The memory cannot be allocated.
         """
         can_seal = hasattr(os, "memfd_create")
         if can_seal:
@@ -95,7 +95,7 @@ class Board:
         try:
             os.truncate(descriptor, _SIZE)
             if can_seal:
-                # A worker that made it smaller would end the gateway, which reads it, by SIGBUS.
+                # If a worker shrank the memory, reading it would kill the gateway with SIGBUS.
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(descriptor), descriptor
         except OSError:
@@ -103,17 +103,17 @@ class Board:
             raise
 
     def begin(self, mark: Mark) -> None:
-        """A program of the session with this mark begins."""
+        """Record that a program of the session with this mark has started."""
         if mark is not self._mark:
             self._memory[_BEGAN.size:] = self._mark = mark
         _BEGAN.pack_into(self._memory, 0, time.monotonic_ns())
 
     def end(self) -> None:
-        """It has ended."""
+        """Record that the program has ended."""
         _BEGAN.pack_into(self._memory, 0, 0)
 
     def read(self) -> Running | None:
-        """Return the program that runs, or ran when the worker died; ``None`` if none does."""
+        """Return the program that is running, or was when the worker died; ``None`` if there is none."""
         data = self._memory[:]
         (began_ns,) = _BEGAN.unpack_from(data)
         if not began_ns:

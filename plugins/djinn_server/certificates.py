@@ -1,4 +1,4 @@
-"""Certificates of workers: each has a key of its own, so that none has the server's."""
+"""Certificates of workers: each worker has its own key, so that none needs the server's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn.kinds.transport import PINNED_NAME
 __all__ = ("Pair", "make_pair", "placed", "why_none")
 
 VALID = datetime.timedelta(days=3650)
-"""A worker lives for a shorter time; its certificate goes with it."""
+"""Longer than the lifetime of any worker; the certificate is discarded with its worker."""
 SKEW = datetime.timedelta(days=30)
 """How far a client's clock may be behind."""
 
@@ -29,16 +29,16 @@ class Pair:
 
 
 def why_none() -> str:
-    """Say why there can be no certificates of workers here; empty if there can be."""
+    """Return the reason why worker certificates cannot be made here; empty if they can."""
     try:
-        import cryptography  # noqa: F401  # whether it is here is the question
+        import cryptography  # noqa: F401  # imported to check that it is installed
     except ImportError:
         return 'the package cryptography is not installed (pip install "djinn-torch[tls]")'
     return ""
 
 
 def make_pair() -> Pair:
-    """Make a key, and a certificate that it has signed itself."""
+    """Create a key and a self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -59,9 +59,9 @@ def make_pair() -> Pair:
 
 @contextlib.contextmanager
 def placed(pem: str) -> Iterator[str]:
-    """Put a certificate and its key where a file of them is wanted, which lasts for as long as the context does.
+    """Provide a certificate and its key as a file, for APIs that need a path; the file exists within the context.
 
-    On Linux no disk sees it.
+    On Linux it is never written to disk.
     """
     if not hasattr(os, "memfd_create"):
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:

@@ -44,15 +44,15 @@ from djinn_server.turns import Settings
 __all__ = ("serve",)
 
 _SECRETS = frozenset({"DJINN_TOKEN", "DJINN_OWNER"})
-"""Variables that are the gateway's business alone."""
+"""Environment variables that only the gateway may read."""
 LOOPBACK = "127.0.0.1"
 USAGE_ERROR = 2
-"""Exit status of a command line that cannot be carried out."""
+"""Exit status of an invalid command line."""
 _log = logging.getLogger("djinn.server")
 
 
 class LogChoice(enum.Enum):
-    """What ``--log-format`` may say."""
+    """The choices of ``--log-format``."""
 
     text = "text"
     json = "json"
@@ -210,7 +210,7 @@ def serve(
 
 @attrs.frozen
 class Offer:
-    """What the command line says, in the units of the program."""
+    """The options of the command line, converted to the units of the program."""
 
     host: str
     port: int
@@ -246,23 +246,23 @@ class Offer:
 
     @property
     def turns(self) -> list[Settings]:
-        """How tenants take turns on each of them."""
+        """The scheduling settings of each device."""
         places = default_places(self.devices, self.threads)
         return [Settings(self.device_turns or each) for each in places]
 
     @property
     def address(self) -> str:
-        """Where to listen."""
+        """The address to listen on."""
         return f"unix://{Path(self.unix).absolute()}" if self.unix else self.on_port(self.port)
 
     def on_port(self, port: int) -> str:
-        """Name another port of the same host."""
+        """Return the address of another port on the same host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'tls' if self.tls_cert else 'tcp'}://{host}:{port}"
 
 
 def _offer(given: Mapping[str, Any]) -> Offer:
-    """Make what the parameters of `serve` say."""
+    """Build an offer from the parameters of `serve`."""
     return Offer(
         host=given["host"], port=given["port"], unix=given["unix"], device=given["device"], token=given["token"],
         tokens=given["tokens"], tls_cert=_full(given["tls_cert"]), tls_key=_full(given["tls_key"]),
@@ -282,7 +282,7 @@ def _offer(given: Mapping[str, Any]) -> Offer:
 
 
 class ListenError(TransportError):
-    """The address cannot be had."""
+    """The address cannot be listened on."""
 
     code = TransportError.code
 
@@ -310,7 +310,7 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     transport = plugins.transport_for(scheme)
     hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
     try:
-        # Before anything that takes time: an address that is taken is the mistake that is made most often.
+        # First, before anything that takes time: an address in use is the most common mistake.
         listener = transport.listen(offer.address, ListenOptions(
             tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
     except TransportError as error:
@@ -329,9 +329,9 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
                      memory_warning=now.memory_warning, memory_critical=now.memory_critical,
                      public_digests=public_digests, takes_turns=bool(now.tokens), lease_s=now.lease_s)
 
-    # Secrets are this process's business alone.
+    # Only this process may see the secrets.
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-    # What this process knows, its forks know.
+    # Forks inherit what this process has in memory.
     knows_secrets = bool(offer.tokens or offer.tls_cert or config.token or not _SECRETS.isdisjoint(os.environ))
     nursery = begin_nursery(environment) if knows_secrets else fork_nursery(partial(prepare, plugins))
     exchange = Exchange(PeerRules.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
@@ -351,7 +351,7 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
 
 
 def _control(path: str) -> Path | None:
-    """Return where the operator reaches this server. Without a place for that it serves all the same."""
+    """Return the path of the operator's socket, or ``None`` if there is no place for it; the server runs without it."""
     if path:
         return Path(path).absolute()
     try:
@@ -366,7 +366,7 @@ def _control(path: str) -> Path | None:
 
 
 def _check(offer: Offer, has_token: bool) -> bool:
-    """Refuse what contradicts itself, and what would let anybody in; whether only this machine can come here."""
+    """Reject contradictory or unsafe options, and return whether only this machine can connect."""
     if not hasattr(socket, "send_fds"):
         raise ConfigurationError("djinn serve needs Linux or another Unix: it gives connections to other processes.",
                                  hint="Clients run anywhere.")
@@ -403,7 +403,7 @@ def _check(offer: Offer, has_token: bool) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a host, in all its meanings, is this machine alone."""
+    """Whether every address of a host is a loopback address."""
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, 0)}
     except (OSError, ValueError) as error:
@@ -413,9 +413,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _run(server: Gateway, operation: Operation) -> NoReturn:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     status = operation.run()
     server.stop()
-    # Nothing is left to be put in order, and to take PyTorch down takes seconds.
+    # Nothing is left to clean up, and tearing PyTorch down takes seconds.
     logging.shutdown()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""The file that ``djinn serve --config`` names: options by their names, as TOML."""
+"""The TOML file of ``djinn serve --config``, which sets options by name."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ RELOADED = frozenset({
     "drain_s", "max_handles", "max_host_mib", "max_inflight_mib", "max_nodes", "max_queued", "max_run_s",
     "max_sessions", "max_wait_s", "memory_mib", "tls_cert", "tls_client_ca", "tls_key", "token",
 })
-"""What SIGHUP reads again, by names of parameters. All else takes a restart."""
+"""Parameters that SIGHUP reads again. Changing others needs a restart."""
 _ONLY_ON_THE_COMMAND_LINE = frozenset({"config", "with_parent"})
 _FIXED = frozenset({"COMMANDLINE", "ENVIRONMENT"})
-"""Where values come from that win over the file."""
+"""Sources of values that override the file."""
 
 
 def use_config(context: typer.Context, path: str, command: Callable[..., None]) -> str:
-    """Have options that neither the command line nor the environment gives come from a file: for typer's callback.
+    """Typer callback: take options from a file unless the command line or the environment sets them.
 
     Raises:
         BadParameter: The file cannot be used.
@@ -47,14 +47,14 @@ def read_config(path: Path, command: Callable[..., None]) -> dict[str, Any]:
     """Read the file.
 
     Args:
-        path: Where it is.
-        command: A command of typer's, whose options are allowed.
+        path: Its path.
+        command: The typer command whose options are allowed.
 
     Returns:
-        Values by names of parameters, each as its option would give it.
+        Values by parameter name, as the options would give them.
 
     Raises:
-        ConfigurationError: It cannot be read, is no TOML, or has something in it that is no option, or no value of one.
+        ConfigurationError: The file cannot be read, is no TOML, or has an unknown option or an invalid value.
     """
     try:
         with path.open("rb") as file:
@@ -85,13 +85,13 @@ def reread(
     """Read the file again.
 
     Args:
-        path: Where it is; empty if there is none.
-        context: Of the command as it was begun.
+        path: Its path; empty if there is none.
+        context: The context that the command was started with.
         command: The command.
-        values: Those of its parameters, by name.
+        values: The values of its parameters, by name.
 
     Returns:
-        The values from now on, and names of options that would be others but take a restart.
+        The new values, and the names of changed options that need a restart.
 
     Raises:
         ConfigurationError: As `read_config`.
@@ -113,7 +113,7 @@ def reread(
 
 @attrs.frozen
 class _Option:
-    """What an option of a command can be."""
+    """The name, type, default and range of a command's option."""
 
     parameter: str
     kind: Any
@@ -123,14 +123,14 @@ class _Option:
 
     @property
     def name(self) -> str:
-        """What it is called on the command line."""
+        """Its name on the command line."""
         return self.parameter.replace("_", "-")
 
     def check(self, value: Any) -> None:
-        """Make sure that it can have a value.
+        """Check a value of the option.
 
         Raises:
-            ValidationError, ValueError: It cannot.
+            ValidationError, ValueError: The value is invalid.
         """
         msgspec.convert(value, self.kind)
         if isinstance(value, float) and not math.isfinite(value):

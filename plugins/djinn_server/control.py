@@ -1,4 +1,4 @@
-"""What the gateway and a worker tell each other, over the worker's standard input: typed messages, and connections."""
+"""Messages between the gateway and a worker, sent over the worker's standard input together with connections."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ __all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "Drain", "Drain
            "SessionState", "Setup", "Spawn", "Spawned", "Stop", "ignore_signals")
 
 SEND_TIMEOUT_S = 5
-"""How long a worker may take to listen; it does nothing else in the thread that does."""
+"""How long a worker may take to read a message; the thread that reads messages does nothing else."""
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 2**20
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """To a worker: what it is for.
+    """To a worker: its configuration.
 
     Attributes:
-        tenant: Whose sessions it serves; empty where everybody is one.
-        device: What it computes on.
-        transport: Scheme of the connections that it is handed.
-        keep_bytes: Room for uploads that are kept.
-        looks_ahead: Whether to run ahead of what sessions ask for.
-        limits: What the tenant may use.
-        threads: Threads of operations on the CPU; 0 for PyTorch's own idea.
-        address: Where to listen for clients that were sent here; empty for nowhere.
-        ticket_key: What tickets are made with.
+        tenant: The tenant whose sessions it serves; empty if all clients are one tenant.
+        device: The device that it runs on.
+        transport: Scheme of the connections that the gateway hands to it.
+        keep_bytes: Space for the upload cache.
+        looks_ahead: Whether to run predicted requests of sessions in advance.
+        limits: The tenant's limits.
+        threads: Threads of operations on the CPU; 0 for PyTorch's default.
+        address: Where to listen for redirected clients; empty for nowhere.
+        ticket_key: Key that tickets are made with.
         tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
-        tls_pair: A certificate and a key of its own, as PEM, instead of the first two.
-        mailbox_prefix: How the keys of its mailboxes begin, which no other worker's do.
-        program_bytes: What one program may hold at a time beside its inputs; ``None`` for the device's memory.
-        namespaces: Namespaces of operators, beside PyTorch's own, that may be called.
-        memory_warning, memory_critical: Parts of the memory at which tiers of pressure begin.
-        public_digests: Contents that every owner may use.
+        tls_pair: The worker's own certificate and key, as PEM, in place of ``tls_cert`` and ``tls_key``.
+        mailbox_prefix: Prefix of the keys of its mailboxes, unique to this worker.
+        program_bytes: Memory that one program may use besides its inputs; ``None`` for the device's memory.
+        namespaces: Namespaces of operators, besides PyTorch's, that may be called.
+        memory_warning, memory_critical: Fractions of the memory at which pressure tiers begin.
+        public_digests: Digests of contents that every owner may use.
         log_format: See `djinn_server.log_lines.write_to`.
         takes_turns: Whether other workers use the device too.
-        lease_s: How long a session stays whose connection broke; 0: not at all.
-        sandbox: What is to become of the rights that serving does not need; see `djinn_server.sandbox`.
+        lease_s: How long a session is kept after its connection breaks; 0 ends it at once.
+        sandbox: Whether to give up the rights that serving does not need; see `djinn_server.sandbox`.
     """
 
     tenant: str
@@ -81,10 +81,10 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """From a worker: it serves.
+    """From a worker: it is ready to serve.
 
     Attributes:
-        device: What it computes on.
+        device: The device that it runs on.
         address: Where it listens, if it does.
     """
 
@@ -93,7 +93,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """From a worker: it cannot begin."""
+    """From a worker: it could not start."""
 
     code: str
     summary: str
@@ -101,12 +101,12 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
-    """To a worker: a connection, whose descriptor comes along.
+    """To a worker: a connection, with its descriptor.
 
     Attributes:
-        peer: Who is at its other end.
-        received: What was read from it already, as `djinn.kinds.transport.MovableChannel.detach` gave it.
-        token: By which token its client was let in; see `djinn_server.tokens.Secret.identity`.
+        peer: The address at the other end.
+        received: The bytes already read from it, as returned by `djinn.kinds.transport.MovableChannel.detach`.
+        token: The token that admitted its client; see `djinn_server.tokens.Secret.identity`.
     """
 
     peer: str
@@ -115,12 +115,12 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """To a worker: end all sessions, then yourself.
+    """To a worker: end all sessions, then exit.
 
     Attributes:
-        timeout_s: How long programs that run may go on.
-        code, summary, hint: Of the error that says why to clients; without a code they hear that the server has ended
-            the session.
+        timeout_s: How long running programs may continue.
+        code, summary, hint: The error that clients receive as the reason; without a code, clients are informed that the
+            server has ended the session.
     """
 
     timeout_s: float
@@ -130,32 +130,33 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """To a worker: begin no more sessions, and answer with `Drained` when the last one has ended."""
+    """To a worker: refuse new sessions, and answer with `Drained` when the last session has ended."""
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):
-    """From a worker that drains: it has no session any more."""
+    """From a draining worker: its last session has ended."""
 
 
 class Renew(msgspec.Struct, frozen=True, tag="renew"):
-    """To a worker that listens: use another certificate for connections from now on.
+    """To a worker that listens: use another certificate for new connections.
 
-    A descriptor comes along. It is of a file with the certificate, its chain and its key, because a worker need not be
+    Comes with the descriptor of a file that holds the certificate, its chain and its key, because a worker may not be
     able to open the files that the gateway has read.
 
     Attributes:
-        tls_client_ca: Certificates of the authorities that have to vouch for clients, as PEM; empty to ask for none.
+        tls_client_ca: Certificates of the authorities that clients' certificates must be signed by, as PEM; empty if
+            clients need no certificate.
     """
 
     tls_client_ca: str
 
 
 class EndSessions(msgspec.Struct, frozen=True, tag="end_sessions"):
-    """To a worker: end the sessions that were let in by a token.
+    """To a worker: end the sessions that were admitted with a token.
 
     Attributes:
-        token: Its identity; see `djinn_server.tokens.Secret.identity`.
-        code, summary, hint: Of the error that says why to clients.
+        token: The token's identity; see `djinn_server.tokens.Secret.identity`.
+        code, summary, hint: The error that clients receive as the reason.
     """
 
     token: bytes
@@ -165,24 +166,24 @@ class EndSessions(msgspec.Struct, frozen=True, tag="end_sessions"):
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
-    """To a worker: say what your sessions do."""
+    """To a worker: report the state of all sessions."""
 
     number: int
 
 
 class SessionState(msgspec.Struct, frozen=True, array_like=True):
-    """What a session does.
+    """The state of a session.
 
     Attributes:
         session: Its name.
-        key_digest: Of the key to take it up again.
-        peer: Who is at the other end.
-        age_s: Since when it is there.
-        idle_s: Since when nothing has come from its client; 0 while it has anything to do.
-        queued: Programs of the last message that are not through.
-        running_s: For how long its program has run; 0 if none runs.
-        held_bytes: What it holds.
-        handles: Values that it holds.
+        key_digest: Digest of the key that resumes it.
+        peer: The client's address.
+        age_s: Time since it began.
+        idle_s: Time since the last message from its client; 0 while it is busy.
+        queued: Programs of the last message that have not finished.
+        running_s: How long its program has been running; 0 if none is.
+        held_bytes: Bytes that it holds.
+        handles: Number of values that it holds.
     """
 
     session: str
@@ -204,11 +205,11 @@ class Seen(msgspec.Struct, frozen=True, tag="seen"):
 
 
 class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
-    """To a worker: end a session, and let its client hear why.
+    """To a worker: end a session, and give its client the reason.
 
     Attributes:
-        session: Its name; empty for all.
-        code, summary, hint: Of the error.
+        session: Its name; empty for all sessions.
+        code, summary, hint: The error that the client receives.
     """
 
     session: str
@@ -218,7 +219,7 @@ class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """From a worker: it wants a turn on the device."""
+    """From a worker: a request for a turn on the device."""
 
 
 class Grant(msgspec.Struct, frozen=True, tag="grant"):
@@ -228,11 +229,11 @@ class Grant(msgspec.Struct, frozen=True, tag="grant"):
 
 
 class Recall(msgspec.Struct, frozen=True, tag="recall"):
-    """To a worker: others want the device.
+    """To a worker: other workers are waiting for the device.
 
     Attributes:
-        turn: Its turn, which it is to give back as soon as nothing is to be run.
-        left_s: After so much time, it is not to begin anything before either.
+        turn: Its turn, to be given back as soon as the worker has nothing to run.
+        left_s: Time after which it may not start another program.
     """
 
     turn: int
@@ -240,11 +241,11 @@ class Recall(msgspec.Struct, frozen=True, tag="recall"):
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
-    """From a worker: it has nothing on the device any more.
+    """From a worker: it has finished using the device.
 
     Attributes:
         turn: Its turn.
-        wants_more: Whether it wants another one.
+        wants_more: Whether it requests another turn.
     """
 
     turn: int
@@ -252,12 +253,12 @@ class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
 
 
 class Dial(msgspec.Struct, frozen=True, tag="dial"):
-    """From a worker: it wants a connection to another server.
+    """From a worker: a request for a connection to another server.
 
     Attributes:
-        number: Tells the answer from others.
-        address: Where to.
-        courier: What to greet it with.
+        number: Identifies the request in its answer.
+        address: The server's address.
+        courier: The greeting to send.
     """
 
     number: int
@@ -266,12 +267,12 @@ class Dial(msgspec.Struct, frozen=True, tag="dial"):
 
 
 class Dialed(msgspec.Struct, frozen=True, tag="dialed"):
-    """To a worker: the connection, whose descriptor comes along, or why there is none.
+    """To a worker: the connection, with its descriptor, or the error that prevented it.
 
     Attributes:
-        number: Of the `Dial`.
-        code, summary, hint: Of the error.
-        received: What was read from the connection already.
+        number: Number of the `Dial`.
+        code, summary, hint: The error.
+        received: The bytes already read from the connection.
     """
 
     number: int
@@ -282,10 +283,10 @@ class Dialed(msgspec.Struct, frozen=True, tag="dialed"):
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
-    """To a nursery: fork a worker, whose standard input comes along.
+    """To a nursery: fork a worker, whose standard input comes with this message.
 
     Attributes:
-        number: Of this request.
+        number: Number of this request.
         environment: Environment variables of the worker.
     """
 
@@ -294,11 +295,11 @@ class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
-    """From a nursery: a worker was forked. A descriptor that stands for its process (pidfd) comes along.
+    """From a nursery: a worker was forked. Comes with a descriptor of its process (pidfd).
 
     Attributes:
-        number: Of the request.
-        pid: Its process.
+        number: Number of the request.
+        pid: Its process ID.
     """
 
     number: int
@@ -309,8 +310,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """From a nursery: a worker has ended.
 
     Attributes:
-        number: Of the request that it was forked for.
-        status: As `subprocess.Popen.returncode`.
+        number: Number of the request that forked it.
+        status: Its exit status, as in `subprocess.Popen.returncode`.
     """
 
     number: int
@@ -323,10 +324,10 @@ ControlMessage: TypeAlias = (
 
 
 def ignore_signals() -> None:
-    """Leave signals to the gateway.
+    """Ignore the signals that the gateway handles.
 
-    Ctrl-C, a terminal that is closed and service managers send them to all processes of a group. It is the gateway that
-    decides what becomes of sessions then; they end when it says so, or is gone.
+    Ctrl-C, a closed terminal and service managers signal all processes of a group. The gateway decides what happens to
+    sessions; the workers end when it orders them to, or when it is gone.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -337,7 +338,7 @@ class Control:
 
     Args:
         sock: One of a pair of stream sockets.
-        takes_descriptors: Whether descriptors may come; those that come all the same are closed.
+        takes_descriptors: Whether descriptors are expected; unexpected ones are closed.
 
     Concurrency:
         Any thread sends; one receives.
@@ -351,10 +352,10 @@ class Control:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0))
 
     def send(self, message: ControlMessage, descriptor: int | None = None) -> None:
-        """Send a message, and a descriptor with it, which stays the caller's.
+        """Send a message, optionally with a descriptor. The descriptor still belongs to the caller.
 
         Raises:
-            OSError: Nobody receives.
+            OSError: The other end is gone.
         """
         header = msgspec.msgpack.encode(message)
         data = _LENGTH.pack(len(header)) + header
@@ -363,7 +364,7 @@ class Control:
             self._socket.sendall(data[sent:])
 
     def receive(self) -> tuple[ControlMessage, int | None] | None:
-        """Wait for a message, and the descriptor that comes with it; ``None`` once the other end is gone, or mad."""
+        """Wait for a message and its descriptor; ``None`` if the other end is gone or sent something invalid."""
         try:
             head, descriptor = self._read_head()
             if len(head) < _LENGTH.size:
@@ -375,11 +376,11 @@ class Control:
             return None
 
     def close(self) -> None:
-        """Close this end and wake whoever waits at it. Never raises."""
+        """Close this end and wake threads that wait on it. Never raises."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # The other end is gone already, which is what is wanted.
+            # The other end is already gone, so there is nothing to shut down.
             pass
         finally:
             self._socket.close()

@@ -1,4 +1,4 @@
-"""What a worker counts, and tells the gateway now and then."""
+"""The statistics that a worker counts and reports to the gateway at intervals."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ("BUCKETS_S", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind",
            "ProtocolFault", "Reason", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
 
 BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper bounds of what durations of requests are counted by; what takes longer is counted beyond the last."""
+"""Upper bounds of the histogram buckets of durations; longer durations are counted in one more bucket."""
 REPORT_S = 0.25
-"""How often a worker tells; less often, and what happens in a second would not show well in two."""
+"""How often a worker reports. With longer intervals, statistics per second would be inaccurate."""
 STOP_TIMEOUT_S = 1.0
 Outcome: TypeAlias = Literal["ok", "failed", "refused", "lost", "error"]
 Reason: TypeAlias = Literal["token", "waiting_room", "worker", "ticket", "offender"] | Limited
@@ -40,25 +40,25 @@ _NO_DURATIONS = (0,) * (len(BUCKETS_S) + 1)
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """What only ever grows.
+    """Counters, which only increase.
 
     Attributes:
-        requests: By how they ended: ``ok``; ``failed``, values could not be computed; ``refused``, beyond a limit;
-            ``lost``, nobody was there for the answer; ``error``, inside the server.
-        durations: How many took so long, by `BUCKETS_S`.
-        duration_ns: All of their durations together.
-        rejections: What was not let in or not granted, by why.
-        faults: Connections that ended because they said nothing sensible, by what it was.
+        requests: By outcome: ``ok``; ``failed``, values could not be computed; ``refused``, beyond a limit; ``lost``,
+            the client was gone before the answer; ``error``, inside the server.
+        durations: Number of requests by duration, in `BUCKETS_S`.
+        duration_ns: Sum of their durations.
+        rejections: Refused connections and requests, by reason.
+        faults: Connections that ended because of invalid data, by kind.
         received_bytes, sent_bytes: Bytes of connections.
-        cache_hits, cache_misses: Uploads that did not have to travel, and such that did, where uploads are kept.
-        waits: How many programs waited so long for their turn, by `BUCKETS_S`.
-        wait_ns: All of these together.
-        device_ns: How long programs ran.
-        evictions: What had to make room, by what it was.
-        restores: How often something came back.
-        moved_bytes: What was copied to the host and back.
-        no_room: How often there was no room.
-        ended: Sessions that were ended for their clients, by what.
+        cache_hits, cache_misses: Uploads that the cache saved, and uploads that were not in the cache, if there is one.
+        waits: Number of programs by the wait for their turn, in `BUCKETS_S`.
+        wait_ns: Sum of these waits.
+        device_ns: Total running time of programs.
+        evictions: Evicted entries, by kind.
+        restores: Number of entries moved back.
+        moved_bytes: Bytes copied to the host and back.
+        no_room: Number of allocations that did not fit.
+        ended: Sessions that the server has ended, by cause.
         dropped: Programs that were not run, because their session had ended or cancelled them.
     """
 
@@ -83,15 +83,15 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """What there is now.
+    """Current amounts.
 
     Attributes:
         sessions: Sessions.
         handles: Values that they hold.
-        held_bytes: Bytes of the storages that these lie in.
-        kept_bytes: Bytes of uploads that are kept.
-        memory: Bytes by what they are for, where there is a limit.
-        pressure_tier: How short memory is.
+        held_bytes: Bytes of the storages of these values.
+        kept_bytes: Bytes of the upload cache.
+        memory: Bytes by role, if there is a limit.
+        pressure_tier: The tier of memory pressure.
     """
 
     sessions: Count = 0
@@ -103,20 +103,20 @@ class Amounts(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
-    """From a worker: what it has counted since it began, and what there is now."""
+    """From a worker: its counters since it started, and its current amounts."""
 
     counts: Counts
     amounts: Amounts
 
 
 def told_of_memory(counts: Counts, amounts: Amounts, keeper: Keeper, waiting_bytes: int) -> Report:
-    """Add what a keeper has counted.
+    """Build a report that includes the keeper's statistics.
 
     Args:
-        counts: What is to be told beside.
-        amounts: The same.
-        keeper: Keeps the limit of memory.
-        waiting_bytes: What waits in mailboxes.
+        counts: The other counters.
+        amounts: The other amounts.
+        keeper: Enforces the memory limit.
+        waiting_bytes: Bytes of values that wait in mailboxes.
     """
     books = keeper.accounts
     memory: dict[Any, int] = {role.value: max(0, size_bytes) for role, size_bytes in books.device.items()}
@@ -130,12 +130,12 @@ def told_of_memory(counts: Counts, amounts: Amounts, keeper: Keeper, waiting_byt
 
 
 def added(all_counts: Iterable[Counts]) -> Counts:
-    """Add counts up."""
+    """Return the sum of counters."""
     return reduce(partial(merged, operator.add), all_counts, Counts())
 
 
 def merged(merge: Callable[[int, int], int], one: Counts, other: Counts) -> Counts:
-    """Make one number of each two that count the same."""
+    """Merge two sets of counters, pair by pair."""
     made: dict[str, Any] = {}
     for name, value in msgspec.structs.asdict(one).items():
         more = getattr(other, name)
@@ -149,7 +149,7 @@ def merged(merge: Callable[[int, int], int], one: Counts, other: Counts) -> Coun
 
 
 def fault_of(error: Exception) -> ProtocolFault | None:
-    """Return what kind of nonsense an error stands for, if for any."""
+    """Return the kind of protocol violation that an error stands for; ``None`` if it is none."""
     if isinstance(error, ProtocolVersionError):
         return "version"
     if isinstance(error, ProtocolError):
@@ -158,7 +158,7 @@ def fault_of(error: Exception) -> ProtocolFault | None:
 
 
 class Meter:
-    """Counts for one connection.
+    """Counters of one connection.
 
     Args:
         channel: The connection.
@@ -179,21 +179,21 @@ class Meter:
         self._duration_ns = 0
 
     def follow(self, channel: object) -> None:
-        """Count the bytes of another channel instead; ``None``: of none."""
+        """Count the bytes of another channel instead; ``None`` stops counting bytes."""
         self._channel = channel if isinstance(channel, CountedChannel) else None
 
     def answered(self, outcome: Outcome, duration_ns: int) -> None:
-        """Count a request that was carried out."""
+        """Count a request that was executed."""
         self._requests[outcome] += 1
         self._durations[bisect_left(BUCKETS_S, duration_ns * 1e-9)] += 1
         self._duration_ns += duration_ns
 
     def refused(self) -> None:
-        """Count a request that was not carried out."""
+        """Count a request that was refused."""
         self._requests["refused"] += 1
 
     def counts(self) -> Counts:
-        """Return what was counted so far."""
+        """Return the counters."""
         channel = self._channel
         return Counts(
             dict(self._requests.copy()), tuple(self._durations), self._duration_ns,
@@ -202,7 +202,7 @@ class Meter:
 
 
 class Meters:
-    """Counts for all connections of a process.
+    """Counters of all connections of a process.
 
     Concurrency:
         Any thread.
@@ -217,20 +217,20 @@ class Meters:
         self._ended: Counter[EndedBy] = Counter()
 
     def open(self, channel: object) -> Meter:
-        """Begin to count for a connection."""
+        """Start the counters of a connection."""
         meter = Meter(channel)
         with self._lock:
             self._open[meter] = None
         return meter
 
     def close(self, meter: Meter) -> None:
-        """Count for a connection no more; what was counted stays."""
+        """Stop the counters of a connection; their values are kept."""
         with self._lock:
             del self._open[meter]
             self._closed = added((self._closed, meter.counts()))
 
     def reject(self, reason: Reason) -> None:
-        """Count something that was not let in or not granted."""
+        """Count a refused connection or request."""
         with self._lock:
             self._rejections[reason] += 1
 
@@ -240,26 +240,26 @@ class Meters:
             self._ended[by] += count
 
     def ended(self, error: Exception) -> None:
-        """Count the end of a connection, if it had said nothing sensible."""
+        """Count the end of a connection, if the error is a protocol violation."""
         fault = fault_of(error)
         if fault is not None:
             with self._lock:
                 self._faults[fault] += 1
 
     def counts(self) -> Counts:
-        """Return what was counted so far."""
+        """Return the counters."""
         with self._lock:
             own = Counts(rejections=dict(self._rejections), faults=dict(self._faults), ended=dict(self._ended))
             return added((self._closed, own, *(meter.counts() for meter in self._open)))
 
 
 class Reporter:
-    """Tells now and then what there is to tell, if anything has changed.
+    """Sends reports at intervals, if anything has changed.
 
     Args:
-        look: Finds out.
-        tell: Tells it; an `OSError` of its ends the telling.
-        interval_s: How often.
+        look: Returns the report.
+        tell: Sends the report; an `OSError` stops the reporter.
+        interval_s: Time between reports.
 
     Concurrency:
         `stop` is called by one thread, once.
@@ -275,11 +275,11 @@ class Reporter:
         self._thread = threading.Thread(target=self._run, name="djinn-report", daemon=True)
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Start sending reports."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell a last time."""
+        """Send a last report."""
         self._stopping.set()
         self._thread.join(STOP_TIMEOUT_S)
 
@@ -289,7 +289,7 @@ class Reporter:
                 self._tell_once()
             self._tell_once()
         except OSError:
-            # The gateway is gone, or does not listen; whoever reads its orders notices and says so.
+            # The gateway is gone or does not read. The thread that reads its orders notices that and logs it.
             return
 
     def _tell_once(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a server may send values, and how it gets there."""
+"""Decides which servers values may be sent to, and opens the connections."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ("Couriers", "PeerRules")
 
 CONNECT_TIMEOUT_S = 10.0
 UNIX = "unix"
-"""What stands for all Unix-domain sockets of this machine among the peers."""
+"""The entry that permits all Unix-domain sockets of this machine."""
 _NO_BRACKETS = str.maketrans("", "", "[]")
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _LOOPBACK: tuple[_Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -29,12 +29,12 @@ _LOOPBACK: tuple[_Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddres
 class PeerRules:
     """The servers that this one may connect to.
 
-    Otherwise whoever has a session here could have it connect to anything that it can reach.
+    Without such rules, any client with a session could make this server connect to any address that it can reach.
 
     Attributes:
-        names: Names of hosts, in small letters.
-        networks: Addresses.
-        unix: Whether Unix-domain sockets of this machine are among them.
+        names: Names of hosts, in lower case.
+        networks: Networks of permitted addresses.
+        unix: Whether Unix-domain sockets of this machine are permitted.
     """
 
     names: frozenset[str] = frozenset()
@@ -43,7 +43,7 @@ class PeerRules:
 
     @classmethod
     def parse(cls, text: str, *, is_private: bool, listens_on_path: bool = False) -> PeerRules:
-        """Read the option ``--peers``.
+        """Parse the option ``--peers``.
 
         Args:
             text: Names, addresses and networks, with commas between.
@@ -51,7 +51,7 @@ class PeerRules:
             listens_on_path: The server listens on a Unix-domain socket, so it may connect to others.
 
         Raises:
-            ConfigurationError: Something in it is neither.
+            ConfigurationError: An entry is neither a host nor a network.
         """
         names: set[str] = set()
         networks: list[_Network] = list(_LOOPBACK) if is_private else []
@@ -67,7 +67,7 @@ class PeerRules:
         return cls(frozenset(names - {UNIX}), tuple(networks), listens_on_path or UNIX in names)
 
     def permit(self, address: str) -> str:
-        """Return the address to connect to, its host looked up where it is permitted for what it is.
+        """Return the address to connect to. A host that is permitted by its network is resolved to an IP address.
 
         Raises:
             PeerError: It is not permitted, or there is no such host.
@@ -89,7 +89,7 @@ class PeerRules:
         numbers = [str(entry[4][0]) for entry in found]
         if not numbers or not all(map(self._is_permitted, numbers)):
             raise _refused(address, host)
-        # What was looked at is what is connected to: a name may mean something else the next time.
+        # Connect to the address that was checked: the name may resolve to another one the next time.
         return f"{scheme}://[{numbers[0]}]:{port}" if ":" in numbers[0] else f"{scheme}://{numbers[0]}:{port}"
 
     def _is_permitted(self, number: str) -> bool:
@@ -99,13 +99,13 @@ class PeerRules:
 
 
 class Couriers:
-    """Opens connections to the mailboxes of other sessions, here or on other servers.
+    """Opens connections to the mailboxes of other sessions, on this server or on others.
 
     Args:
-        room: The mailboxes here.
+        room: This server's mailboxes.
         rules: Which servers may be connected to.
-        transport_for: Gives the transport of a scheme.
-        dial: Has another process connect, which keeps the rules; without, this one does it.
+        transport_for: Returns the transport of a scheme.
+        dial: Lets another process connect, which enforces the rules; by default, this process connects.
 
     Concurrency:
         Any thread.
@@ -119,16 +119,16 @@ class Couriers:
         self._transport_for = transport_for
 
     def open(self, address: str, courier: Courier, is_gone: Callable[[], bool]) -> Carrier:
-        """Reach a mailbox.
+        """Connect to a mailbox.
 
         Args:
-            address: Of its server; of no account if that is this one.
-            courier: The mailbox, and who sends.
-            is_gone: Whether the session that sends has ended.
+            address: Its server's address; ignored if the mailbox is on this server.
+            courier: The mailbox, and the sending session.
+            is_gone: Whether the sending session has ended.
 
         Raises:
             PeerError: The server may not be connected to.
-            DjinnError: It cannot be.
+            DjinnError: The connection failed.
         """
         here = self._room.find(courier.mailbox)
         if here is not None:

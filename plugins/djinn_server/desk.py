@@ -1,4 +1,4 @@
-"""The desk: where workers ask for turns on a device. It has the clock and the connections that an arbiter has not."""
+"""The desk: where workers request turns on a device. It adds a clock and connections to the arbiter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_server.turns import Arbiter, Granted, Settings
 __all__ = ("Customer", "Desk")
 
 LOOK_S = 0.02
-"""How often to look whether a worker that does not give its turn back stands still."""
+"""How often to check whether a worker that does not give its turn back is stopped."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -25,8 +25,8 @@ class Customer:
     Args:
         key: Its tenant.
         device: Position of the device that it uses.
-        tell: Sends it a message; must neither raise nor wait.
-        is_stopped: Whether its process stands still.
+        tell: Sends it a message; must neither raise nor block.
+        is_stopped: Whether its process is stopped.
     """
 
     def __init__(self, key: str, device: int, tell: Callable[[Grant | Recall], None],
@@ -49,7 +49,7 @@ class Desk:
     """Gives workers turns on devices.
 
     Args:
-        settings: How, for each device.
+        settings: Settings of each device.
 
     Concurrency:
         Any thread.
@@ -63,7 +63,7 @@ class Desk:
         self._thread: threading.Thread | None = None
 
     def join(self, customer: Customer, weight: float) -> None:
-        """Let a worker take part."""
+        """Add a worker."""
         with self._changed:
             counter = self._counters[customer.device]
             counter.customers[customer.key] = customer
@@ -73,7 +73,7 @@ class Desk:
                 self._thread.start()
 
     def leave(self, customer: Customer) -> None:
-        """Take a worker's turn from it: it is dead, or ends."""
+        """Remove a worker that is dead or ending, and end its turn."""
         with self._changed:
             counter = self._counters[customer.device]
             if counter.customers.get(customer.key) is customer:
@@ -82,12 +82,12 @@ class Desk:
                 self._carry_out(counter)
 
     def reweigh(self, customer: Customer, weight: float) -> None:
-        """Give a worker's tenant another weight."""
+        """Change the weight of a worker's tenant."""
         with self._changed:
             self._counters[customer.device].arbiter.reweigh(customer.key, weight, time.monotonic())
 
     def ask(self, customer: Customer) -> None:
-        """A worker wants a turn."""
+        """Request a turn for a worker."""
         with self._changed:
             counter = self._counters[customer.device]
             if counter.customers.get(customer.key) is customer:
@@ -95,7 +95,7 @@ class Desk:
                 self._carry_out(counter)
 
     def give_back(self, customer: Customer, turn: int, *, wants_more: bool) -> None:
-        """A worker gives a turn back."""
+        """Give a worker's turn back."""
         with self._changed:
             counter = self._counters[customer.device]
             if counter.customers.get(customer.key) is customer:
@@ -103,13 +103,13 @@ class Desk:
                 self._carry_out(counter)
 
     def close(self) -> None:
-        """Stop. Turns stay where they are."""
+        """Stop. Current turns are not recalled."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def _carry_out(self, counter: _Counter) -> None:
-        # Within the lock: a worker must hear of its turns in order.
+        # Under the lock, because a worker must receive its orders in the right sequence.
         for order in counter.arbiter.take():
             customer = counter.customers.get(order.key)
             if customer is not None:
@@ -125,7 +125,7 @@ class Desk:
                 self._changed.wait(None if self._planned_s == float("inf") else max(0.0, self._planned_s - now))
 
     def _look(self, counter: _Counter, now: float) -> float:
-        """Do what is due on one device; return when to look again."""
+        """Carry out the actions that are due on one device; return the time of the next check."""
         arbiter = counter.arbiter
         if arbiter.next_tick_s() <= now:
             arbiter.tick(now)

@@ -1,4 +1,4 @@
-"""Connections to other servers: the gateway makes them for its workers, which may make none themselves."""
+"""Connections to other servers: the gateway opens them for its workers, which may not connect themselves."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from djinn_server.couriers import CONNECT_TIMEOUT_S, PeerRules
 __all__ = ("Dialer", "Exchange")
 
 MAX_DIALS = 64
-"""Connections that are being made for all workers together; for more, they wait."""
+"""Maximum number of connections being opened for all workers together; further requests wait."""
 MARGIN_S = 2 * CONNECT_TIMEOUT_S
-"""How much longer than its connecting a worker waits for the gateway, which may look a name up first."""
+"""Additional time that a worker waits for the gateway, which may resolve a name first."""
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 _log = logging.getLogger("djinn.server")
 
 
 class Dialer:
-    """A worker's end: asks the gateway for a connection.
+    """The worker's end: requests connections from the gateway.
 
     Args:
         send: Sends the gateway a message.
@@ -43,14 +43,14 @@ class Dialer:
         self._waiting: dict[int, queue.SimpleQueue[tuple[Dialed, int | None]]] = {}
 
     def dial(self, address: str, courier: Courier) -> tuple[int, bytes]:
-        """Have the gateway connect to another server and greet it.
+        """Request a connection to another server, greeted by the gateway.
 
         Returns:
-            The connection's descriptor, and what was read from it already.
+            The connection's descriptor, and the bytes already read from it.
 
         Raises:
             PeerError: The server may not be connected to.
-            DjinnError: It cannot be.
+            DjinnError: The connection failed.
         """
         answers: queue.SimpleQueue[tuple[Dialed, int | None]] = queue.SimpleQueue()
         number = next(self._numbers)
@@ -69,7 +69,7 @@ class Dialer:
         return descriptor, answer.received
 
     def answered(self, answer: Dialed, descriptor: int | None) -> None:
-        """Take the gateway's answer."""
+        """Handle the gateway's answer."""
         with self._lock:
             answers = self._waiting.get(answer.number)
             if answers is not None:
@@ -80,14 +80,13 @@ class Dialer:
 
 
 class Exchange:
-    """The gateway's end: makes connections to the servers that it may connect to.
+    """The gateway's end: opens connections to permitted servers.
 
-    It greets them itself. So what a worker gets leads to a mailbox of a djinn server and to nothing else, whatever the
-    worker asks for.
+    The gateway sends the greeting itself. So a worker can only get connections to mailboxes of djinn servers.
 
     Args:
-        rules: Which servers those are.
-        transport_for: Gives the transport of a scheme.
+        rules: Which servers are permitted.
+        transport_for: Returns the transport of a scheme.
 
     Concurrency:
         Any thread.
@@ -99,7 +98,7 @@ class Exchange:
         self._room = threading.BoundedSemaphore(MAX_DIALS)
 
     def connect(self, wish: Dial, control: Control) -> None:
-        """Make a connection and hand it over; returns at once."""
+        """Open a connection and send it to the worker; returns at once."""
         threading.Thread(target=self._connect, args=(wish, control), name="djinn-dial", daemon=True).start()
 
     def _connect(self, wish: Dial, control: Control) -> None:

@@ -1,4 +1,4 @@
-"""When something ends, as people write it: ``30d``, ``12h``, ``2027-01-31`` or ``2027-01-31T12:00``."""
+"""Expiry times in the form that people write: ``30d``, ``12h``, ``2027-01-31`` or ``2027-01-31T12:00``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LATEST_S = 253402300799
 
 
 def duration_s(text: str) -> int:
-    """Read a length of time such as ``90s``, ``30m``, ``12h``, ``30d`` or ``2w``, in seconds.
+    """Parse a duration such as ``90s``, ``30m``, ``12h``, ``30d`` or ``2w``, and return it in seconds.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The text is no duration.
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None:
@@ -29,17 +29,17 @@ def duration_s(text: str) -> int:
 
 
 def end_of(text: str, now_s: int) -> int:
-    """Read when something ends: a length of time from now, or a date or time in UTC, in seconds since 1970.
+    """Parse an expiry time: a duration from now, or a date or time in UTC. Return it in seconds since 1970.
 
     Args:
-        text: What to read; empty for never.
-        now_s: Now, in seconds since 1970.
+        text: The text; empty for never.
+        now_s: The current time, in seconds since 1970.
 
     Returns:
-        When; 0 for never.
+        The expiry time; 0 for never.
 
     Raises:
-        ConfigurationError: It is neither, or has passed.
+        ConfigurationError: The text is invalid, or the time has passed.
     """
     if not text:
         return 0
@@ -59,5 +59,5 @@ def end_of(text: str, now_s: int) -> int:
 
 
 def written(moment_s: int) -> str:
-    """Write a moment, in seconds since 1970, as UTC."""
+    """Format a time in seconds since 1970 as UTC."""
     return datetime.datetime.fromtimestamp(moment_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

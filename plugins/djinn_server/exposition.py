@@ -1,4 +1,4 @@
-"""The page of metrics, in the form that Prometheus reads, and the two questions of an orchestrator."""
+"""Serves ``/metrics`` in Prometheus text format, and the liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ("MetricsPage", "check_library")
 
 READ_TIMEOUT_S = 5.0
 MAX_READERS = 16
-"""Who comes while so many are being answered is sent away."""
+"""Maximum number of concurrent requests; further ones are refused."""
 _TENANT = ("tenant",)
 _log = logging.getLogger("djinn.server")
 
 
 def check_library() -> None:
-    """Make sure that there is what writes the page.
+    """Check that the library that formats the metrics is installed.
 
     Raises:
-        ConfigurationError: There is not.
+        ConfigurationError: It is not.
     """
     try:
         import prometheus_client  # noqa: F401  # looked for, and used below
@@ -47,10 +47,10 @@ def check_library() -> None:
 
 
 class LedgerCollector:
-    """Writes the books as metrics, when somebody asks.
+    """Converts the ledger to metrics on each request.
 
     Args:
-        ledger: The books.
+        ledger: The statistics.
         version: Of this distribution.
     """
 
@@ -74,7 +74,7 @@ class LedgerCollector:
         yield from _pressure(totals)
 
     def describe(self) -> list[Metric]:
-        """Name nothing ahead of time; see `prometheus_client.registry.Collector`."""
+        """Return no metrics in advance; see `prometheus_client.registry.Collector`."""
         return []
 
 
@@ -114,7 +114,7 @@ def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
                     "direction")
     faults = _counter("protocol_errors", "Connections that said nothing sensible, by what it was.", "reason")
     by_fault: dict[str, int] = {"malformed": 0, "version": 0, "timeout": 0}
-    # What the gateway counts is nobody's yet, which a tenant that is not named stands for.
+    # The gateway's own counts belong to no tenant, and have an empty tenant label.
     limited = Counts(rejections=dict.fromkeys(get_args(Limited), 0))
     counts = {label: [limited, found.counts] for label, found in totals.items()}
     counts.setdefault("", []).extend((Counts(rejections={"token": 0, "worker": 0, "waiting_room": 0}), own))
@@ -152,7 +152,7 @@ def _amounts(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
 
 
 def _pressure(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
-    """Say how short memory is where it has a limit."""
+    """Yield the metrics of memory pressure for tenants with a memory limit."""
     kinds = _gauge("gpu_memory_bytes", "Memory of the device by what it is for; and what waits in memory of the host: "
                                        "moved_to_host and mailboxes.", "kind")
     tier = _gauge("memory_pressure_tier", "How short memory is: 0 normal, 1 warning, 2 critical.")
@@ -203,7 +203,7 @@ def _cumulative(counts: Sequence[int]) -> Iterator[tuple[str, float]]:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Answers each reader in a thread of its own, a few at a time."""
+    """Answers each request in its own thread, a few at a time."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -244,12 +244,12 @@ class MetricsPage:
     Args:
         host: Address to listen on.
         port: Port; 0 finds a free one.
-        ledger: The books.
+        ledger: The statistics.
         version: Of this distribution.
-        why_not_ready: Says why sessions cannot begin; empty if they can.
+        why_not_ready: Returns the reason why sessions cannot begin; empty if they can.
 
     Raises:
-        TransportError: The address cannot be had.
+        TransportError: The address cannot be listened on.
         ConfigurationError: The library is missing.
 
     Concurrency:
@@ -275,12 +275,12 @@ class MetricsPage:
         self._thread = threading.Thread(target=self._server.serve_forever, name="djinn-metrics", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         self._thread.start()
         _log.info("metrics on %s/metrics", self.address)
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()

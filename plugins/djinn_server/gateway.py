@@ -1,4 +1,4 @@
-"""The gateway: the process that clients connect to. It lets them in, gives them to workers, and runs no operation."""
+"""The gateway: the process that clients connect to. It admits them, passes them to workers, and runs no operations."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _log = logging.getLogger("djinn.server")
 
 
 class Gateway:
-    """Lets clients in and gives them to workers.
+    """Admits clients and passes them to workers.
 
     Args:
         listener: Where clients connect; closed by `stop`.
-        tenants: Who is let in.
-        supervisor: Has the workers; stopped by `stop`.
-        first: Whose worker is started before anybody connects, if anybody's is.
-        room: For those who have not said who they are.
-        max_run_s: How long a program may run; 0: for any time.
-        control: Where the operator reaches it; ``None`` for nowhere.
+        tenants: The tenants that are admitted.
+        supervisor: Manages the workers; stopped by `stop`.
+        first: The tenant whose worker starts before any client connects; ``None`` for none.
+        room: Holds connections that have not identified themselves.
+        max_run_s: How long a program may run; 0 for no limit.
+        control: Path of the operator's socket; ``None`` for no socket.
 
     Raises:
-        ConfigurationError: The operator cannot reach it there.
+        ConfigurationError: The operator's socket cannot be bound to that path.
 
     Attributes:
-        watch: Over its tenants.
+        watch: Watches the tenants' tokens.
 
     Concurrency:
-        `start` and `stop` are called by one thread; every connection is greeted on its own.
+        `start` and `stop` are called by one thread. Each connection is greeted in its own thread.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Gateway:
 
     @property
     def address(self) -> str:
-        """Address that clients connect to."""
+        """The address that clients connect to."""
         return self._listener.address
 
     @property
@@ -90,7 +90,7 @@ class Gateway:
         return self._supervisor.why_not_ready()
 
     def show_metrics(self, host: str, port: int, version: str) -> str:
-        """Serve the page of metrics from now until `stop`, and return its address.
+        """Serve metrics and probes until `stop`, and return their address.
 
         Args:
             host: Address to listen on.
@@ -98,7 +98,7 @@ class Gateway:
             version: Of this distribution.
 
         Raises:
-            ConfigurationError, TransportError: It cannot be; see `djinn_server.exposition.MetricsPage`.
+            ConfigurationError, TransportError: See `djinn_server.exposition.MetricsPage`.
         """
         try:
             self._page = MetricsPage(host, port, self._supervisor.ledger, version, self.why_not_ready)
@@ -109,10 +109,10 @@ class Gateway:
         return self._page.address
 
     def start(self) -> None:
-        """Begin to accept connections, and wait for the first worker. Clients that connect meanwhile wait for it, too.
+        """Start accepting connections, and wait for the first worker. Clients that connect meanwhile wait for it, too.
 
         Raises:
-            DjinnError: The first worker cannot begin.
+            DjinnError: The first worker cannot start.
         """
         self._acceptor.start()
         if self._first is not None:
@@ -128,11 +128,11 @@ class Gateway:
         _log.info("accepting on %s", self.address)
 
     def limit_runs(self, max_run_s: float) -> None:
-        """Let programs run for so long from now on; 0: for any time."""
+        """Change how long programs may run; 0 for no limit."""
         self._runs.limit_s = max_run_s
 
     def drain(self) -> None:
-        """Let no more sessions begin. Those that there are go on, also over new connections."""
+        """Refuse new sessions. Existing ones continue, also over new connections."""
         self._supervisor.drain()
 
     @property
@@ -144,10 +144,10 @@ class Gateway:
         """Stop accepting and end all workers.
 
         Args:
-            timeout_s: How long to wait for programs that are running; they cannot be interrupted.
+            timeout_s: How long to wait for running programs, which cannot be interrupted.
 
         Returns:
-            Whether all workers ended by themselves.
+            Whether all workers exited in time.
         """
         self.watch.stop()
         if self._operator is not None:
@@ -185,7 +185,7 @@ class Gateway:
         except DjinnError as error:
             self._counts.ended(error)
             refuse(channel, error)
-        except Exception as error:  # noqa: BLE001  # logged whole; it must not end the gateway
+        except Exception as error:  # noqa: BLE001  # logged in full; it must not end the gateway
             _log.exception("%s: the greeting failed", channel.peer)
             refuse(channel, error)
         finally:
@@ -213,19 +213,19 @@ class Gateway:
             with self._rejecting("offender"):
                 self._supervisor.offenders.check(greeting.owner)
         with self._rejecting("worker"):
-            # What a worker held that died is gone: whoever wants to go on with that need not wait for the next one.
+            # The values of a dead worker are lost, so a client that wants to resume need not wait for the next worker.
             worker = (self._supervisor.present_worker(tenant) if greeting.resume
                       else await_worker(self._supervisor, tenant,
                                         lambda waited_s: channel.send(sequence, Starting(waited_s))))
         if (why := self._tenants.why_ended(tenant, admitted.token)) is not None:
-            # It was good when the client came, and has ended while the worker was starting.
+            # The token was valid when the client connected, and has ended while the worker was starting.
             raise why
         worker.take(channel, sequence, greeting, admitted.token)
         self.watch.let_in(tenant, admitted.token)
 
     @contextlib.contextmanager
     def _rejecting(self, reason: Reason) -> Iterator[None]:
-        """Count whoever is not let in."""
+        """Count refused clients."""
         try:
             yield
         except RefusedError:

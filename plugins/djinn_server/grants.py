@@ -1,4 +1,4 @@
-"""By which tokens a worker's sessions were let in, so that the end of a token ends them."""
+"""Records the token that admitted each session, so that the session ends with the token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ("Grants",)
 
 
 class Grants:
-    """Connections and sessions, and their tokens' identities.
+    """Maps connections and sessions to the identities of their tokens.
 
     Concurrency:
         Any thread.
@@ -28,7 +28,7 @@ class Grants:
         self._ended: dict[bytes, DjinnError] = {}
 
     def admit(self, channel: Channel, token: bytes) -> None:
-        """A connection was let in by a token; no token is an empty one.
+        """Record that a token has admitted a connection; the empty token stands for none.
 
         Raises:
             TokenEndedError: The token has ended since.
@@ -38,7 +38,7 @@ class Grants:
             self._admitted[channel] = token
 
     def hold(self, channel: Channel, session: SteadyChannel) -> None:
-        """A connection begins a session, or takes it up: from now on the session ends with this connection's token.
+        """Record that a connection begins or resumes a session, which then ends with this connection's token.
 
         Raises:
             TokenEndedError: The token has ended since.
@@ -49,11 +49,11 @@ class Grants:
             self._sessions[session] = token
 
     def end(self, token: bytes, why: Goodbye) -> list[SteadyChannel]:
-        """Let no more sessions in by a token, and return those that it has let in, which are to be closed.
+        """Refuse a token, and return the sessions that it has admitted, for the caller to close.
 
         Args:
             token: Its identity.
-            why: What clients hear that it lets in from now on.
+            why: The reason for clients that present the token later.
         """
         with self._lock:
             self._ended[token] = TokenEndedError(why.summary, hint=why.hint)

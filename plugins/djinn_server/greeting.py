@@ -1,4 +1,4 @@
-"""The greeting: who connects, whether both sides understand each other, and whether it may come in."""
+"""The greeting: identifies the peer, and checks that versions match and that it may connect."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ("LEASE_S", "Load", "answer_again", "answer_client", "check_versions",
 
 
 LEASE_S = 30.0
-"""How long a session stays whose connection broke, if nobody says otherwise."""
+"""Default time that a session is kept after its connection breaks."""
 
 
 @attrs.frozen
 class Load:
-    """How much a server has to do.
+    """The load of a server.
 
     Attributes:
-        memory_bytes: What all sessions together should hold at most; 0 if nobody said.
-        held_bytes: What they hold.
-        sessions: How many there are.
+        memory_bytes: Memory limit of all sessions together; 0 if there is none.
+        held_bytes: Bytes that they hold.
+        sessions: Number of sessions.
     """
 
     memory_bytes: int
@@ -43,10 +43,10 @@ def receive_greeting(channel: Channel) -> tuple[int, Hello | Courier] | None:
     """Receive the first message of a new connection.
 
     Returns:
-        The number of its frame, and the greeting; ``None`` if the other side left without a word.
+        The number of its frame, and the greeting; ``None`` if the other side left without a greeting.
 
     Raises:
-        ProtocolError: What it said is no greeting.
+        ProtocolError: The message is no greeting.
         TransportError: The connection broke.
     """
     received = channel.receive()
@@ -62,27 +62,27 @@ def answer_client(
     channel: Channel, sequence: int, hello: Hello, device: str, store: ContentStore, mailbox: bytes, load: Load,
     resume: bytes = b"", lease_s: float = 0.0,
 ) -> tuple[str, Contents | None]:
-    """Answer the greeting of a client that may come in.
+    """Answer the greeting of an admitted client.
 
     Args:
         channel: Its connection.
         sequence: Number of the greeting's frame.
         hello: The greeting.
-        device: What the client is going to use.
-        store: Keeps what clients upload that ask for it.
-        mailbox: Where others may deliver values for the session.
-        load: What the client is told of the server.
-        resume: With what the session may be taken up again.
-        lease_s: How long after its connection broke.
+        device: The device that the client will use.
+        store: Caches uploads for clients that request it.
+        mailbox: Key of the mailbox where others may deliver values for the session.
+        load: The server's load, which is reported to the client.
+        resume: Key that resumes the session.
+        lease_s: How long the session can be resumed after its connection breaks.
 
     Returns:
-        The identifier of the session that begins, and what is kept for its owner, if anything is.
+        The identifier of the new session, and the cached contents of its owner, if there are any.
 
     Raises:
         TransportError: The connection broke.
     """
     session = secrets.token_hex(16)
-    # From one process to another on the same machine, bytes travel as fast as they can be digested.
+    # On the same machine, sending bytes is as fast as computing their digest, so the cache is not used.
     keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
     channel.send(sequence, msgspec.structs.replace(
         courier_welcome(device), session=session, kept=store.count(hello.owner) if keeps else -1, mailbox=mailbox,
@@ -93,7 +93,7 @@ def answer_client(
 
 
 def answer_again(channel: Channel, sequence: int, hello: Hello, device: str, steady: SteadyChannel, taken: int) -> None:
-    """Answer the greeting of a client that takes up its session again, of which so many batches have come.
+    """Answer the greeting of a client that resumes its session; ``taken`` is the number of batches already received.
 
     Raises:
         TransportError: The connection broke.
@@ -104,12 +104,12 @@ def answer_again(channel: Channel, sequence: int, hello: Hello, device: str, ste
 
 
 def courier_welcome(device: str) -> Welcome:
-    """Say what this server is, to whoever begins no session."""
+    """Describe this server to a peer that begins no session."""
     return Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, device, "")
 
 
 def check_versions(hello: Hello) -> None:
-    """Make sure that both sides understand each other.
+    """Check that the protocol versions match.
 
     Raises:
         ProtocolVersionError, RefusedError: They do not.

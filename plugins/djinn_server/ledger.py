@@ -1,4 +1,4 @@
-"""The gateway's books of what its workers have told, which go on when a worker is followed by another one."""
+"""The gateway's statistics of its workers, which continue when a worker is replaced."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from djinn_server.placement import Load
 __all__ = ("MAX_TENANTS", "OTHERS", "Account", "Ledger", "TenantTotals")
 
 MAX_TENANTS = 100
-"""Tenants that have a label of their own; a label is a series, and series cost whoever keeps them."""
+"""Maximum number of tenants with their own label. Each label is a time series, and series are costly to store."""
 RECENT_S = 5.0
-"""What was wanted longer ago than this counts for less and less where load is compared."""
+"""Time constant of the load average: older demand counts less and less when loads are compared."""
 OTHERS = "(other)"
-"""Label of all others together; no tenant can be called so."""
+"""Label shared by all other tenants; no tenant can have this name."""
 
 
 @attrs.frozen
 class TenantTotals:
-    """What is known of one label's workers.
+    """The statistics of one label's workers.
 
     Attributes:
-        counts: What all of them have counted.
-        amounts: What there is now.
-        limit_bytes: What the sessions should hold at most; 0 if nobody says.
-        workers: How many serve.
-        restarts: How many were followed by another one, by why.
+        counts: The sum of their counters.
+        amounts: The sum of their current amounts.
+        limit_bytes: Memory limit of their sessions; 0 if there is none.
+        workers: Number of workers that serve.
+        restarts: Number of restarts, by cause.
     """
 
     counts: Counts
@@ -43,16 +43,16 @@ class TenantTotals:
 
 
 class Account:
-    """What one worker has told.
+    """The reports of one worker.
 
-    A worker is in the hands of its tenant. So what it tells can make no series, and nothing smaller than it was.
+    A tenant may control its worker. Therefore a report can neither create series nor decrease a counter.
 
     Attributes:
-        label: Whose it is.
-        limit_bytes: What its sessions should hold at most; 0 if nobody says.
+        label: Label of its tenant.
+        limit_bytes: Memory limit of its sessions; 0 if there is none.
         device: Position of the device that it uses.
-        counts: The latest.
-        amounts: The latest.
+        counts: The latest counters.
+        amounts: The latest amounts.
 
     Concurrency:
         `heed` is called by one thread.
@@ -68,7 +68,7 @@ class Account:
         self.amounts = Amounts()
 
     def heed(self, report: Report) -> None:
-        """Enter what the worker tells."""
+        """Record a report of the worker."""
         before, now = self.counts, time.monotonic()
         self.counts, self.amounts = merged(max, before, report.counts), report.amounts
         wanted_s = (self.counts.device_ns + self.counts.wait_ns - before.device_ns - before.wait_ns) / 1e9
@@ -76,15 +76,15 @@ class Account:
         self._heeded_s = now
 
     def wanted(self, now: float) -> float:
-        """Return how many devices' time the worker wanted lately."""
+        """Return the worker's recent demand, in devices."""
         return self._wanted * math.exp((self._heeded_s - now) / RECENT_S)
 
 
 class Ledger:
-    """The books of all tenants, and of the gateway itself.
+    """The statistics of all tenants, and of the gateway itself.
 
     Attributes:
-        gateway: Counts what happens before it is known whose it is.
+        gateway: Counts events of connections whose tenant is not known yet.
 
     Concurrency:
         Any thread.
@@ -98,30 +98,30 @@ class Ledger:
         self._accounts: dict[Account, None] = {}
 
     def open(self, tenant: str, limit_bytes: int, device: int = 0) -> Account:
-        """Begin the account of a worker that serves."""
+        """Open the account of a worker that has begun to serve."""
         with self._lock:
             account = Account(self._label(tenant), limit_bytes, device)
             self._accounts[account] = None
         return account
 
     def close(self, account: Account) -> None:
-        """End the account of a worker; what it has counted stays."""
+        """Close the account of a worker; its counters are kept."""
         with self._lock:
             del self._accounts[account]
             self._past[account.label] = added((self._past[account.label], account.counts))
 
     def restarted(self, tenant: str, cause: str) -> None:
-        """Enter that a worker is followed by another one, which nobody has asked for.
+        """Count an unplanned restart of a worker.
 
         Args:
-            tenant: Whose it is.
+            tenant: The worker's tenant.
             cause: A signal's name, ``exit`` or ``start``.
         """
         with self._lock:
             self._restarts[self._label(tenant)][cause] += 1
 
     def totals(self) -> dict[str, TenantTotals]:
-        """Add everything up, by label."""
+        """Return the totals by label."""
         with self._lock:
             accounts = list(self._accounts)
             past = dict(self._past)
@@ -136,7 +136,7 @@ class Ledger:
         return found
 
     def loads(self, workers: Sequence[int]) -> list[Load]:
-        """Say how much there is to do on each device, given how many workers it has."""
+        """Return the load of each device, given its number of workers."""
         now = time.monotonic()
         with self._lock:
             accounts = list(self._accounts)

@@ -1,4 +1,4 @@
-"""What a tenant may use of a server."""
+"""A tenant's resource limits on a server."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from djinn.wire.messages import Batch, Define, Forget
 __all__ = ("Allowances", "Limits", "SessionAllowance", "memory_limit")
 
 WAIT_S = 30.0
-"""How long the tensors of one session wait for those of the tenant's others to be carried out."""
+"""How long a session's tensors wait while tensors of the tenant's other sessions are being processed."""
 _ASK = "Ask the server's operator for more."
 _Limit = Annotated[int, Meta(ge=0)]
 Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait", "programs"]
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
-    """What a tenant may use, all sessions together; 0 stands for any amount.
+    """What all sessions of a tenant together may use; 0 means no limit.
 
     Attributes:
-        sessions: Sessions at a time.
-        inflight_bytes: Tensors that have come, or are coming, and have not been put in their places yet.
-        handles: Values that exist.
+        sessions: Concurrent sessions.
+        inflight_bytes: Bytes of tensors that are being received, or have been received and not stored yet.
+        handles: Existing values.
         nodes: Steps of one program.
-        queued: Programs that were sent and are not through.
-        wait_s: How long a program is expected to wait for those ahead of it when a session begins.
-        memory_bytes: What the device may hold of them.
-        host_bytes: What may be moved to memory of the host, with what is kept there.
+        queued: Programs that were sent and have not finished.
+        wait_s: Longest expected wait of a program, checked when a session begins.
+        memory_bytes: Device memory.
+        host_bytes: Host memory for values moved there from the device, including cached values.
         programs: Programs that one session has defined.
     """
 
@@ -50,19 +50,19 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
 
 
 def memory_limit(server_bytes: int, limits: Limits) -> int:
-    """Return what the device may hold of one tenant: the least of what the server and his limits say; 0 for any."""
+    """Return a tenant's limit of device memory: the lower one of the server's and the tenant's; 0 for no limit."""
     return min(filter(None, (server_bytes, limits.memory_bytes)), default=0)
 
 
 class Allowances:
-    """Counts what a tenant's sessions use, and grants no more than the limits.
+    """Tracks what a tenant's sessions use, and enforces the limits.
 
     Args:
-        limits: What they are at first.
-        reject: Told of each limit that was in somebody's way.
+        limits: The initial limits.
+        reject: Called with each limit that refuses a request.
 
     Attributes:
-        limits: What they are; may be replaced while sessions run.
+        limits: The current limits; may be replaced while sessions run.
         reject: As given.
 
     Concurrency:
@@ -81,7 +81,7 @@ class Allowances:
         """Begin a session.
 
         Raises:
-            LimitError: There are as many as there may be.
+            LimitError: The maximum number of sessions is reached.
         """
         with self._changed:
             limit = self.limits.sessions
@@ -93,7 +93,7 @@ class Allowances:
         return SessionAllowance(self)
 
     def close_session(self, handles: int, inflight_bytes: int) -> None:
-        """Count a session no more, nor what it used last."""
+        """Remove a session, and release its values and bytes."""
         with self._changed:
             self._sessions -= 1
             self._handles -= handles
@@ -101,10 +101,10 @@ class Allowances:
             self._changed.notify_all()
 
     def change_handles(self, before: int, now: int, *, checks: bool) -> None:
-        """Count a session's values anew.
+        """Update a session's number of values.
 
         Raises:
-            LimitError: There are too many, and that matters.
+            LimitError: There would be too many, and ``checks`` is true.
         """
         with self._changed:
             limit, wanted = self.limits.handles, self._handles - before + now
@@ -115,10 +115,10 @@ class Allowances:
             self._handles = wanted
 
     def hold_bytes(self, length: int) -> None:
-        """Wait until so many bytes may come.
+        """Reserve in-flight bytes, waiting until they fit.
 
         Raises:
-            LimitError: They never may, or what is ahead of them takes too long.
+            LimitError: They exceed the limit, or the wait took too long.
         """
         with self._changed:
             limit = self.limits.inflight_bytes
@@ -136,7 +136,7 @@ class Allowances:
             self._inflight_bytes += length
 
     def release_bytes(self, length: int) -> None:
-        """Count bytes no more."""
+        """Release in-flight bytes."""
         with self._changed:
             self._inflight_bytes -= length
             self._changed.notify_all()
@@ -156,7 +156,7 @@ class SessionAllowance:
         self._programs: set[int] = set()
 
     def admit_programs(self, batch: Batch) -> None:
-        """Let a message in that defines programs.
+        """Admit a message, checking the number of programs that the session then has.
 
         Raises:
             LimitError: There would be too many.
@@ -173,7 +173,7 @@ class SessionAllowance:
                              hint=f"A client has to forget programs that it does not use any more. {_ASK}")
 
     def admit_program(self, program: Program) -> None:
-        """Let a program in; see `djinn_lib_service.abilities.Allowance.admit_program`."""
+        """Admit a program; see `djinn_lib_service.abilities.Allowance.admit_program`."""
         limit, nodes = self._allowances.limits.nodes, len(program.steps)
         if limit and nodes > limit:
             self._allowances.reject("nodes")
@@ -181,17 +181,17 @@ class SessionAllowance:
                              hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}")
 
     def admit_values(self, held: int, more: int) -> None:
-        """Let values come about; see `djinn_lib_service.abilities.Allowance.admit_values`."""
+        """Admit new values; see `djinn_lib_service.abilities.Allowance.admit_values`."""
         self._allowances.change_handles(self._handles, held + more, checks=True)
         self._handles = held + more
 
     def admit_body(self, length: int) -> None:
-        """Let tensors come in; see `djinn.kinds.transport.BoundedChannel.admit_body`."""
+        """Admit the tensors of a message; see `djinn.kinds.transport.BoundedChannel.admit_body`."""
         self._allowances.hold_bytes(length)
         self._inflight_bytes += length
 
     def settle(self, held: int) -> None:
-        """A message was carried out, and the session holds so many values now."""
+        """Record that a message was executed, and how many values the session holds now."""
         if held != self._handles:
             self._allowances.change_handles(self._handles, held, checks=False)
             self._handles = held
@@ -200,6 +200,6 @@ class SessionAllowance:
             self._allowances.release_bytes(length)
 
     def close(self) -> None:
-        """End the session's part."""
+        """Release everything that the session used."""
         self._allowances.close_session(self._handles, self._inflight_bytes)
         self._handles = self._inflight_bytes = 0

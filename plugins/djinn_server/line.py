@@ -1,4 +1,4 @@
-"""The line: which session of a worker runs a program next; when the worker asks for the device and gives it back."""
+"""The line: decides which session of a worker runs a program next, and when the worker needs the device."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from djinn_server.limits import Limited, Limits
 __all__ = ("Line", "Place", "Turnstile")
 
 DECODE_WEIGHT = 9.0
-"""How much more of the device writing language models may have than everything else of their tenant together. They go
-first as long as they leave that much to the others, which thus never wait for ever."""
+"""Weight of decoding language models, compared with all other programs of their tenant. They run first as long as they
+leave the others their share, so the others never starve."""
 CREDIT_S = 0.05
-"""How far a session may be behind the others of its tenant when it comes. One that waits for each answer before it asks
-again is never there when the next one is chosen; so it has its share all the same."""
+"""How far a session's virtual time may lag when it joins the line. A session that waits for each answer before its next
+request is never in the line when the next program is chosen; with this credit, it still gets its share."""
 _SMOOTHING = 0.2
 _MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
 _BETWEEN_TRIES_S = 0.1
-"""Between those who are told to come again. To refuse a session takes some milliseconds, which nobody computes with."""
+"""Interval between the retries of refused sessions. Refusing a session takes milliseconds that programs could use."""
 
 
 class Turnstile(Protocol):
-    """Where turns on the device come from, if other workers use it too."""
+    """Source of turns on the device, if other workers use it too."""
 
     def ask(self) -> None:
-        """Ask for a turn; `Line.granted` tells of it."""
+        """Request a turn; `Line.granted` is called when it is granted."""
 
     def give_back(self, turn: int, *, wants_more: bool) -> None:
         """Give a turn back."""
@@ -45,7 +45,7 @@ class Turnstile(Protocol):
 
 @attrs.define(eq=False)
 class _Class:
-    """Programs of one urgency; see `djinn_server.turns` for tags."""
+    """Programs of one priority class; see `djinn_server.turns` for tags."""
 
     weight: float
     start: float = 0.0
@@ -56,16 +56,16 @@ class _Class:
 
 
 class Line:
-    """Lets one program of a worker run at a time, those of its sessions in turn by the device time that they used.
+    """Runs one program of a worker at a time; its sessions share the device time fairly.
 
-    Programs by which a language model writes go first, as far as `DECODE_WEIGHT` allows.
+    Decoding steps of language models run first, within the share that `DECODE_WEIGHT` allows.
 
     Args:
-        turnstile: Where turns on the device come from; ``None`` if the worker has it to itself.
-        limits: What the tenant may use now.
-        settle: Waits until the device is through with what was begun.
-        reject: Told of each limit that was in somebody's way.
-        board: Where it is written whose program runs; ``None`` if nobody reads that.
+        turnstile: Source of turns on the device; ``None`` if the worker has it to itself.
+        limits: Returns the tenant's current limits.
+        settle: Waits until the device has finished its queued work.
+        reject: Called with each limit that refuses a request.
+        board: Where the running program's session is recorded; ``None`` if it need not be.
 
     Concurrency:
         Any thread; each `Place` is used by one.
@@ -82,14 +82,14 @@ class Line:
         self.settle = settle
         self.lock = threading.Lock()
         self.queued = 0
-        """Programs that sessions were sent and that are not through."""
+        """Programs received from sessions that have not finished."""
         self.busy = 0
-        """Sessions that are carrying out messages, or have received the next one."""
+        """Sessions that are executing a message, or have received the next one."""
         self.is_recalled = False
         self.running: Place | None = None
         self._turnstile = turnstile
         self._turn = 0 if turnstile is None else -1
-        """The turn that there is; -1 for none."""
+        """The current turn; -1 for none."""
         self._has_asked = False
         self._until_s = math.inf
         self._is_closed = False
@@ -100,17 +100,17 @@ class Line:
         self._last_end_s = 0.0
         self._next_try_s = 0.0
         self._interval_s = 0.0
-        """From the end of one program to that of the next, while there is always a next one."""
+        """Smoothed time from the end of one program to the end of the next, while the line is not empty."""
         self._waits = [0] * (len(BUCKETS_S) + 1)
         self._wait_s = 0.0
         self._used_s = 0.0
 
     def open(self) -> Place:
-        """Let a session take part."""
+        """Add a session."""
         return Place(self)
 
     def close(self) -> None:
-        """Let nobody run anything any more. Never raises, may be called twice."""
+        """Stop running programs and wake all waiting sessions. Never raises; may be called twice."""
         with self.lock:
             self._is_closed = True
             for kind in (self._usual, self._decode):
@@ -120,13 +120,13 @@ class Line:
             self._waiting = 0
 
     def granted(self, turn: int) -> None:
-        """Take a turn: the worker may use the device until it is recalled."""
+        """Accept a turn: the worker may use the device until the turn is recalled."""
         with self.lock:
             self._turn, self._has_asked, self.is_recalled, self._until_s = turn, False, False, math.inf
             self._let_next(time.monotonic())
 
     def recalled(self, turn: int, left_s: float) -> None:
-        """Learn that others want the device: nothing is begun after so much time, and nothing waited for."""
+        """Prepare to give a turn back: no program starts after ``left_s``, and the worker does not wait for work."""
         with self.lock:
             if turn != self._turn:
                 return
@@ -136,7 +136,7 @@ class Line:
                 self._give_back(wants_more=False)
 
     def check(self) -> None:
-        """Make sure that another session makes sense now.
+        """Check that there is capacity for another session.
 
         Raises:
             LimitError: It would wait too long. Says when to try again.
@@ -154,29 +154,29 @@ class Line:
                             wait_s - limits.wait_s + self._turn_to_ask_s())
 
     def _turn_to_ask_s(self) -> float:
-        """Say after how many seconds nobody else will ask who was refused before, so that a crowd comes one by one."""
+        """Assign a refused client its own time to retry, in seconds from now, so that a crowd retries one by one."""
         with self.lock:
             now = time.monotonic()
             self._next_try_s = min(max(now, self._next_try_s + _BETWEEN_TRIES_S), now + _MAX_RETRY_S)
             return self._next_try_s - now
 
     def counts(self, counts: Counts) -> Counts:
-        """Add what was counted here."""
+        """Add the line's counters."""
         with self.lock:
             return msgspec.structs.replace(counts, waits=tuple(self._waits), wait_ns=int(self._wait_s * 1e9),
                                            device_ns=int(self._used_s * 1e9))
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody waits, here or elsewhere."""
+        """Whether another session or another worker is waiting for the device."""
         return self.is_recalled or self._waiting > 0 or self._turn < 0
 
     def enter(self, place: Place) -> bool:
-        """Let a session run a program at once, or else line up; the caller holds the lock.
+        """Start a session's program if the device is free, otherwise queue the session; the caller holds the lock.
 
         Raises:
             TransportError: The server is ending.
-            DjinnError: Why the program is not wanted any more.
+            DjinnError: The reason why the program was cancelled.
         """
         if place.stop:
             raise place.stop[0]
@@ -200,7 +200,7 @@ class Line:
         return False
 
     def end(self, place: Place, now: float) -> None:
-        """A session's program is through; the caller holds the lock."""
+        """Record that a session's program has finished; the caller holds the lock."""
         used_s, kind = now - place.began_s, place.kind
         place.finish = place.start + used_s
         kind.finish = kind.start + used_s / kind.weight
@@ -219,14 +219,14 @@ class Line:
             self._let_next(now)
 
     def leave(self, place: Place) -> None:
-        """Take a session out that lines up, if it does; the caller holds the lock."""
+        """Remove a session from the queue if it is waiting; the caller holds the lock."""
         if place in place.kind.waiting:
             place.kind.waiting.remove(place)
             self._waiting -= 1
             place.wake()
 
     def rest(self) -> None:
-        """No session has anything to run for now; the caller holds the lock."""
+        """Record that no session has anything to run now; the caller holds the lock."""
         if self.is_recalled and self.running is None and not self._waiting:
             self._give_back(wants_more=False)
 
@@ -257,7 +257,7 @@ class Line:
             self._turnstile.give_back(turn, wants_more=wants_more)
 
     def _expected_wait_s(self) -> float:
-        """As many programs as there are, each as long as they took lately; or as long as somebody waits already."""
+        """Estimate the wait: the time that the queued programs need, or the current wait if that is longer."""
         waiting_s = time.monotonic() - self._waiting_since_s if self._waiting else 0.0
         return max(self.queued * self._interval_s, waiting_s)
 
@@ -266,13 +266,13 @@ class Place:
     """One session's place in the line; see `djinn_lib_service.abilities.Turns`.
 
     Attributes:
-        stop: Not empty any more once what the session runs is not wanted: then why.
-        mark: What is written on the board while its programs run.
-        heard_s: When a message came last, or was carried out.
-        is_busy: Whether a message is being carried out.
+        stop: Holds the reason once the session's current work has been cancelled; empty until then.
+        mark: Recorded on the board while its programs run.
+        heard_s: When the last message arrived, or was finished.
+        is_busy: Whether a message is being executed.
 
     Concurrency:
-        The session's thread; `give_up` and `running_s` are called by any.
+        The session's thread; `give_up` and `running_s` may be called by any thread.
     """
 
     stop: Sequence[DjinnError] = ()
@@ -287,7 +287,7 @@ class Place:
         self.heard_s = time.monotonic()
         self._excess = 0
         self.left = 0
-        """Programs of the present message that are not through."""
+        """Programs of the current message that have not finished."""
         self.is_decoding = False
         self.kind = _Class(1.0)
         self.start = 0.0
@@ -296,7 +296,7 @@ class Place:
         self.began_s = 0.0
 
     def received(self, batch: Batch) -> None:
-        """A message was received, and is going to be carried out."""
+        """Record a message that is about to be executed."""
         self.is_busy = True
         if batch.phase is not None:
             self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
@@ -314,14 +314,14 @@ class Place:
             self.left = runs
             line.queued += runs
             limit = line.limits().queued
-            # A session's first one is let in always: whoever was let in, and does not flood, is not to fail.
+            # Its first program is always admitted: a session that was admitted and sends no flood must not fail.
             self._excess = min(runs - 1, line.queued - limit) if limit and line.queued > limit else 0
 
     def carried_out(self, *, has_more: bool = False) -> None:
-        """A message was carried out.
+        """Record that a message was executed.
 
         Args:
-            has_more: Whether the next one is there already.
+            has_more: Whether the next message has already arrived.
         """
         self.is_busy, self.heard_s = has_more, time.monotonic()
         if not self._is_busy:
@@ -355,7 +355,7 @@ class Place:
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
 
     def end(self) -> None:
-        """The program is through; see `djinn_lib_service.abilities.Turns.end`."""
+        """Record that the program has finished; see `djinn_lib_service.abilities.Turns.end`."""
         line = self._line
         if line.is_recalled:
             line.settle()
@@ -366,21 +366,21 @@ class Place:
             line.end(self, time.monotonic())
 
     def running_s(self, now: float) -> float:
-        """Say for how long the session's program has run; 0 if none runs."""
+        """Return how long the session's program has been running; 0 if none is."""
         return max(0.0, now - self.began_s) if self._line.running is self else 0.0
 
     def give_up(self) -> None:
-        """Let `begin` raise, if it waits: ``stop`` says why."""
+        """Make a waiting `begin` raise the reason in ``stop``."""
         with self._line.lock:
             self._line.leave(self)
 
     def wake(self) -> None:
-        """Let `begin` return."""
+        """Make `begin` return."""
         self._gate.release()
 
     @property
     def is_wanted(self) -> bool:
-        """Whether others want the device, so that there is no room for what nobody has asked for yet."""
+        """Whether others are waiting for the device, so that it has no time for predicted requests."""
         return self._line.is_wanted
 
     def _refuse(self) -> None:

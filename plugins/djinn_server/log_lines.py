@@ -1,4 +1,4 @@
-"""Lines of the log of a server's processes."""
+"""Log lines of the server's processes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _HIDDEN = "***"
 
 
 def printable(text: object) -> str:
-    """Text of an error, or other text, which may repeat what a client sent: no control characters get into the log."""
+    """Replace unprintable characters, for text of an error or other text that may repeat what a client sent."""
     return "".join(character if character.isprintable() else "?" for character in str(text))
 
 
 def write_to(stream: TextIO, form: LogFormat, *, secrets: Sequence[str] = (), **fields: str) -> None:
-    """Have this process, which is djinn's own, write its log to a stream, one line for each record.
+    """Make this process, which must be djinn's own, write its log to a stream, one line per record.
 
-    What others have a say in, such as an error's text, cannot make a line of its own nor do anything to a terminal:
-    control characters are replaced.
+    Text that others control, such as an error's text, can neither forge a line nor affect a terminal: control
+    characters are replaced.
 
     Args:
         stream: Where to write.
         form: ``text``, or ``json``: an object with ``time``, ``level``, ``component``, ``process``, ``message`` and, if
             there is one, ``error``.
-        secrets: What is left out wherever it occurs; empty ones count for nothing.
-        fields: Said with each record of ``json``.
+        secrets: Strings that are removed from the log; empty ones are ignored.
+        fields: Added to each record of ``json``.
     """
     handler = logging.StreamHandler(stream)
     hidden = tuple(filter(None, secrets))
@@ -39,7 +39,7 @@ def write_to(stream: TextIO, form: LogFormat, *, secrets: Sequence[str] = (), **
 
 
 class _TextFormatter(logging.Formatter):
-    """Writes a record for people. What follows its line, such as a traceback, is indented, so that it is no record."""
+    """Formats a record for people. Further lines, such as a traceback, are indented so that none looks like one."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class _TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         lines = [f"{self.formatTime(record)} {record.levelname} {record.name}: {printable(record.getMessage())}"]
-        # Not what `logging` keeps with the record: another handler may have made that.
+        # Not the text that `logging` caches in the record: another handler may have formatted it differently.
         if record.exc_info and record.exc_info[0] is not None:
             lines += [f"    {printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
         return _without(self._secrets, "\n".join(lines))
 
 
 class _JsonFormatter(logging.Formatter):
-    """Writes a record for programs."""
+    """Formats a record for programs."""
 
     def __init__(self, secrets: Sequence[str], fields: dict[str, str]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _JsonFormatter(logging.Formatter):
             "message": _without(self._secrets, printable(record.getMessage()))}
         if record.exc_info and record.exc_info[0] is not None:
             content["error"] = _without(self._secrets, self.formatException(record.exc_info))
-        # Nothing but ASCII is written, so that no character has a meaning of its own.
+        # ASCII only, so that no character has a special meaning.
         return json.dumps(content)
 
 

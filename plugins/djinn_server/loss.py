@@ -1,4 +1,4 @@
-"""A device that is lost to the process: the session that lost it learns why, and the process ends."""
+"""Loss of the device: the session that ran last gets the reason, and the process ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _log = logging.getLogger("djinn.server")
 
 
 class DeviceLoss:
-    """Looks whether the device is still there.
+    """Detects the loss of the device.
 
     Args:
-        executor: Whose device it is.
-        leave: Ends the process. Sessions that did nothing wrong find their connection broken, as after a crash, and
-            recover if they can.
+        executor: The executor of the device.
+        leave: Ends the process. To innocent sessions this is a broken connection, as after a crash, and they recover if
+            they can.
 
     Concurrency:
         Any thread.
@@ -37,11 +37,11 @@ class DeviceLoss:
     def check(self, tell: Callable[[DjinnError], None]) -> bool:
         """End the process if the device is lost, and return whether it is.
 
-        What ran last need not be what lost it: a device computes on its own. But most often it is, since whoever waits
-        for a value learns of it first.
+        The program that ran last need not be the cause, because devices compute asynchronously. But it usually is,
+        since the session that waits for a value sees the loss first.
 
         Args:
-            tell: Tells the session that ran last.
+            tell: Sends the error to the session that ran last.
         """
         reason = self._ask() if self._ask is not None else ""
         if not reason:

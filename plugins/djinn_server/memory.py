@@ -1,4 +1,4 @@
-"""Giving memory back to the system after a session."""
+"""Returns freed memory to the system after a session, and finds the sizes of memories."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ("default_keep_bytes", "device_bytes", "return_memory")
 
 MAX_DEFAULT_KEEP_BYTES = 4 * 2**30
 _CONTROL_GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where Linux says how much memory a container has, in two versions."""
+"""Files with a container's memory limit, in the two versions of Linux control groups."""
 
 
 def default_keep_bytes() -> int:
-    """Return the room for kept uploads where nobody says how much: an eighth of the memory, and 4 GiB at most."""
+    """Return the default size of the upload cache: an eighth of the memory, and 4 GiB at most."""
     memory_bytes = _physical_bytes()
     return min(MAX_DEFAULT_KEEP_BYTES, memory_bytes // 8) if memory_bytes else MAX_DEFAULT_KEEP_BYTES
 
 
 def device_bytes(device: str) -> int:
-    """Return how much memory a device has, or what this process may have of it; 0 if the system does not tell."""
+    """Return the memory of a device, or the part of it that this process may use; 0 if unknown."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -35,12 +35,12 @@ def _physical_bytes() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     except (AttributeError, ValueError, OSError):
-        # Not every system tells.
+        # Not every system provides this.
         return 0
 
 
 def _limit_in(file: str) -> int:
-    """Read the limit of a control group; 0 if there is none."""
+    """Return the limit of a control group; 0 if there is none."""
     try:
         text = Path(file).read_text().strip()
     except OSError:
@@ -49,10 +49,10 @@ def _limit_in(file: str) -> int:
 
 
 def return_memory() -> None:
-    """Give freed memory back to the system where the C library keeps it, and to the device where PyTorch does.
+    """Return freed memory to the system where the C library caches it, and to the device where PyTorch caches it.
 
-    Without this, a server that once held large values in many small blocks appears to hold them for ever, and a worker
-    keeps memory of a device from the others.
+    Otherwise a server that once held large values in many small blocks would appear to hold them for ever, and a worker
+    would keep device memory that other workers could use.
     """
     import torch
 
@@ -70,7 +70,7 @@ def _trim() -> Callable[[int], int] | None:
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        # Not every C library on Linux is glibc; the others have no such call.
+        # Not every C library on Linux is glibc; others lack this function.
         return None
     trim.argtypes = [ctypes.c_size_t]
     trim.restype = ctypes.c_int

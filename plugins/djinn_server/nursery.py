@@ -1,7 +1,7 @@
-"""A process that has imported all that a worker needs, and becomes one as often as it is asked to.
+"""A process that has imported everything a worker needs, and forks a worker on request.
 
-To import PyTorch takes seconds, to fork a process that has done so takes milliseconds; and what was imported lies in
-memory once for all of them.
+Importing PyTorch takes seconds; forking a process that has imported it takes milliseconds. The workers also share the
+memory of the imported modules.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 __all__ = ("Child", "Nursery", "begin_nursery", "fork_nursery", "main", "prepare")
 
 SPAWN_TIMEOUT_S = 30.0
-"""How long a nursery may take to fork a worker, before the gateway starts one without it."""
+"""How long a nursery may take to fork a worker, before the gateway starts the worker without it."""
 STATUS_TIMEOUT_S = 1.0
-"""How long a nursery may take to tell the status of a worker that has ended."""
+"""How long a nursery may take to report the status of a worker that has ended."""
 _NAME_PROCESS = 15
 """``PR_SET_NAME`` of prctl(2)."""
 _log = logging.getLogger("djinn.server")
 
 
 class Child:
-    """A process that a nursery has forked; as much of `subprocess.Popen` as is needed.
+    """A process forked by a nursery, with the part of `subprocess.Popen`'s interface that is needed.
 
     Args:
-        pid: Its number, which may come to mean another process.
-        process: A descriptor (pidfd) that always means this one; the child's own from now on.
-        status_of: Waits until the nursery has told the status; ``None`` if it does not.
+        pid: Its process ID, which the system may reuse.
+        process: A descriptor (pidfd) that always refers to this process; the `Child` owns it.
+        status_of: Waits until the nursery has reported the status; ``None`` if it does not.
 
     Concurrency:
         Any thread.
@@ -54,12 +54,12 @@ class Child:
         self._status_of = status_of
 
     def kill(self) -> None:
-        """End it at once, if it has not ended."""
+        """Kill it, if it has not ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for its end, and return its status as `subprocess` gives it; if nobody knows it, that of a kill."""
+        """Wait for its end, and return its status as `subprocess` does; if unknown, the status of a killed process."""
         select.select([self._process], [], [])
         status = self._status_of()
         return -signal.SIGKILL if status is None else status
@@ -71,7 +71,7 @@ class Child:
 class Nursery:
     """The gateway's end of the channel to a nursery.
 
-    Every request has a number. So what is told late is not taken for the answer to another request.
+    Requests are numbered, so a late answer is not mistaken for the answer to another request.
 
     Concurrency:
         Any thread.
@@ -84,11 +84,11 @@ class Nursery:
         self._changed = threading.Condition()
         self._asked = 0
         self._unanswered: set[int] = set()
-        """Requests that nobody waits for any more, and that the nursery has not come to."""
+        """Requests that have timed out and that the nursery has not answered yet."""
         self._children: dict[int, Child] = {}
-        """Workers that were forked and that nobody has taken yet."""
+        """Workers that were forked and not yet collected by `spawn`."""
         self._wanted: set[int] = set()
-        """Requests whose workers' statuses are to be kept."""
+        """Requests whose workers' statuses are still needed."""
         self._statuses: dict[int, int] = {}
         self._is_gone = False
         self._reader: threading.Thread | None = None
@@ -97,8 +97,9 @@ class Nursery:
         """Fork a worker.
 
         Args:
-            standard_input: Descriptor that becomes its standard input; stays the caller's here. After an error a worker
-                may still be forked with it, which is ended at once. So no other process may be given it.
+            standard_input: Descriptor that becomes its standard input; the caller keeps its own copy. After an error, a
+                worker may still be forked with it; that worker is killed at once. So the caller must not give it to
+                another process.
             environment: Its environment variables.
 
         Raises:
@@ -146,7 +147,7 @@ class Nursery:
             os.waitpid(self._pid, 0)
 
     def _take(self, message: Spawned, process: int) -> None:
-        """Take a worker in; end one that nobody waits for any more. The caller holds the lock."""
+        """Accept a forked worker; kill it if its request has timed out. The caller holds the lock."""
         number = message.number
         child = Child(message.pid, process, lambda: self._status_of(number))
         if number not in self._unanswered:
@@ -159,7 +160,7 @@ class Nursery:
 
 
 def begin_nursery(environment: Mapping[str, str]) -> Nursery | None:
-    """Start a nursery from nothing: its workers have nothing of what this process knows.
+    """Start a nursery as a new process: its workers inherit nothing from this process's memory.
 
     Args:
         environment: Its environment variables.
@@ -177,17 +178,16 @@ def begin_nursery(environment: Mapping[str, str]) -> Nursery | None:
 
 
 def fork_nursery(prepare: Callable[[], None]) -> Nursery | None:
-    """Fork a nursery off this process, which should have no thread of its own yet and nothing open.
+    """Fork a nursery from this process, which should have no other threads yet and no open files.
 
-    That is sooner done than `begin_nursery`. Its workers have what this process had in memory, so it must know no
-    secret.
+    This is faster than `begin_nursery`. The workers inherit this process's memory, so it must contain no secrets.
 
     Args:
-        prepare: Does in the nursery what workers need not do then. It leaves no thread behind.
+        prepare: Called in the nursery to do work that the workers then need not do. It must leave no threads behind.
 
     Returns:
-        ``None`` where a process that has imported PyTorch had better not fork: elsewhere than on Linux (5.3 and later),
-        or if another thread runs here.
+        ``None`` where a process that has imported PyTorch should not fork: elsewhere than on Linux (5.3 and later), or
+        if another thread runs here.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or not _has_handles():
         return None
@@ -205,10 +205,10 @@ def fork_nursery(prepare: Callable[[], None]) -> Nursery | None:
         prepare()
         _Forker(theirs).run()
         status = 0
-    except BaseException:  # noqa: BLE001  # logged; beyond lies what the process was before
+    except BaseException:  # noqa: BLE001  # logged; it must not propagate into the parent's code
         _log.exception("the nursery failed")
     finally:
-        # Nothing of the process that this one was is to be put in order here. The gateway does without, and says so.
+        # Skip the parent's cleanup handlers. The gateway then does without a nursery, and logs that.
         os._exit(status)
 
 
@@ -219,11 +219,11 @@ class _Forker:
         self._socket = sock
         self._control = Control(sock, takes_descriptors=True)
         self._children: dict[int, int] = {}
-        """Processes, by the number of the request."""
+        """Process IDs, by request number."""
         self._woken, self._waker = os.pipe()
 
     def run(self) -> None:
-        """Fork and reap until the gateway is gone. What then still runs ends by itself."""
+        """Fork and reap until the gateway is gone. Workers that are still running exit when they notice that."""
         for end in (self._woken, self._waker):
             os.set_blocking(end, False)
         ignore_signals()
@@ -268,7 +268,7 @@ class _Forker:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.dup2(descriptor, 0)
-            # The gateway's standard output is for the one line that its callers expect.
+            # Callers expect one line on the gateway's standard output, so the worker must not write there.
             os.dup2(2, 1)
             _close_all_but()
             os.environ.clear()
@@ -280,7 +280,7 @@ class _Forker:
             main()
         except SystemExit as ended:
             status = ended.code
-        except BaseException:  # noqa: BLE001  # logged; beyond lies what the process was before
+        except BaseException:  # noqa: BLE001  # logged; it must not propagate into the parent's code
             _log.exception("the worker failed")
         finally:
             os._exit(status if isinstance(status, int) else 1)
@@ -295,10 +295,10 @@ def _has_handles() -> bool:
 
 
 def _close_all_but(*kept: int) -> None:
-    """Close what this process has open beside the standard streams."""
+    """Close all open descriptors except the standard streams and the given ones."""
     for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if descriptor > 2 and descriptor not in kept:
-            with suppress(OSError):  # that of the listing itself
+            with suppress(OSError):  # the descriptor of the listing itself
                 os.close(descriptor)
 
 
@@ -307,8 +307,8 @@ def _name(text: str) -> None:
 
 
 def prepare(plugins: Plugins) -> None:
-    """Have what every worker needs in memory."""
-    import djinn_server.worker  # noqa: F401  # that it is imported is all that is wanted
+    """Import everything that workers need."""
+    import djinn_server.worker  # noqa: F401  # imported for its effect on `sys.modules`
     from djinn.kinds.guard import PreparedGuard
 
     guard = plugins.choose("guard", "core")
@@ -317,7 +317,7 @@ def prepare(plugins: Plugins) -> None:
 
 
 def main() -> None:
-    """Be a nursery that `begin_nursery` has started."""
+    """Run a nursery that `begin_nursery` has started."""
     from djinn.config import Config
     from djinn.plugins import Plugins
 

@@ -1,4 +1,4 @@
-"""What the operator can ask of a server that runs: which sessions there are, and to end some."""
+"""Executes the operator's commands on a running server: listing sessions and ending them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from djinn_server.worker_process import Worker
 __all__ = ("EVERYBODY", "Operating", "SessionRow")
 
 EVERYBODY = "-"
-"""Stands for the tenant without a name: everybody, where there is one token or none."""
+"""Stands for the tenant without a name: all clients, if there is at most one token."""
 LOOK_TIMEOUT_S = 2.0
-"""How long a worker may take to say what its sessions do."""
+"""How long a worker may take to report its sessions."""
 TICK_S = 0.05
 MIN_PREFIX = 4
 _HINT = "Ask the server's operator why. djinn.init() starts a new session."
 
 
 class SessionRow(msgspec.Struct):
-    """A session, as the operator sees it.
+    """A session, as shown to the operator.
 
     Attributes:
-        tenant: Whose it is; empty where everybody is one.
+        tenant: Its tenant; empty if all clients are one tenant.
         session: Its name; empty for a worker that does not answer and runs no program.
-        worker: Process that runs it.
-        peer: Who is at the other end.
-        age_s: Since when it is there.
-        idle_s: Since when nothing has come from its client; 0 while it has anything to do.
-        queued: Programs of the last message that are not through.
-        running_s: For how long its program has run; 0 if none runs.
-        held_bytes: What it holds.
-        values: How many values.
-        answers: Whether its worker says so; if not, only what it runs is known, and since when.
+        worker: Process ID of its worker.
+        peer: The client's address.
+        age_s: Time since it began.
+        idle_s: Time since the last message from its client; 0 while it is busy.
+        queued: Programs of the last message that have not finished.
+        running_s: How long its program has been running; 0 if none is.
+        held_bytes: Bytes that it holds.
+        values: Number of values that it holds.
+        answers: Whether its worker has reported this; if not, only the running program and its start are known.
     """
 
     tenant: str
@@ -63,11 +63,11 @@ class _Kick(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Operating:
-    """Carries out commands.
+    """Handles the operator's commands.
 
     Args:
-        supervisor: Has the workers.
-        verdicts: Learn which sessions were ended.
+        supervisor: Manages the workers.
+        verdicts: Records which sessions were ended.
 
     Concurrency:
         Any thread.
@@ -78,20 +78,20 @@ class Operating:
         self._verdicts = verdicts
 
     def handlers(self) -> dict[str, Handler]:
-        """List the commands."""
+        """Return the handlers by command."""
         return {"sessions": lambda _: self.sessions(),
                 "kick": lambda arguments: self.kick(msgspec.convert(arguments, _Kick))}
 
     def sessions(self) -> list[SessionRow]:
-        """List all sessions, and workers that do not answer."""
+        """List all sessions, and the workers that do not answer."""
         return [row for tenant, worker in self._supervisor.workers() for row in _rows(tenant, worker)]
 
     def kick(self, wanted: _Kick) -> dict[str, Any]:
         """End a tenant's sessions, or one session.
 
         Returns:
-            How many ``sessions`` were asked to end, which ``worker`` had to be killed for it (0: none), and which
-            session ``remains`` because its program still runs.
+            How many ``sessions`` were asked to end, the ``worker`` that had to be killed for it (0: none), and the
+            session that ``remains`` because its program is still running.
 
         Raises:
             ConfigurationError: There is no such tenant and no such session, or more than one.
@@ -141,7 +141,7 @@ class Operating:
 
 
 def _has(states: tuple[SessionState, ...] | None, session: str) -> bool:
-    """Whether a session is still there; one of a worker that does not answer is."""
+    """Whether a session still exists; assumed if its worker does not answer."""
     return states is None or any(state.session == session for state in states)
 
 

@@ -1,6 +1,6 @@
-"""The operator's socket: where ``djinn sessions`` and ``djinn kick`` reach a server that runs.
+"""The operator's socket: where ``djinn sessions`` and ``djinn kick`` reach a running server.
 
-A Unix-domain socket that only the server's user can connect to. Each connection carries one request and its answer, a
+A Unix-domain socket that only the server's user can connect to. Each connection carries one request and its answer, one
 line of JSON each.
 """
 
@@ -24,13 +24,13 @@ from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedE
 __all__ = ("Handler", "OperatorSocket", "ask", "check_path", "default_folder", "servers")
 
 Handler: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Carries out a command, given its arguments; what it returns can be written as JSON."""
+"""Executes a command with its arguments; the result can be serialized as JSON."""
 MAX_REQUEST_BYTES = 2**16
 MAX_ANSWER_BYTES = 2**26
 REQUEST_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 120.0
 MAX_OPERATORS = 8
-"""Who comes while so many are being answered is sent away."""
+"""Maximum number of concurrent connections; further ones are refused."""
 _MAX_PATH_BYTES = 107
 _CREDENTIALS = struct.Struct("3i")
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
@@ -54,7 +54,7 @@ class _Answer(msgspec.Struct, omit_defaults=True):
 
 
 def default_folder() -> Path:
-    """Return where servers of this user have their sockets: ``XDG_RUNTIME_DIR``, or else beside the tokens."""
+    """Return the folder of this user's server sockets: in ``XDG_RUNTIME_DIR``, or else beside the tokens."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "djinn"
@@ -63,7 +63,7 @@ def default_folder() -> Path:
 
 
 def check_path(path: Path) -> None:
-    """Make sure that a socket may be bound to a path.
+    """Check that a socket can be bound to a path.
 
     Raises:
         ConfigurationError: It cannot.
@@ -76,7 +76,7 @@ def check_path(path: Path) -> None:
 
 
 def servers(folder: Path) -> Iterator[Path]:
-    """List the sockets in a folder, oldest process first; those of servers that died are removed."""
+    """List the sockets in a folder, oldest first, and remove those of servers that died."""
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.glob("*.sock"), key=lambda path: path.stat().st_mtime):
             with socket.socket(socket.AF_UNIX) as probe:
@@ -92,11 +92,11 @@ def servers(folder: Path) -> Iterator[Path]:
 
 
 def ask(path: Path, command: str, **arguments: Any) -> Any:
-    """Have a server carry out a command.
+    """Send a command to a server, and return its answer.
 
     Raises:
         TransportError: No server listens there, or it does not answer.
-        DjinnError: What the server says against it.
+        DjinnError: The error that the server answered with.
     """
     try:
         with socket.socket(socket.AF_UNIX) as sock:
@@ -113,14 +113,14 @@ def ask(path: Path, command: str, **arguments: Any) -> Any:
 
 
 class OperatorSocket:
-    """Listens for commands and has them carried out.
+    """Listens for commands and runs their handlers.
 
     Args:
-        path: Where; the folder is made, for this user alone, if there is none.
-        handlers: What to do, by command. Each is called in a thread of its own.
+        path: Path of the socket; a missing folder is created, accessible only to this user.
+        handlers: Handlers by command. Each call runs in its own thread.
 
     Raises:
-        ConfigurationError: Nothing can listen there.
+        ConfigurationError: The socket cannot be bound to that path.
 
     Concurrency:
         `start` and `stop` are called by one thread.
@@ -135,7 +135,7 @@ class OperatorSocket:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_stale()
-            # On Linux the file takes the socket's mode, so that there is no moment at which others could connect.
+            # On Linux the file gets the socket's mode, so there is no moment at which others could connect.
             os.fchmod(self._socket.fileno(), 0o600)
             self._socket.bind(str(path))
             path.chmod(0o600)
@@ -147,11 +147,11 @@ class OperatorSocket:
         self._thread = threading.Thread(target=self._accept, name="djinn-operator", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening. Commands that run are not interrupted."""
+        """Stop listening. Running commands are not interrupted."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -171,7 +171,7 @@ class OperatorSocket:
             try:
                 sock, _ = self._socket.accept()
             except OSError:
-                # It was closed: the server ends.
+                # The socket was closed, because the server is stopping.
                 return
             if not self._places.acquire(blocking=False):
                 sock.close()
@@ -206,16 +206,16 @@ class OperatorSocket:
             return _Answer(problem=_Problem(ProtocolError.code, f"That is no request: {error}."))
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001  # logged whole; it must not end the server
+        except Exception as error:  # noqa: BLE001  # logged in full; it must not end the server
             _log.exception("a command of the operator failed")
             return _Answer(problem=_Problem(DjinnError.code, f"The command failed: {error}.", "See the server's log."))
 
 
 def _check_user(sock: socket.socket) -> None:
-    """Let in the server's user and root alone, where the system tells; elsewhere the file's mode does.
+    """Accept only the server's user and root, where the system reports the peer; elsewhere the file's mode ensures it.
 
     Raises:
-        RefusedError: It is another.
+        RefusedError: The peer is another user.
     """
     if hasattr(socket, "SO_PEERCRED"):
         _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))

@@ -1,4 +1,4 @@
-"""What the gateway tells a worker while sessions run, besides connections, limits and turns."""
+"""The gateway's orders to a worker while sessions run, besides connections, limits and turns."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _log = logging.getLogger("djinn.server")
 
 
 class Orders:
-    """Carries them out.
+    """Carries out the gateway's orders.
 
     Args:
         control: The channel to the gateway.
         server: Has the sessions.
-        grants: By which tokens they were let in.
-        listener: Where clients connect that were sent here, if they do.
+        grants: Records the tokens that admitted them.
+        listener: Where redirected clients connect, if there are any.
 
     Concurrency:
-        The thread that reads what the gateway says.
+        The thread that reads the gateway's messages.
     """
 
     def __init__(self, control: Control, server: Drainable, grants: Grants, listener: Listener | None) -> None:
@@ -40,13 +40,14 @@ class Orders:
         self._listener = listener
 
     def obey(self, message: ControlMessage, descriptor: int | None) -> None:
-        """Carry one out. None of them waits for a client or a program."""
+        """Carry out an order. None of them waits for a client or a program."""
         if isinstance(message, Drain):
             drain(self._server, self._drained)
         elif isinstance(message, EndSessions):
             goodbye = Goodbye(message.code, message.summary, message.hint)
             for session in self._grants.end(message.token, goodbye):
-                # A client that does not read would hold up the others, and what else the gateway has to say.
+                # In its own thread: a client that does not read would delay the other sessions and the gateway's next
+                # orders.
                 threading.Thread(target=session.close, args=(goodbye,), daemon=True).start()
         elif isinstance(message, Renew) and descriptor is not None:
             try:

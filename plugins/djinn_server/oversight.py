@@ -1,6 +1,6 @@
-"""Oversight of workers: programs that run too long, clients whose programs kill workers, sessions that were ended.
+"""Oversight of workers: programs that run too long, clients whose programs kill workers, and ended sessions.
 
-The gateway does all of it, by what workers have written on their boards.
+The gateway does all of this, based on what workers have written on their boards.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from djinn_server.counting import Meters
 __all__ = ("Offenders", "RunWatch", "Verdicts")
 
 LOOK_S = 0.1
-"""How often to look for how long programs have run; a tenth of the limit, if that is less."""
+"""How often to check the running time of programs; a tenth of the limit if that is less."""
 GRACE_S = 2.0
-"""How long a session's program may go on once the session was ended; it may end between two of its steps."""
+"""Time that a program gets after its session was ended; it can only stop between two of its steps."""
 MAX_REMEMBERED = 1000
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 30.0
-"""How long a client is kept out whose program has killed a worker; twice as long each time."""
+"""How long a client is kept out after its program has killed a worker; doubles each time."""
 FORGIVEN_S = 300.0
-"""After so long without another one, it counts as the first."""
+"""After this time without another kill, the next one counts as the first."""
 _log = logging.getLogger("djinn.server")
 
 
 class _Watched(Protocol):
-    """A worker, as far as it is overseen."""
+    """The part of a worker that oversight uses."""
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process ID."""
 
     @property
     def board(self) -> Board:
@@ -50,11 +50,11 @@ class _Watched(Protocol):
         """Send it a message."""
 
     def end(self, cause: str) -> None:
-        """Kill it."""
+        """Kill it, and record the cause."""
 
 
 class Verdicts:
-    """Why sessions were ended, for clients that did not hear it and come to take their sessions up again.
+    """The reasons why sessions were ended, for clients that missed the reason and try to resume their sessions.
 
     Concurrency:
         Any thread.
@@ -65,17 +65,17 @@ class Verdicts:
         self._known: OrderedDict[bytes, DjinnError] = OrderedDict()
 
     def add(self, key_digest: bytes, error: DjinnError) -> None:
-        """A session was ended for good."""
+        """Record that a session was ended for good."""
         with self._lock:
             self._known[key_digest] = error
             while len(self._known) > MAX_REMEMBERED:
                 self._known.popitem(last=False)
 
     def check(self, key: bytes) -> None:
-        """Raise the error for which the session was ended that has this key, if it was.
+        """Raise the error that ended the session with this key, if there is one.
 
         Raises:
-            DjinnError: It was.
+            DjinnError: The session was ended.
         """
         with self._lock:
             error = self._known.get(digest_of(key))
@@ -91,12 +91,12 @@ class _Offender:
 
 
 class Offenders:
-    """Owners of sessions whose programs have killed the worker that everybody shares; each time they wait longer.
+    """Owners of sessions whose programs have killed the shared worker; each time, the owner waits longer.
 
-    An owner is what a client says. A client that means harm can say another each time.
+    The owner is a name that the client chooses. A malicious client can choose another name each time.
 
     Args:
-        clock: Tells the time.
+        clock: Returns the current time, in seconds.
 
     Concurrency:
         Any thread.
@@ -108,7 +108,7 @@ class Offenders:
         self._known: OrderedDict[bytes, _Offender] = OrderedDict()
 
     def add(self, owner_digest: bytes) -> float:
-        """A worker died while it ran a program of this owner; return how long he has to wait, in seconds."""
+        """Record that a worker died running this owner's program; return how many seconds the owner has to wait."""
         now = self._clock()
         with self._lock:
             offender = self._known.setdefault(owner_digest, _Offender())
@@ -121,10 +121,10 @@ class Offenders:
         return delay_s
 
     def check(self, owner: str) -> None:
-        """Keep an owner out who has to wait.
+        """Refuse an owner that still has to wait.
 
         Raises:
-            RefusedError: Says how long.
+            RefusedError: The owner has to wait; says how long.
         """
         with self._lock:
             offender = self._known.get(digest_of_owner(owner)) if owner and self._known else None
@@ -136,16 +136,16 @@ class Offenders:
 
 
 class RunWatch:
-    """Ends sessions whose programs run too long, and workers in which such a program does not end then.
+    """Ends sessions whose programs run too long, and kills the worker if such a program does not stop.
 
     Args:
-        workers: Lists the workers that there are.
-        verdicts: Learn why.
-        limit_s: How long a program may run; 0: for any time.
+        workers: Lists the current workers.
+        verdicts: Records the reasons.
+        limit_s: How long a program may run; 0 for no limit.
         meters: Count ended sessions.
 
     Attributes:
-        limit_s: As above; it counts from the next look on, also for programs that run already.
+        limit_s: As above; a change takes effect at the next check, also for running programs.
 
     Concurrency:
         `start` and `stop` are called by one thread; any sets `limit_s`.
@@ -158,12 +158,12 @@ class RunWatch:
         self.limit_s = limit_s
         self._meters = meters
         self._told: dict[tuple[int, int], float] = {}
-        """When sessions were ended, by process and by the program that had run too long."""
+        """When sessions were ended, by process and by start time of the program that ran too long."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-run-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._thread.start()
 
     def stop(self) -> None:

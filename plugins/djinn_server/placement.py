@@ -1,4 +1,4 @@
-"""Where a tenant's worker computes, if a server has several devices: where there is least to do."""
+"""Chooses the device of a tenant's worker if a server has several devices: the one with the least load."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import attrs
 __all__ = ("Load", "default_places", "least_loaded")
 
 _SAME = 0.05
-"""Loads that differ by less, in devices, count as equal: they are measured, and of the last seconds."""
+"""Loads that differ by less, in devices, count as equal, because they are measurements of the last seconds."""
 
 
 @attrs.frozen
 class Load:
-    """How much there is to do on a device.
+    """The load of a device.
 
     Attributes:
-        wanted: How many devices' time its workers wanted in the last seconds: running, or waiting for a turn.
-        held_bytes: What their sessions hold.
-        workers: How many there are.
+        wanted: Demand of its workers in the last seconds, in devices: time spent running, or waiting for a turn.
+        held_bytes: Bytes that their sessions hold.
+        workers: Number of workers.
     """
 
     wanted: float = 0.0
@@ -29,19 +29,19 @@ class Load:
 
 
 def least_loaded(loads: Sequence[Load]) -> int:
-    """Return the position of the device with the least time wanted, then fewest bytes held, then fewest workers."""
+    """Return the position of the device with the least demand, then fewest bytes held, then fewest workers."""
     return min(range(len(loads)), key=lambda index: (
         round(loads[index].wanted / _SAME), loads[index].held_bytes, loads[index].workers, index))
 
 
 def default_places(devices: Sequence[str], threads: int) -> list[int]:
-    """Return how many turns there may be at a time on each device, if nobody says.
+    """Return the default number of concurrent turns on each device.
 
-    One on an accelerator. CPUs have room for as many as have a core for each of their threads, all devices together.
+    An accelerator has one. All CPU devices together have as many as there are cores for the threads of each.
 
     Args:
         devices: Their names.
-        threads: Threads of operations on the CPU; 0 for as many as PyTorch sees fit, which is one for each core.
+        threads: Threads of operations on the CPU; 0 for PyTorch's default, which is one for each core.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shared = sum(device == "cpu" for device in devices)

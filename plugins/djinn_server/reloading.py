@@ -1,4 +1,4 @@
-"""Taking a changed configuration over while sessions run."""
+"""Reloading the configuration while sessions run."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ _log = logging.getLogger("djinn.server")
 
 @runtime_checkable
 class RenewableListener(Protocol):
-    """A `djinn.kinds.transport.Listener` that can have another certificate while its connections last."""
+    """A `djinn.kinds.transport.Listener` whose certificate can be replaced while its connections stay open."""
 
     def renew(self, options: ListenOptions) -> None:
-        """Use other certificates for connections from now on; those that there are stay as they are.
+        """Use other certificates for new connections; open connections are not affected.
 
         Args:
-            options: As for `djinn.kinds.transport.Transport.listen`; only what it says of certificates counts.
+            options: As for `djinn.kinds.transport.Transport.listen`; only the certificate options are used.
 
         Raises:
-            ConfigurationError: They cannot be used. Then those from before stay.
+            ConfigurationError: They cannot be used. The previous certificates then stay in use.
         """
 
 
 class Reloading:
-    """Has a server use another configuration, whole or not at all.
+    """Replaces a server's configuration, completely or not at all.
 
     Args:
-        offer: What the server offers now.
-        read: Reads it again; returns it, and names of options that would be others but take a restart.
-        check: Raises if it contradicts itself.
+        offer: The server's current configuration.
+        read: Reads the configuration again; returns it, and the names of changed options that need a restart.
+        check: Raises if the configuration contradicts itself.
         listener: Where clients connect.
-        tenants: Who is let in.
-        supervisor: Has the workers.
-        apply: Has workers keep to `offer`, and to what tenants may do by now.
+        tenants: The tenants that are admitted.
+        supervisor: Manages the workers.
+        apply: Applies `offer` and the tenants' current limits to the workers.
 
     Attributes:
-        offer: What the server offers.
+        offer: The server's current configuration.
 
     Concurrency:
         One thread calls `reload`; any reads `offer`.
@@ -69,10 +69,10 @@ class Reloading:
         self._apply = apply
 
     def reload(self) -> None:
-        """Read the configuration again, and use it from now on. No session ends.
+        """Read the configuration again and apply it. No session ends.
 
         Raises:
-            ConfigurationError: Something is wrong with it; says what. Then all stays as it was.
+            ConfigurationError: The configuration is invalid; says why. The previous one then stays in use.
         """
         offer, left = self._read()
         self._check(offer)
@@ -82,7 +82,7 @@ class Reloading:
         certificate = _read_certificate(offer) if offer.tls_cert else b""
         authorities = _read(offer.tls_client_ca).decode("ascii", "replace") if offer.tls_client_ca else ""
         if isinstance(self._tenants, KnownTenants):
-            # What can fail comes before what cannot: with the certificates, all of it is done or nothing.
+            # Steps that can fail come before steps that cannot; renewing the certificates is the last step that can.
             self._tenants.check()
         if isinstance(self._listener, RenewableListener):
             self._listener.renew(ListenOptions(tls_cert=offer.tls_cert, tls_key=offer.tls_key,
@@ -112,12 +112,12 @@ def _read(path: str) -> bytes:
 
 
 def _read_certificate(offer: Offer) -> bytes:
-    """Return the certificate, its chain and its key, as one PEM file has them."""
+    """Return the certificate, its chain and its key, joined into one PEM file."""
     return b"\n".join(_read(path) for path in (offer.tls_cert, offer.tls_key) if path)
 
 
 def _opened(content: bytes) -> int:
-    """Put something into a file without a name, which ends with its last descriptor; return one."""
+    """Write content to a nameless file, which is deleted with its last descriptor; return a descriptor."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("djinn-certificate")
     else:

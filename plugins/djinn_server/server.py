@@ -1,4 +1,4 @@
-"""The server: sessions over any transport, each with a thread and values of its own."""
+"""The server: runs sessions over any transport, each in its own thread and with its own values."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ from djinn_server.sessions import Held, Sessions
 __all__ = ("Server", "refuse")
 
 NO_LIMIT_BYTES = 2**62
-"""The limit of memory that was lifted while sessions go on."""
+"""Stands for no limit, if a memory limit is lifted while sessions are running."""
 _GOODBYE = Goodbye()
 _log = logging.getLogger("djinn.server")
 
 
 def no_transport(scheme: str) -> Transport:
-    """Refuse to lead anywhere.
+    """Reject every scheme.
 
     Raises:
         ConfigurationError: Always.
@@ -73,34 +73,34 @@ def no_transport(scheme: str) -> Transport:
 class Server:
     """Serves an executor to every connection that a listener accepts.
 
-    What one connection sends, however malformed, ends at most that connection.
+    Malformed input from a connection ends at most that connection.
 
     Args:
         listener: Where clients connect; closed by `stop`.
         executor: Runs the programs of all sessions; closed by `stop`.
-        admit: Raises if a client may not come in.
-        allowances: What the sessions may use; without, anything.
-        keep_bytes: Room for uploads that are kept, so that their owners need not send them again; 0 keeps none.
-        looks_ahead: Whether to run what a session will most likely ask for next while it asks for nothing.
-        memory_bytes: What the device may hold of all sessions together, which clients are told; 0 for anything.
-        tiers: Follows how short that memory is.
-        public_digests: Contents that every owner may use.
-        peers: Which servers may be sent values.
-        transport_for: Gives the transport of a scheme, for values that are sent to other servers.
-        dial: Has another process connect to these; see `djinn_server.couriers.Couriers`.
-        mailbox_prefix: How the keys of the sessions' mailboxes begin.
-        watch: Takes up a guard's watch at a new session.
-        meters: Count what happens; without, the server's own.
-        line: Says whose programs run when; without, one of the server's own, which has the device to itself.
-        lease_s: How long a session stays whose connection broke; 0: not at all.
-        grants: Entered there is by which token a session was let in.
+        admit: Raises if a client may not connect.
+        allowances: Resource limits of the sessions; unlimited by default.
+        keep_bytes: Space for caching uploads, so that their owners need not send them again; 0 disables the cache.
+        looks_ahead: Whether to run the predicted next request of a session while the session is idle.
+        memory_bytes: Device memory that all sessions together may use, reported to clients; 0 for no limit.
+        tiers: Tracks the pressure on that memory.
+        public_digests: Digests of contents that every owner may use.
+        peers: Which servers values may be sent to.
+        transport_for: Returns the transport of a scheme, for sending values to other servers.
+        dial: Lets another process connect to other servers; see `djinn_server.couriers.Couriers`.
+        mailbox_prefix: Prefix of the keys of the sessions' mailboxes.
+        watch: Starts the guard's watch over a new session.
+        meters: Counts events; the server has its own by default.
+        line: Schedules the programs; by default, the server's own line, which has the device to itself.
+        lease_s: How long a session is kept after its connection breaks; 0 ends it at once.
+        grants: Records the token that each session was admitted with.
 
     Attributes:
-        is_draining: Whether no more sessions begin; those that there are may be taken up again.
-        sessions: Those that there are.
+        is_draining: Whether new sessions are refused; existing ones can still be resumed.
+        sessions: The current sessions.
 
     Concurrency:
-        `start` and `stop` are called by one thread; every connection is served on its own.
+        `start` and `stop` are called by one thread. Each connection is served by its own thread.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class Server:
         self._grants = grants or Grants()
         self.sessions = Sessions()
         self._present: set[Mailbox] = set()
-        """Mailboxes of sessions, from before their clients are told that they have begun."""
+        """Mailboxes of sessions, added before their clients learn that the sessions have begun."""
         self._watch = watch
         self._lock = threading.Lock()
         self._connections: dict[threading.Thread, Channel] = {}
         self._welcoming: set[threading.Thread] = set()
-        """Those that say goodbye themselves: another thread could not tell whether the client was welcomed."""
+        """Threads that say goodbye to their clients themselves: only they can tell whether a client was welcomed."""
         self._goodbye = _GOODBYE
         self._count = 0
         self._stopping = False
@@ -146,7 +146,7 @@ class Server:
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
 
     def limit_memory(self, limits: Limits) -> None:
-        """Learn what the tenant may use from now on. The first limit of memory counts for sessions that begin then."""
+        """Change the tenant's limits. A first memory limit applies only to sessions that begin later."""
         limit_bytes = memory_limit(self._memory_bytes, limits)
         if self._keeper is not None:
             self._keeper.limit_bytes = limit_bytes or NO_LIMIT_BYTES
@@ -157,12 +157,12 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Address that clients connect to."""
+        """The address that clients connect to."""
         return self._listener.address
 
     @property
     def device(self) -> str:
-        """Device of the executor."""
+        """The device of the executor."""
         return self._executor.device
 
     @property
@@ -176,7 +176,7 @@ class Server:
         return self._acceptor.is_alive()
 
     def start(self) -> None:
-        """Begin to accept connections."""
+        """Start accepting connections."""
         self._acceptor.start()
         self.sessions.start()
         _log.info("serving %s on %s", self._executor.device, self.address)
@@ -185,8 +185,8 @@ class Server:
         """Stop accepting, end all sessions, and wait for their threads.
 
         Args:
-            timeout_s: How long to wait for programs that are running; they cannot be interrupted.
-            goodbye: What clients hear.
+            timeout_s: How long to wait for running programs, which cannot be interrupted.
+            goodbye: The reason to give to clients.
 
         Returns:
             Whether every thread has ended.
@@ -206,14 +206,14 @@ class Server:
             if thread in welcoming:
                 continue
             if isinstance(channel, SteadyChannel):
-                # Each waits a moment until its client has read why.
+                # Closing waits briefly, until the client has read the reason.
                 partings.append(threading.Thread(target=channel.close, args=(goodbye,), daemon=True))
                 partings[-1].start()
             else:
                 channel.close()
         for parting in partings:
             parting.join(max(0.0, deadline - time.monotonic()))
-        # Not before: programs that find it closed fail, and their clients would take that for the reason.
+        # Close the line last: programs fail once it is closed, and clients would take that failure for the reason.
         self._line.close()
         threads = [thread for thread in (self._acceptor, *serving) if thread.ident is not None]
         for thread in threads:
@@ -263,7 +263,7 @@ class Server:
         except DjinnError as error:
             self._meters.ended(error)
             refuse(self._current(channel), error)
-        except Exception as error:  # noqa: BLE001  # logged whole; it must end neither the server nor another session
+        except Exception as error:  # noqa: BLE001  # logged in full; must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
             tell = partial(refuse, self._current(channel))
             if not self._loss.check(tell):
@@ -275,11 +275,11 @@ class Server:
             self._forget(threading.current_thread())
 
     def _current(self, channel: Channel) -> Channel:
-        """Return what this thread's connection has become: that of a session may change."""
+        """Return this thread's current connection: a resumed session has replaced its first one."""
         return self._connections.get(threading.current_thread(), channel)
 
     def _converse(self, channel: Channel, meter: Meter) -> bool:
-        """Serve a connection, and return whether it is still this thread's."""
+        """Serve a connection, and return whether it still belongs to this thread."""
         greeted = receive_greeting(channel)
         if greeted is None:
             return True
@@ -304,7 +304,7 @@ class Server:
         return True
 
     def _take_up(self, channel: Channel, sequence: int, hello: Hello, meter: Meter) -> None:
-        """Give a session its new connection. The thread that holds the session goes on with it."""
+        """Move a session to a new connection. The thread that holds the session keeps serving it."""
         steady = self._resumable.find(hello.resume)
         self._grants.hold(channel, steady)
 
@@ -387,7 +387,7 @@ class Server:
         return Load(limit_bytes, sum(service.held_bytes for service in services), others)
 
     def report(self) -> Report:
-        """Say what was counted, and what there is now."""
+        """Report the counters and the current amounts."""
         services = [session.service for session in self.sessions.all()]
         counts = msgspec.structs.replace(self._line.counts(self._meters.counts()), cache_hits=self._store.hits,
                                          cache_misses=self._store.misses)
@@ -420,7 +420,7 @@ def _nothing() -> None:
 
 
 def refuse(channel: Channel, error: Exception) -> None:
-    """Log why a connection ends, and tell the other side if it can still be told."""
+    """Log why a connection ends, and inform the other side if it is still connected."""
     if isinstance(error, TransportError) and not isinstance(error, RefusedError):
         _log.info("%s: %s", channel.peer, printable(error))
         return
@@ -439,7 +439,7 @@ def refuse(channel: Channel, error: Exception) -> None:
 
 def _answer_next(channel: SteadyChannel, service: SessionService, allowance: SessionAllowance, meter: Meter,
                  place: Place) -> bool:
-    """Carry out one batch. Its tensors live in this call only, not while the next one is awaited."""
+    """Execute one batch. Its tensors are released before the next batch is awaited."""
     try:
         received = channel.receive()
     except LimitError:

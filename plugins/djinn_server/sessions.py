@@ -1,4 +1,4 @@
-"""The sessions that a worker has."""
+"""The sessions of a worker."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from djinn_server.line import Place
 __all__ = ("Held", "Sessions")
 
 LOOK_S = 0.25
-"""How often to look whether anybody still wants what a session computes."""
+"""How often to check whether the clients of busy sessions are still connected."""
 MAX_LISTED = 4096
-"""Sessions that are told of at a time, those with most to do first."""
+"""Maximum number of sessions in a report, the busiest first."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -31,12 +31,12 @@ class Held:
 
     Attributes:
         name: Its name.
-        key_digest: Of the key to take it up again.
-        channel: Its client's end.
+        key_digest: Digest of the key that resumes it.
+        channel: Its connection to the client.
         service: Its values and programs.
-        post: Its ways to others.
+        post: Its connections to other sessions.
         place: Its place in the line.
-        mailbox: Where others deliver to it.
+        mailbox: Where other sessions deliver values to it.
         began_s: When it began, by the monotonic clock.
     """
 
@@ -50,7 +50,7 @@ class Held:
     began_s: float = attrs.field(factory=time.monotonic)
 
     def state(self) -> SessionState:
-        """Say what it does now."""
+        """Return its current state."""
         now, place = time.monotonic(), self.place
         running_s = place.running_s(now)
         return SessionState(
@@ -73,12 +73,12 @@ class Sessions:
         self._watcher = threading.Thread(target=self._watch, name="djinn-leases", daemon=True)
 
     def add(self, session: Held) -> None:
-        """A session has begun."""
+        """Add a session that has begun."""
         with self._lock:
             self._held[session.name] = session
 
     def remove(self, name: str) -> None:
-        """A session has ended."""
+        """Remove a session that has ended."""
         with self._lock:
             self._held.pop(name, None)
 
@@ -88,20 +88,20 @@ class Sessions:
             return list(self._held.values())
 
     def states(self) -> tuple[SessionState, ...]:
-        """Say what they do now."""
+        """Return the state of each."""
         found = sorted((session.state() for session in self.all()), key=lambda state: (-state.running_s, -state.queued))
         return tuple(found[:MAX_LISTED])
 
     def end(self, name: str, goodbye: Goodbye) -> None:
-        """End a session, or all if no name is given; does not wait for clients, or for a kernel that runs."""
+        """End a session, or all if the name is empty; does not wait for clients, or for a running kernel."""
         for session in self.all():
             if name in ("", session.name):
                 _log.warning("%s: session %s is ended: %s", session.channel.peer, session.name, goodbye.summary)
-                # A client that does not read would hold up the others.
+                # In its own thread, because a client that does not read would delay the others.
                 threading.Thread(target=session.channel.close, args=(goodbye,), daemon=True).start()
 
     def start(self) -> None:
-        """Begin to look for sessions whose clients are gone."""
+        """Start looking for sessions whose clients are gone."""
         self._watcher.start()
 
     def stop(self) -> None:
@@ -109,7 +109,7 @@ class Sessions:
         self._ended.set()
 
     def _watch(self) -> None:
-        """End sessions that compute for nobody; idle ones notice by themselves."""
+        """End busy sessions whose clients are gone; idle sessions notice that themselves."""
         while not self._ended.wait(LOOK_S):
             for session in self.all():
                 if session.place.is_busy and session.channel.is_gone():

@@ -1,4 +1,4 @@
-"""What an operator asks of a running server with signals: to reload, to drain, to end."""
+"""Operator signals to a running server: reload, drain and stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from djinn.errors import DjinnError
 __all__ = ("Operated", "Operation", "catch_signals")
 
 TICK_S = 0.5
-"""How often to look whether the listener, and the process that started this one, are still there."""
+"""How often to check that the listener and the parent process are still there."""
 DRAIN_TICK_S = 0.05
 _log = logging.getLogger("djinn.server")
 
@@ -34,11 +34,11 @@ class Operated(Protocol):
         """Whether the last session has ended since `drain`."""
 
     def drain(self) -> None:
-        """Let no more sessions begin."""
+        """Refuse new sessions."""
 
 
 def catch_signals() -> queue.SimpleQueue[int]:
-    """Have signals wait in a queue. Only its `put` may be called from a handler that interrupts its own `get`."""
+    """Put signals into a queue. A handler may call only `put`, since it may interrupt the queue's own `get`."""
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda caught, _: signals.put(caught))
@@ -47,14 +47,14 @@ def catch_signals() -> queue.SimpleQueue[int]:
 
 @attrs.define(eq=False)
 class Operation:
-    """Runs a server until it is to end.
+    """Runs a server until it has to stop.
 
     Attributes:
         server: The server.
-        signals: As of `catch_signals`.
-        reload: Takes a changed configuration over; raises a `DjinnError` and changes nothing if it cannot be used.
-        drain_s: Says how long sessions may go on after SIGTERM, in seconds.
-        parent: The process to end with; 0 for none.
+        signals: The queue from `catch_signals`.
+        reload: Applies a changed configuration; if it is invalid, raises a `DjinnError` and changes nothing.
+        drain_s: Returns how long sessions may continue after SIGTERM, in seconds.
+        parent: Process ID of the parent; the server stops when the parent ends. 0 for none.
     """
 
     server: Operated
@@ -65,7 +65,7 @@ class Operation:
     _ends_at: float | None = attrs.field(default=None, init=False)
 
     def run(self) -> int:
-        """Wait until the server is to end, and return the exit status."""
+        """Wait until the server has to stop, and return the exit status."""
         while self.server.is_accepting:
             if self._is_over():
                 return 0
@@ -89,7 +89,7 @@ class Operation:
         return True
 
     def _heed(self, number: int) -> bool:
-        """Do what a signal says; whether the server is to end at once."""
+        """Handle a signal, and return whether the server must stop at once."""
         name = signal.Signals(number).name
         if number == signal.SIGHUP:
             self._reload()

@@ -1,4 +1,4 @@
-"""Waiting for a worker that is starting, and keeping the client informed meanwhile."""
+"""Waits for a worker that is starting, and informs the client meanwhile."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from djinn_server.worker_process import START_TIMEOUT_S, Worker
 __all__ = ("await_worker",)
 
 FIRST_S = 0.25
-"""After so much time the client hears for the first time that its worker is starting."""
+"""Delay before the client is first informed that its worker is starting."""
 EVERY_S = 1.0
-"""How often it hears so; far less than any client waits without a word."""
+"""Interval of later notices; much shorter than any client's timeout for a silent server."""
 
 
 def await_worker(supervisor: Supervisor, tenant: Tenant, inform: Callable[[float], None]) -> Worker:
-    """Return a tenant's worker, once it serves.
+    """Return a tenant's worker as soon as it serves.
 
-    A process that is starting is waited for as long as the supervisor does; where none is, because the last ones died,
-    only `PATIENCE_S`.
+    The wait is limited by the supervisor's start timeout if a process is starting, and by `PATIENCE_S` if none is
+    because the previous ones died.
 
     Args:
-        supervisor: Has the workers.
+        supervisor: Manages the workers.
         tenant: The tenant.
-        inform: Tells the client that it has waited so many seconds; raises if the client is gone.
+        inform: Informs the client how many seconds it has waited; raises if the client is gone.
 
     Raises:
-        RefusedError: It does not serve.
+        RefusedError: No worker serves in time.
     """
     began, patience_s = time.monotonic(), FIRST_S
     while True:

@@ -1,4 +1,4 @@
-"""The supervisor: starts a worker for each tenant, notices when one dies, and starts another."""
+"""The supervisor: starts a worker for each tenant, and replaces a worker that dies."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ __all__ = ("Supervisor",)
 PATIENCE_S = 30.0
 """How long a client waits for a worker."""
 PREFIX_BYTES = 3
-"""Of the 16 of a mailbox's key; what is left cannot be guessed either."""
+"""Length of the prefix in the 16 bytes of a mailbox's key; the other 13 are enough to prevent guessing."""
 FIRST_DELAY_S = 0.2
 DISPLACED_S = 1.0
-"""How long programs may go on of somebody whose name is another tenant's by now."""
+"""Time that running programs get after their tenant's name has passed to another tenant."""
 MAX_DELAY_S = 30.0
-"""Before a worker that died is replaced; each time twice as long, until one has served for as long as the longest."""
+"""Longest delay before a dead worker is replaced. The delay doubles each time, and starts afresh after a worker that
+served for longer than this."""
 _log = logging.getLogger("djinn.server")
 
 
 @attrs.define(eq=False)
 class _Post:
-    """Where a tenant's workers follow each other."""
+    """The successive workers of one tenant."""
 
     tenant: Tenant
     setup: Setup
@@ -58,25 +59,25 @@ class _Post:
     is_drained: bool = False
     failures: int = 0
     is_excused: bool = False
-    """Whether it is known whose program the last worker died of, so that nobody else need wait."""
+    """Whether a session's program is known to have killed the last worker, so that only its owner has to wait."""
     problem: DjinnError | None = None
 
 
 class Supervisor:
-    """Keeps one worker for each tenant that has asked for one.
+    """Keeps one worker running for each tenant that has connected.
 
     Args:
-        make_setup: What a tenant's worker is for.
-        environment: Its environment variables.
-        ledger: What workers tell is entered there; without, in books of its own.
-        devices: On which workers compute; without, on that of their setup.
-        turns: How they take turns on each of these.
-        nursery: Forks workers; without, each is a process that begins from nothing.
-        exchange: Connects them to other servers; without, they reach none.
+        make_setup: Returns the setup of a tenant's worker.
+        environment: Environment variables of the workers.
+        ledger: Collects the workers' reports; the supervisor has its own by default.
+        devices: Devices that workers run on; by default, the device of their setup.
+        turns: Scheduling settings of each of these devices.
+        nursery: Forks workers; without it, each worker starts as a new process.
+        exchange: Connects workers to other servers; without it, they reach none.
 
     Attributes:
-        ledger: What workers tell.
-        offenders: Clients that wait because of what their programs have done.
+        ledger: The workers' reports.
+        offenders: Clients that have to wait because their programs killed a worker.
 
     Concurrency:
         Any thread.
@@ -100,23 +101,24 @@ class Supervisor:
         self._draining = False
 
     def worker_of(self, tenant: Tenant, *, patience_s: float | None = PATIENCE_S, is_first: bool = False) -> Worker:
-        """Return a tenant's worker, once it serves.
+        """Return a tenant's worker as soon as it serves.
 
         Args:
             tenant: The tenant.
-            patience_s: How long to wait for it; ``None``: as long as it takes.
-            is_first: Give up at once if it cannot begin.
+            patience_s: How long to wait for the worker; ``None`` for no limit.
+            is_first: Give up at once if the worker cannot start.
 
         Raises:
-            RefusedError: It does not, for now: a `NoWorkerError` if it may soon.
-            DjinnError: Why it could not begin, if ``is_first``.
+            RefusedError: No worker serves at the moment: a `NoWorkerError` if one may soon.
+            DjinnError: The reason why the worker could not start, if ``is_first``.
         """
         with self._changed:
             if self._draining:
                 raise server_drains()
             post = self._posts.get(tenant.name)
             if post is not None and not self._stopping and (post.is_ending or post.tenant.key != tenant.key):
-                # What is left of the tenant who had that name, or of this one before, ends beside the new worker.
+                # The worker of an earlier tenant of that name, or this tenant's last one, ends while the new one
+                # starts.
                 if not post.is_ending:
                     threading.Thread(target=self._end, args=(post, DISPLACED_S, token_ended()), daemon=True).start()
                 post = None
@@ -142,10 +144,10 @@ class Supervisor:
             raise error
 
     def present_worker(self, tenant: Tenant) -> Worker:
-        """Return a tenant's worker if it serves now.
+        """Return a tenant's worker if it is serving now.
 
         Raises:
-            RefusedError: None does, so there are no sessions either.
+            RefusedError: No worker is serving, so there are no sessions either.
         """
         with self._changed:
             post = self._posts.get(tenant.name)
@@ -154,10 +156,10 @@ class Supervisor:
             return post.worker
 
     def worker_with(self, mailbox: bytes) -> Worker:
-        """Return the worker that a mailbox must be at, if it is anywhere.
+        """Return the worker that a mailbox belongs to, by the prefix of its key.
 
         Raises:
-            RefusedError: It is nowhere.
+            RefusedError: No worker has that prefix.
         """
         with self._changed:
             for post in self._posts.values():
@@ -173,7 +175,7 @@ class Supervisor:
         return made
 
     def why_not_ready(self) -> str:
-        """Say why sessions cannot begin: workers are wanted, and none serves. Empty if they can."""
+        """Say why sessions cannot begin: workers are needed, and none serves. Empty if sessions can begin."""
         with self._changed:
             posts = list(self._posts.values())
         if self._stopping:
@@ -185,18 +187,18 @@ class Supervisor:
         return "No worker serves at the moment; the server's log says why."
 
     def workers(self) -> list[tuple[Tenant, Worker]]:
-        """List the workers that serve."""
+        """List the workers that are serving."""
         with self._changed:
             return [(post.tenant, post.worker) for post in self._posts.values()
                     if post.is_ready and post.worker is not None]
 
     def tenants(self) -> list[Tenant]:
-        """List those who have workers."""
+        """List the tenants that have workers."""
         with self._changed:
             return [post.tenant for post in self._posts.values()]
 
     def change(self, tenant: Tenant) -> None:
-        """Have a tenant's worker keep other limits from now on."""
+        """Apply a tenant's new limits and weight to its worker."""
         with self._changed:
             post = self._posts.get(tenant.name)
             if post is None or post.tenant == tenant or post.tenant.key != tenant.key:
@@ -209,7 +211,7 @@ class Supervisor:
             self._desk.reweigh(customer, tenant.weight)
 
     def tell(self, tenant: Tenant, message: msgspec.Struct) -> bool:
-        """Send a tenant's worker a message; whether there is one."""
+        """Send a message to a tenant's worker, and return whether it has one."""
         with self._changed:
             post = self._posts.get(tenant.name)
             worker = post.worker if post is not None and post.tenant.key == tenant.key else None
@@ -222,11 +224,11 @@ class Supervisor:
 
         Args:
             tenant: The tenant.
-            timeout_s: How long programs that run may go on.
-            why: What clients hear.
+            timeout_s: How long running programs may continue.
+            why: The reason to give to clients.
 
         Returns:
-            Whether it ended by itself; it is killed if it does not.
+            Whether the worker exited in time; otherwise it is killed.
         """
         with self._changed:
             post = self._posts.get(tenant.name)
@@ -238,7 +240,7 @@ class Supervisor:
             self._changed.notify_all()
             worker, thread, customer = post.worker, post.thread, post.customer
         if customer is not None:
-            # Others need not wait for what it still runs.
+            # Other tenants need not wait for programs that this worker still runs.
             self._desk.leave(customer)
         if worker is not None:
             worker.tell(Stop(timeout_s) if why is None else Stop(timeout_s, why.code, why.summary, why.hint))
@@ -256,14 +258,14 @@ class Supervisor:
         return False
 
     def renew(self) -> list[Worker]:
-        """Have workers begin as `make_setup` says by now, and return those that have begun."""
+        """Take over changes of `make_setup` for later workers, and return the workers that run now."""
         with self._changed:
             for post in self._posts.values():
                 post.setup = self._make_setup(post.tenant)
             return [post.worker for post in self._posts.values() if post.worker is not None]
 
     def drain(self) -> None:
-        """Begin no more sessions. Those that there are may be taken up again when their connections break."""
+        """Refuse new sessions. Existing sessions can still be resumed when their connections break."""
         with self._changed:
             self._draining = True
             self._changed.notify_all()
@@ -275,11 +277,11 @@ class Supervisor:
     def is_drained(self) -> bool:
         """Whether the last session has ended since `drain`."""
         with self._changed:
-            # A worker that does not serve has none.
+            # A worker that is not serving has no sessions.
             return self._draining and all(post.is_drained or not post.is_ready for post in self._posts.values())
 
     def stop(self, timeout_s: float) -> bool:
-        """End all workers; whether all ended by themselves."""
+        """End all workers, and return whether all of them exited in time."""
         with self._changed:
             self._stopping = True
         ended: list[bool] = []
@@ -293,7 +295,7 @@ class Supervisor:
         return all(ended)
 
     def _attend(self, post: _Post) -> None:
-        """Run one worker after the other until the post ends."""
+        """Run one worker after another until the post ends."""
         while not post.is_ending:
             served_s = self._run_once(post)
             if post.is_ending:
@@ -311,7 +313,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _run_once(self, post: _Post) -> float:
-        """Run one worker until it ends, and return for how long it has served."""
+        """Run one worker until it ends, and return how long it served."""
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
                                         mailbox_prefix=self._new_prefix(), device=self._device_for(post))
         try:
@@ -342,11 +344,11 @@ class Supervisor:
             worker.tell(Drain())
         account = self.ledger.open(post.tenant.name, setup.limits.memory_bytes, post.device)
         worker.watch(account.heed, self._desk, customer, lambda: self._drained(post), self._exchange)
-        # Before it is said that none serves, so that nobody reads of one that does at the same time.
+        # Closed before the post stops being ready, so that a reader never sees both a live account and no worker.
         self.ledger.close(account)
         self._desk.leave(customer)
         self._note(post, None)
-        # Whoever lets go of its standard input is not going to serve any more.
+        # A worker that has closed its standard input will not serve again.
         if not post.is_ending:
             worker.kill()
         status = worker.reap()
@@ -360,9 +362,10 @@ class Supervisor:
         return time.monotonic() - began
 
     def _blame(self, post: _Post, worker: Worker) -> bool:
-        """Keep out for a while whose program a worker has died of; whether that is known.
+        """Delay the owner of the program that a worker died of, and return whether that owner is known.
 
-        A tenant with a name of his own has a worker of his own, and waits for that.
+        Applies only to the worker that unnamed tenants share. A named tenant has its own worker, and waits for its
+        restart.
         """
         running = worker.board.read()
         if running is None or not running.owner_digest or post.tenant.name:
@@ -377,7 +380,7 @@ class Supervisor:
             post.is_drained = True
 
     def _device_for(self, post: _Post) -> str:
-        """Choose where a worker computes: each anew, since none of its sessions has anything anywhere yet."""
+        """Choose a device for a worker. A new worker may get another device, since its sessions have no values yet."""
         if not self._devices:
             return post.setup.device
         with self._changed:

@@ -1,4 +1,4 @@
-"""Tenants: who is let in, and what for."""
+"""Tenants: who is admitted, and with which limits."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _log = logging.getLogger("djinn.server")
 
 @attrs.frozen
 class Tenant:
-    """Somebody who uses a server.
+    """A user of a server.
 
     Attributes:
-        name: Empty where everybody is one.
-        limits: What he may use.
-        key: Another one for another token of the same name.
-        weight: His part of a device that others want too.
+        name: Its name; empty if all clients are one tenant.
+        limits: Its limits.
+        key: Distinguishes it from a later tenant of the same name with another token.
+        weight: Its share of a contended device.
     """
 
     name: str = ""
@@ -42,11 +42,11 @@ class Tenant:
 
 @attrs.frozen
 class Admission:
-    """Somebody who was let in.
+    """An admitted client.
 
     Attributes:
-        tenant: Who that is.
-        token: Identity of the token; empty where none is told from others.
+        tenant: Its tenant.
+        token: Identity of its token; empty if tokens are not distinguished.
     """
 
     tenant: Tenant
@@ -54,46 +54,46 @@ class Admission:
 
 
 class NoWorkerError(RefusedError):
-    """A tenant has no worker that serves.
+    """A tenant has no serving worker.
 
     Attributes:
-        is_starting: Whether a process is about to become one.
+        is_starting: Whether one is starting.
     """
 
-    # Clients know it as what it is a kind of.
+    # Clients know only the base class.
     code = RefusedError.code
     is_starting = False
 
 
 class Tenants(Protocol):
-    """Everybody who is let in."""
+    """All tenants that are admitted."""
 
     def admit(self, token: str, *, resumes: bool = False) -> Admission:
-        """Return whose token this is.
+        """Return the tenant of a token.
 
         Args:
-            token: What a client has presented.
-            resumes: Whether it takes a session up that it has.
+            token: The token that a client has presented.
+            resumes: Whether the client resumes a session.
 
         Raises:
-            RefusedError: It is nobody's.
-            TokenEndedError: It has expired.
+            RefusedError: The token is unknown.
+            TokenEndedError: The token has expired.
         """
 
     def why_ended(self, tenant: Tenant, token: bytes) -> TokenEndedError | None:
-        """Say why a token lets nobody in any more; ``None`` if it does.
+        """Return the reason why a token is no longer valid; ``None`` if it is.
 
         Args:
-            tenant: Whose it was.
-            token: Its identity; empty for all of the tenant's.
+            tenant: Its tenant.
+            token: Its identity; empty for all tokens of the tenant.
         """
 
     def current(self, tenant: Tenant) -> Tenant | None:
-        """Return what a tenant is by now; ``None`` if he is none any more."""
+        """Return a tenant's current state; ``None`` if it is no longer a tenant."""
 
 
 class OneTenant:
-    """Everybody who knows a token is the same tenant; without a token, everybody is.
+    """All clients are the same tenant; if there is a token, they must present it.
 
     Args:
         token: The token; empty for none.
@@ -112,9 +112,9 @@ class OneTenant:
         self._earlier: frozenset[bytes] = frozenset()
 
     def renew(self, token: str, limits: Limits) -> None:
-        """Let in by another token, and grant other limits, from now on. Sessions that there are stay."""
+        """Change the token and the limits. Existing sessions continue."""
         if token != self._token:
-            # A session that was let in by it is taken up by it when its connection breaks.
+            # Sessions that were admitted with the old token are also resumed with it.
             self._earlier |= {_digest(self._token)}
             self._token = token
         self.tenant = attrs.evolve(self.tenant, limits=limits)
@@ -128,19 +128,19 @@ class OneTenant:
         return Admission(self.tenant)
 
     def why_ended(self, tenant: Tenant, token: bytes) -> None:
-        """Nothing has ended; see `Tenants.why_ended`."""
+        """Return ``None``: the token never ends; see `Tenants.why_ended`."""
 
     def current(self, tenant: Tenant) -> Tenant:
-        """Return the tenant, who stays."""
+        """Return the tenant, which never changes."""
         return self.tenant
 
 
 class KnownTenants:
-    """Those who have a token in a file. A change of the file counts from when it is made.
+    """The tenants of a token file. Changes of the file take effect at once.
 
     Args:
         file: The file.
-        defaults: What a tenant may use as far as his token does not say.
+        defaults: Limits that apply where a tenant's record sets none.
 
     Raises:
         ConfigurationError: The file cannot be used.
@@ -157,20 +157,20 @@ class KnownTenants:
         self._tokens = file.read()
 
     def check(self) -> None:
-        """Read the file again now, whether it seems to have changed or not.
+        """Read the file again, even if it does not seem to have changed.
 
         Raises:
-            ConfigurationError: The file cannot be used; then all stays as it was.
+            ConfigurationError: The file cannot be used; the previous content then stays in use.
         """
         with self._lock:
             self._tokens = self._file.read()
 
     def renew(self, defaults: Limits) -> None:
-        """Grant other limits to those whose tokens do not say otherwise, from now on."""
+        """Change the limits that apply where a tenant's record sets none."""
         self._defaults = defaults
 
     def admit(self, token: str, *, resumes: bool = False) -> Admission:
-        """Return whose token this is; see `Tenants.admit`."""
+        """Return the tenant of a token; see `Tenants.admit`."""
         self._refresh()
         tokens = self._tokens
         found = tokens.find(token)
@@ -183,7 +183,7 @@ class KnownTenants:
         return Admission(self._tenant(name, tokens.tenants[name]), secret.identity)
 
     def why_ended(self, tenant: Tenant, token: bytes) -> TokenEndedError | None:
-        """Say why a token lets nobody in any more; see `Tenants.why_ended`."""
+        """Return the reason why a token is no longer valid; see `Tenants.why_ended`."""
         entry = self._tokens.tenants.get(tenant.name)
         if entry is None or entry.key != tenant.key:
             return token_ended()
@@ -193,7 +193,7 @@ class KnownTenants:
         return token_ended(*secrets[:1])
 
     def current(self, tenant: Tenant) -> Tenant | None:
-        """Return what a tenant is by now; see `Tenants.current`."""
+        """Return a tenant's current state; see `Tenants.current`."""
         self._refresh()
         entry = self._tokens.tenants.get(tenant.name)
         if entry is None or self.why_ended(tenant, b"") is not None:
@@ -212,16 +212,16 @@ class KnownTenants:
             try:
                 self._tokens = self._file.read()
             except ConfigurationError as error:
-                # Nobody is let in by it who was not before; and nobody loses his session to a slip of the operator.
+                # An invalid file admits no new tenants, and a mistake of the operator ends no sessions.
                 _log.error("the tokens stay as they were: %s", error)  # no bug
             else:
                 _log.info("%s: %d tokens", self._file.path, len(self._tokens.tenants))
 
 
 def granted(own: Limits, defaults: Limits) -> Limits:
-    """Return what a tenant may use: what his token says, and the server where that says nothing.
+    """Combine a tenant's own limits with the server's defaults, which apply where the tenant's record sets none.
 
-    Of memory he may use what both allow: nobody may have more of it than the server grants to everybody.
+    For memory, the lower limit applies: no tenant may use more than the server grants to all.
     """
     given, server = msgspec.structs.asdict(own), msgspec.structs.asdict(defaults)
     return Limits(**{what: given[what] or server[what] for what in server} | {
@@ -229,7 +229,7 @@ def granted(own: Limits, defaults: Limits) -> Limits:
 
 
 def token_ended(secret: Secret | None = None) -> TokenEndedError:
-    """Say that a token has ended: it expired, or, without a token, was revoked."""
+    """Return the error for a token that has expired, or, without a token, for one that was revoked."""
     said = "was revoked" if secret is None else f"expired at {written(secret.expires)}"
     return TokenEndedError(f"The token {said}.", hint="Get a new one from the server's operator, who makes it with "
                                                       "`djinn token rotate NAME` or `djinn token create NAME`.")

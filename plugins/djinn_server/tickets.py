@@ -1,4 +1,4 @@
-"""Tickets: what the gateway gives a client, and the worker that it is sent to lets it in for."""
+"""Tickets: a redirected client presents its ticket from the gateway to the worker that admits it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _WIDTH = _NONCE_BYTES + _EXPIRY.size + _PROOF_BYTES
 
 
 def issue(key: bytes, token: bytes = b"") -> str:
-    """Make a ticket for the worker that has the key, which no other worker has.
+    """Create a ticket for the worker that has this key; no other worker has it.
 
-    It is made of 128 random bits, a time on the monotonic clock of this machine, the identity of the token that its
-    client was let in by, and a proof of 128 bits. So a worker knows it without having been told of it.
+    A ticket consists of 128 random bits, a time on the monotonic clock of this machine, the identity of the client's
+    token, and a MAC of 128 bits. So the worker can verify it without a message from the gateway.
     """
     claim = secrets.token_bytes(_NONCE_BYTES) + _EXPIRY.pack(time.monotonic_ns() + int(VALID_S * 1e9)) + token
     return (claim + _proof(key, claim)).hex()
 
 
 class TicketCheck:
-    """Lets each ticket in once.
+    """Accepts each ticket once.
 
     Concurrency:
         Any thread.
@@ -44,10 +44,11 @@ class TicketCheck:
         self._used: dict[bytes, int] = {}
 
     def redeem(self, ticket: str) -> bytes:
-        """Take a ticket, and return the identity of the token that its client was let in by.
+        """Accept a ticket, and return the identity of its client's token.
 
         Raises:
-            RefusedError: It is none, is another worker's, was used, or has expired; which of these is not said.
+            RefusedError: It is invalid, belongs to another worker, was used, or has expired; the error does not say
+                which.
         """
         now = time.monotonic_ns()
         try:

@@ -1,4 +1,4 @@
-"""Tokens: a file of who may use a server, without anything in it that would let somebody in."""
+"""Tokens: a file of the tenants that may use a server. The file contains digests, no usable tokens."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 class Secret(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is kept of a token.
+    """The stored record of a token.
 
-    A token is 256 random bits, which nobody finds by trying: its digest needs to be salted, not slow.
+    A token is 256 random bits and cannot be guessed, so its digest needs a salt but no slow hash function.
 
     Attributes:
         salt, digest: In hexadecimal.
-        created: When, in seconds since 1970.
-        expires: When it ends, in seconds since 1970; 0: never.
+        created: When it was created, in seconds since 1970.
+        expires: When it expires, in seconds since 1970; 0: never.
     """
 
     salt: str
@@ -50,23 +50,23 @@ class Secret(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     @property
     def identity(self) -> bytes:
-        """Tells this token from others, and nothing else about it."""
+        """An identifier that distinguishes this token from others and reveals nothing about it."""
         return bytes.fromhex(self.digest)[:_IDENTITY_BYTES]
 
     def is_valid(self, now_s: float) -> bool:
-        """Whether it lets anybody in at a time, in seconds since 1970."""
+        """Whether the token is valid at a time, in seconds since 1970."""
         return not self.expires or now_s < self.expires
 
 
 class Entry(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is kept of a tenant: his newest token, the others that are still good, and what he may use.
+    """The stored record of a tenant: its newest token, its other valid tokens, and its limits.
 
     Attributes:
-        weight: The tenant's part of what all want, compared with others.
-        limits: What the tenant may use.
+        weight: The tenant's share of contended resources, relative to other tenants.
+        limits: The tenant's limits.
         others: Older tokens, the newest first.
-        first: Digest of the tenant's first token, if he has had another since. It tells him from one who had his name
-            before.
+        first: Digest of the tenant's first token, if the token was rotated since. It distinguishes the tenant from an
+            earlier one of the same name.
     """
 
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
@@ -76,7 +76,7 @@ class Entry(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
 
     @property
     def key(self) -> str:
-        """Tells the tenant from others, whichever tokens he has."""
+        """A key of the tenant that stays the same when its tokens are rotated."""
         return self.first or self.digest
 
     @property
@@ -97,7 +97,7 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenants: dict[Annotated[str, Meta(pattern=NAME)], Entry] = {}
 
     def find(self, token: str) -> tuple[str, Secret] | None:
-        """Return whose token this is, and which. How long that takes tells nothing of it, nor whose it is."""
+        """Return a token's tenant and record. The time this takes reveals nothing about the token."""
         presented = token.encode("utf-8", "surrogateescape")
         found = None
         for name, entry in self.tenants.items():
@@ -108,26 +108,26 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def default_path() -> Path:
-    """Return where tokens are kept if nothing else is said."""
+    """Return the default path of the token file."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "djinn" / "tokens.json"
 
 
 class TokenFile:
-    """A file of tokens, which only its owner can read, and which is never half written.
+    """A file of tokens that only its owner can read, and that is replaced atomically.
 
     Args:
-        path: Where it is.
+        path: Its path.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Tokens:
-        """Read the file; if there is none, there are no tokens.
+        """Read the file; a missing file contains no tokens.
 
         Raises:
-            ConfigurationError: It is none of tokens, or others could have written it.
+            ConfigurationError: The content is invalid, or other users could have written it.
         """
         try:
             with self.path.open("rb") as file:
@@ -151,16 +151,16 @@ class TokenFile:
         return tokens
 
     def create(self, name: str, *, weight: float = 1.0, limits: Limits | None = None, expires: int = 0) -> str:
-        """Make a token for a new tenant, and return it. It is not kept.
+        """Create a token for a new tenant, and return it. The token itself is not stored.
 
         Args:
             name: The tenant.
             weight: See `Entry.weight`.
             limits: See `Entry.limits`.
-            expires: When it ends, in seconds since 1970; 0: never.
+            expires: When it expires, in seconds since 1970; 0: never.
 
         Raises:
-            ConfigurationError: The name is taken or makes no sense, or the file cannot be used.
+            ConfigurationError: The name is taken or invalid, or the file cannot be used.
         """
         if not re.fullmatch(NAME, name):
             raise ConfigurationError(f"{name!r} is no name of a tenant.",
@@ -175,15 +175,16 @@ class TokenFile:
         return token
 
     def rotate(self, name: str, overlap_s: int, expires: int | None = None) -> str:
-        """Make another token for a tenant, and return it. It is not kept.
+        """Create another token for a tenant, and return it. The token itself is not stored.
 
         Args:
             name: The tenant.
-            overlap_s: How long the tokens that he has stay good, in seconds, unless they expire before.
-            expires: When the new one ends, in seconds since 1970; 0: never; ``None``: after as long as the one before.
+            overlap_s: How long the tenant's current tokens stay valid, in seconds, unless they expire earlier.
+            expires: When the new one expires, in seconds since 1970; 0: never; ``None``: after the lifetime of the
+                previous token.
 
         Raises:
-            ConfigurationError: There is none of that name, or the file cannot be used.
+            ConfigurationError: There is no such tenant, or the file cannot be used.
         """
         with self._locked():
             entry, now_s = self._entry(name), int(time.time())
@@ -199,17 +200,17 @@ class TokenFile:
         return token
 
     def revoke(self, name: str) -> None:
-        """Take all tokens of a tenant away.
+        """Remove all tokens of a tenant.
 
         Raises:
-            ConfigurationError: There is none of that name, or the file cannot be used.
+            ConfigurationError: There is no such tenant, or the file cannot be used.
         """
         with self._locked():
             self._entry(name)
             self._put(name, None)
 
     def state(self) -> tuple[int, int, int] | None:
-        """Return what changes with the file; ``None`` if there is none."""
+        """Return a value that changes when the file changes; ``None`` if there is no file."""
         try:
             found = self.path.stat()
         except OSError:
@@ -229,7 +230,7 @@ class TokenFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from writing meanwhile."""
+        """Lock the file against writes by other processes."""
         import fcntl
 
         try:
@@ -248,7 +249,7 @@ class TokenFile:
         temporary = ""
         try:
             descriptor, temporary = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
-            # `mkstemp` lets nobody else read it.
+            # `mkstemp` makes the file readable for its owner only.
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -261,7 +262,7 @@ class TokenFile:
 
 
 def _made(expires: int) -> tuple[str, Secret]:
-    """Make a token, and what is kept of it."""
+    """Create a token, and the record to store."""
     token, salt = secrets.token_urlsafe(TOKEN_BYTES), secrets.token_bytes(_SALT_BYTES)
     return token, Secret(salt.hex(), _digest(salt, token.encode()), int(time.time()), expires)
 

@@ -1,21 +1,22 @@
-"""Turns on a device: which tenant's worker uses it next. Neither a clock nor a socket is in here.
+"""Turns on a device: decides which tenant's worker uses it next. This module uses no clock and no sockets.
 
-A tenant's *tag* is the device time that its turns took, divided by its weight. Whoever waits with the lowest tag is
-next, so over any time in which two tenants both want the device, each gets of it as its weight says, whatever else they
-do: with turns of at most L seconds, ``|W1 / w1 - W2 / w2| <= L / w1 + L / w2`` on a device that one may use at a time.
-A tenant that comes when others have been at it begins where they are, with the *virtual time*: to have wanted nothing
-is no credit.
+A tenant's *tag* is the device time of its turns, divided by its weight. The waiting tenant with the lowest tag is next.
+So over any period in which two tenants both want the device, they share it in proportion to their weights,
+independently of their request patterns: with turns of at most L seconds, ``|W1 / w1 - W2 / w2| <= L / w1 + L / w2`` on
+a device that one tenant may use at a time. A tenant that arrives later starts with the *virtual time*, which is the tag
+that the others have reached: idle time earns no credit.
 
 Source:
     Goyal, Vin and Cheng, "Start-time Fair Queueing: A Scheduling Algorithm for Integrated Services Packet Switching
-    Networks", SIGCOMM 1996: a turn's start tag is ``max(v, F)``, of the virtual time and the finish tag of the tenant's
-    last turn; its finish tag is ``start + length / weight``. Only start tags decide, so that nobody need know how long
-    a turn is going to be. With several places: Jin, Chase and Kaur, "Interposed Proportional Sharing for a Storage
-    Service Utility", SIGMETRICS 2004, where ``v`` is the start tag that was granted last.
+    Networks", SIGCOMM 1996: a turn's start tag is ``max(v, F)``, where ``v`` is the virtual time and ``F`` the finish
+    tag of the tenant's last turn; its finish tag is ``start + length / weight``. Only start tags decide, so the length
+    of a turn need not be known in advance. With several places: Jin, Chase and Kaur, "Interposed Proportional Sharing
+    for a Storage Service Utility", SIGMETRICS 2004, where ``v`` is the start tag that was granted last.
 
-What differs from there: nobody can be interrupted, so a turn that is wanted by others is *recalled*, and charged until
-it is given back; a turn that nobody else wants goes on, and the virtual time with it; and a place may be kept for a
-moment for a tenant that has just left it and would be next (Iyer and Druschel, "Anticipatory Scheduling", SOSP 2001).
+Differences from these papers: turns cannot be preempted, so a turn that others wait for is *recalled*, and charged
+until it is given back. A turn that no other tenant waits for continues, and the virtual time advances with it. A place
+may be reserved for a moment for a tenant that has just left it and would be next (Iyer and Druschel, "Anticipatory
+Scheduling", SOSP 2001).
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ __all__ = ("Arbiter", "Granted", "Order", "Recalled", "Settings")
 
 @attrs.frozen
 class Settings:
-    """How turns are given.
+    """Scheduling settings of a device.
 
     Attributes:
-        places: How many turns there may be at a time.
-        quantum_s: How long a turn may be while others wait; nobody is asked to give it back before.
-        patience_s: How long after that others wait for a turn that is not given back. Then its place is given away: an
-            operation that never ends must not keep the device from everybody.
-        linger_s: How long a place is kept for a tenant that would be next if it wanted more; never longer than its
+        places: Maximum number of concurrent turns.
+        quantum_s: How long a turn may last while others wait; it is not recalled earlier.
+        patience_s: How long after that others wait for a turn that is not given back. Then its place is given away, so
+            that an operation that never ends does not block the device for all.
+        linger_s: How long a place is reserved for a tenant that would be next if it wanted more; never longer than its
             last turn.
     """
 
@@ -59,7 +60,7 @@ class Granted:
 
 @attrs.frozen
 class Recalled:
-    """Others want the device: the turn is to be given back as soon as nothing is to be run, or so much time is over."""
+    """Others are waiting: the turn must be given back when there is nothing to run, or after the given time."""
 
     key: str
     turn: int
@@ -82,22 +83,22 @@ _ACTIVE = (_State.HOLDING, _State.LINGERING)
 
 @attrs.define(eq=False)
 class _Flow:
-    """What is known of one tenant."""
+    """The state of one tenant."""
 
     key: str
     weight: float
     state: _State = _State.IDLE
     start: float = 0.0
-    """Tag of the turn that it has, as far as that has gone, or waits for."""
+    """Tag of its current turn up to now, or of the turn that it waits for."""
     finish: float = 0.0
     arrival: int = 0
-    """When it began to wait; of two equal tags, the earlier is first."""
+    """Order of arrival in the queue; breaks ties between equal tags."""
     turn: int = 0
     granted_s: float = 0.0
     until_s: float = math.inf
-    """When the turn should be over, once it is recalled; or when the place is not kept any longer."""
+    """When a recalled turn has to be over, or when the reservation of the place ends."""
     is_hurried: bool = False
-    """Whether it was told that the time is over."""
+    """Whether it was notified that the time is over."""
     is_overdue: bool = False
     """Whether its place was given away."""
     used_s: float = 0.0
@@ -106,11 +107,11 @@ class _Flow:
 class Arbiter:
     """Gives turns on one device.
 
-    Whoever uses it passes on what tenants say, calls `tick` when `next_tick_s` has come, and carries the orders out
-    that `take` gives.
+    The caller passes on the tenants' requests, calls `tick` at `next_tick_s`, and carries out the orders that `take`
+    returns.
 
     Args:
-        settings: How turns are given.
+        settings: Scheduling settings.
 
     Attributes:
         settings: As given.
@@ -124,19 +125,19 @@ class Arbiter:
         self._flows: dict[str, _Flow] = {}
         self._virtual = 0.0
         self._is_wanted = False
-        """Whether anybody waits."""
+        """Whether any tenant is waiting."""
         self._since_s = 0.0
-        """Until when all turns are in their tags."""
+        """The time up to which all tags include the running turns."""
         self._count = 0
         self._orders: list[Order] = []
 
     def join(self, key: str, weight: float) -> None:
-        """Let a tenant take part. One that comes again owes what it owed."""
+        """Add a tenant. A tenant that returns keeps its old tag."""
         flow = self._flows.setdefault(key, _Flow(key, weight))
         flow.weight, flow.state = weight, _State.IDLE
 
     def leave(self, key: str, now: float) -> None:
-        """Let a tenant take part no more, because its worker died or ends; a turn of its is over."""
+        """Remove a tenant whose worker died or is ending, and end its turn."""
         flow = self._flows.get(key)
         if flow is not None and flow.state is not _State.GONE:
             self._catch_up(now)
@@ -145,14 +146,14 @@ class Arbiter:
             self._go_on(now)
 
     def reweigh(self, key: str, weight: float, now: float) -> None:
-        """Give a tenant another weight from now on."""
+        """Change a tenant's weight."""
         flow = self._flows.get(key)
         if flow is not None:
             self._catch_up(now)
             flow.weight = weight
 
     def ask(self, key: str, now: float) -> None:
-        """A tenant wants a turn. Who has one or waits for one already is not heard."""
+        """Request a turn for a tenant. Ignored if it already has one or waits for one."""
         flow = self._flows.get(key)
         if flow is None or flow.state not in (_State.IDLE, _State.LINGERING):
             return
@@ -162,7 +163,7 @@ class Arbiter:
         self._go_on(now, newcomer=flow)
 
     def give_back(self, key: str, turn: int, now: float, *, wants_more: bool) -> None:
-        """A tenant's turn is over. What was given back already, or never had, is not heard."""
+        """End a tenant's turn. Ignored if the turn was already given back or never granted."""
         flow = self._flows.get(key)
         if flow is None or flow.state is not _State.HOLDING or flow.turn != turn:
             return
@@ -179,7 +180,7 @@ class Arbiter:
         self._go_on(now)
 
     def give_away(self, key: str, now: float) -> None:
-        """Do not wait for a tenant's turn to be given back: its worker stands still. It is charged all the same."""
+        """Give away the place of a tenant whose worker is stopped. The tenant is still charged."""
         flow = self._flows.get(key)
         if flow is not None and flow.state is _State.HOLDING:
             self._catch_up(now)
@@ -187,7 +188,7 @@ class Arbiter:
             self._go_on(now)
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Carry out the actions that are due."""
         self._catch_up(now)
         for flow in self._flows.values():
             if flow.until_s > now:
@@ -202,29 +203,29 @@ class Arbiter:
         self._go_on(now)
 
     def next_tick_s(self) -> float:
-        """When `tick` has something to do; infinite if something else has to happen before."""
+        """Return when `tick` is due; infinite if nothing is scheduled."""
         return min((flow.until_s + (self.settings.patience_s if flow.is_hurried else 0.0)
                     for flow in self._flows.values() if not flow.is_overdue), default=math.inf)
 
     def take(self) -> list[Order]:
-        """Return what is to be told to tenants, in order, once."""
+        """Return the new orders to tenants, in sequence. Each is returned once."""
         orders, self._orders = self._orders, []
         return orders
 
     def late(self, now: float) -> list[str]:
-        """List those whose turns should be over, and whose places were not given away yet."""
+        """List the tenants whose turns are overdue and whose places have not been given away."""
         return [flow.key for flow in self._with(_State.HOLDING) if flow.until_s <= now and not flow.is_overdue]
 
     def holders(self) -> list[str]:
-        """List those who have turns."""
+        """List the tenants that have turns."""
         return [flow.key for flow in self._with(_State.HOLDING)]
 
     def waiting(self) -> list[str]:
-        """List those who wait, the next one first."""
+        """List the waiting tenants, the next one first."""
         return [flow.key for flow in sorted(self._with(_State.WAITING), key=_order)]
 
     def used_s(self, key: str) -> float:
-        """How long a tenant's turns were until they were last charged."""
+        """Return the total length of a tenant's turns, as of the last charge."""
         flow = self._flows.get(key)
         return 0.0 if flow is None else flow.used_s
 
@@ -240,7 +241,7 @@ class Arbiter:
         flow.start = max(self._virtual, flow.finish)
 
     def _catch_up(self, now: float) -> None:
-        """Bring tags up to now: turns are charged while others want the device, else time just passes for all."""
+        """Update the tags: charge the turns if others are waiting, otherwise advance all tags equally."""
         active = [flow for flow in self._flows.values() if flow.state in _ACTIVE]
         if self._is_wanted:
             for flow in active:
@@ -254,7 +255,7 @@ class Arbiter:
         self._since_s = max(now, self._since_s)
 
     def _end(self, flow: _Flow) -> None:
-        """End a turn, if there is one, or the keeping of its place."""
+        """End a tenant's turn, or the reservation of its place."""
         if flow.state in _ACTIVE:
             flow.finish = flow.start
         flow.state, flow.until_s, flow.is_hurried, flow.is_overdue = _State.IDLE, math.inf, False, False
@@ -267,7 +268,7 @@ class Arbiter:
         self._orders.append(Granted(flow.key, flow.turn))
 
     def _go_on(self, now: float, newcomer: _Flow | None = None) -> None:
-        """Fill free places, and ask for as many back as are wanted beyond them."""
+        """Fill free places, and recall as many turns as there are tenants still waiting."""
         taken = [flow for flow in self._flows.values() if flow.state in _ACTIVE and not flow.is_overdue]
         while len(taken) < self.settings.places and (first := self._first()) is not None:
             self._grant(first, now)
@@ -275,12 +276,12 @@ class Arbiter:
         wanting = sum(1 for _ in self._with(_State.WAITING))
         self._is_wanted = wanting > 0
         if all(flow.state in (_State.GONE, _State.IDLE) for flow in self._flows.values()):
-            # Where nobody wants anything, nobody has to make room for others.
+            # All tenants are idle, so the virtual time can move up to the last finish tag.
             self._virtual = max((self._virtual, *(flow.finish for flow in self._flows.values())))
         for flow in taken if not wanting else ():
             if flow.state is _State.HOLDING and not flow.is_hurried:
                 flow.until_s = math.inf
-        # Those who are furthest ahead first.
+        # Start with the tenants that are furthest ahead.
         for flow in sorted(taken, key=lambda flow: -flow.start)[:wanting]:
             if flow.state is _State.HOLDING:
                 is_behind = newcomer is not None and newcomer.state is _State.WAITING and (

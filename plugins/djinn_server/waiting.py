@@ -1,4 +1,4 @@
-"""Connections that have not said who they are."""
+"""Connections that have not identified themselves."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _log = logging.getLogger("djinn.server")
 
 
 class WaitingRoom:
-    """Has room for so many connections. For one more, that which has waited longest is closed.
+    """Holds a limited number of connections. When it is full, a new connection closes the one that has waited longest.
 
-    Those who know what to say take milliseconds, so it is hardly ever one of them.
+    A well-behaved client identifies itself within milliseconds, so it is hardly ever the one that is closed.
 
     Args:
-        places: How many; each takes a thread, and at most 4 KiB of what it says.
-        reject: Told of each that is closed for another one.
+        places: Maximum number; each connection uses a thread, and at most 4 KiB of received data.
+        reject: Called for each connection that is closed to make room.
 
     Concurrency:
         Any thread.
@@ -35,7 +35,7 @@ class WaitingRoom:
         self._waiting: weakref.WeakKeyDictionary[Channel, None] = weakref.WeakKeyDictionary()
 
     def enter(self, channel: Channel) -> None:
-        """Let a connection wait here until it leaves, or is gone."""
+        """Add a connection, which stays until it leaves or is gone."""
         with self._lock:
             oldest = next(iter(self._waiting.keys()), None) if len(self._waiting) >= self._places else None
             if oldest is not None:
@@ -47,12 +47,12 @@ class WaitingRoom:
             oldest.close()
 
     def leave(self, channel: Channel) -> bool:
-        """Let a connection go; whether it was here."""
+        """Remove a connection, and return whether it was here."""
         with self._lock:
             return self._waiting.pop(channel, self) is None
 
     def close(self) -> None:
-        """Close all that wait."""
+        """Close all waiting connections."""
         with self._lock:
             waiting = list(self._waiting.keys())
         for channel in waiting:

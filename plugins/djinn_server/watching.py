@@ -1,4 +1,4 @@
-"""The gateway's watch over tenants: whose tokens have ended, and whose limits have changed."""
+"""Watches the token file for tenants whose tokens have ended or whose limits have changed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from djinn_server.tenants import Tenant, Tenants
 __all__ = ("TenantWatch",)
 
 LOOK_S = 0.25
-"""How often to look. What a look costs is that of asking the system whether a file has changed."""
+"""How often to check. A check costs one system call that shows whether a file has changed."""
 END_TIMEOUT_S = 1.0
-"""How long programs of somebody who is no tenant any more may go on. A second later his worker is killed: that leaves
-some of the 5 s within which sessions are to end for a processor that others use."""
+"""How long programs of a removed tenant may continue. The worker is killed one second later. That leaves a margin
+within the 5 s in which sessions must end, for machines whose processors are busy."""
 _log = logging.getLogger("djinn.server")
 
 
 class TenantWatch:
-    """Ends sessions whose tokens have ended, and tells workers of other limits.
+    """Ends sessions whose tokens have ended, and sends changed limits to workers.
 
     Args:
-        tenants: Who is let in.
-        supervisor: Has the workers.
+        tenants: The tenants that are admitted.
+        supervisor: Manages the workers.
 
     Concurrency:
         `start` and `stop` are called by one thread; `let_in` and `look` by any.
@@ -36,26 +36,26 @@ class TenantWatch:
         self._supervisor = supervisor
         self._lock = threading.Lock()
         self._used: set[tuple[str, str, bytes]] = set()
-        """Name and key of a tenant, and a token that has let sessions of his in."""
+        """Name and key of a tenant, with a token that has admitted sessions of that tenant."""
         self._ending: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-tenants", daemon=True)
 
     def start(self) -> None:
-        """Look from now on."""
+        """Start watching."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stopping.set()
 
     def let_in(self, tenant: Tenant, token: bytes) -> None:
-        """A token lets a session of a tenant in, or one that is taken up."""
+        """Record that a token has admitted a new or resumed session of a tenant."""
         with self._lock:
             self._used.add((tenant.name, tenant.key, token))
 
     def look(self) -> None:
-        """Do what is due."""
+        """End sessions and send limits where that is due."""
         for tenant in self._supervisor.tenants():
             now = self._tenants.current(tenant)
             if now is not None:

@@ -1,6 +1,6 @@
 """A worker: the process that runs one tenant's operations. ``python -m djinn_server.worker``, started by the gateway.
 
-It is told what to do over its standard input, and ends when that ends. What kills it harms nobody else.
+It receives its orders over its standard input, and exits when that is closed. A crash affects no other tenant.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ from djinn_server.waiting import WaitingRoom
 __all__ = ("Inlet", "main")
 
 STOP_TIMEOUT_S = 5.0
-"""How long programs may go on when the gateway has vanished."""
+"""How long running programs may continue after the gateway has vanished."""
 _log = logging.getLogger("djinn.server")
 
 
 class Inlet:
-    """A listener of connections that the gateway hands over, and of those that it sends here.
+    """A listener for connections that the gateway hands over, and for clients that it redirects here.
 
     Args:
-        transport: Carries them.
+        transport: Transport of the connections.
         options: As for `djinn.kinds.transport.Transport.listen`.
-        listener: Where clients come that were sent here, if they do.
-        tickets: Lets those in.
-        meters: Count whom it does not let in.
-        grants: Entered there is by which token a connection was let in.
+        listener: Where redirected clients connect, if there are any.
+        tickets: Checks the tickets of redirected clients.
+        meters: Counts refused clients.
+        grants: Records the token that each connection was admitted with.
 
     Concurrency:
         `hand` and `close` are called by any thread, `accept` by one.
@@ -99,17 +99,17 @@ class Inlet:
             threading.Thread(target=self._accept_from, args=(listener,), name="djinn-inlet", daemon=True).start()
 
     def hand(self, descriptor: int, incoming: Incoming) -> None:
-        """Take over a connection, whose client was let in."""
+        """Take over a connection whose client the gateway has admitted."""
         if isinstance(self._transport, AdoptingTransport):
             channel = self._transport.adopt(descriptor, incoming.received, incoming.peer, self._options)
             self._handed[channel] = incoming.token
             self._queue.put(channel)
 
     def admit(self, channel: Channel, hello: Hello) -> None:
-        """Let a client in.
+        """Admit a client that the gateway has handed over or redirected here.
 
         Raises:
-            RefusedError: The gateway has not sent him.
+            RefusedError: The gateway has not sent this client.
         """
         token = self._handed.get(channel)
         if token is None:
@@ -139,7 +139,7 @@ class Inlet:
 
 
 def main() -> None:
-    """Serve until the gateway says so, or is gone."""
+    """Serve until the gateway orders the worker to stop, or is gone."""
     ignore_signals()
     control = Control(socket.socket(fileno=os.dup(0)), takes_descriptors=True)
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
@@ -149,7 +149,7 @@ def main() -> None:
         sys.exit(1)
     setup, board = received[0], received[1]
     write_to(sys.stderr, setup.log_format, role="worker", **({"tenant": setup.tenant} if setup.tenant else {}))
-    this_machine()  # kept from now on: its file cannot be read behind the fence
+    this_machine()  # cached here: its file cannot be read inside the sandbox
     fence = Fence(setup.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:
@@ -167,12 +167,12 @@ def main() -> None:
     stopped = server.stop(stop.timeout_s, Goodbye(stop.code, stop.summary, stop.hint))
     reporter.stop()
     logging.shutdown()
-    # Programs that still run cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
+    # Running programs cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
     os._exit(0 if stopped else 1)
 
 
 class GatewayTurns:
-    """Turns on the device that the gateway gives; see `djinn_server.line.Turnstile`."""
+    """Turns on the device, requested from the gateway; see `djinn_server.line.Turnstile`."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -189,7 +189,7 @@ class GatewayTurns:
         try:
             self._control.send(message)
         except OSError as error:
-            # The gateway is gone, and whoever reads its orders notices; sessions that wait are ended then.
+            # The gateway is gone. The thread that reads its orders notices that and ends the waiting sessions.
             _log.info("the gateway hears nothing: %s", error)
 
 
@@ -197,7 +197,7 @@ def _obey(
     control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line,
     limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions, orders: Orders,
 ) -> Stop:
-    """Do what the gateway says, until it says to stop."""
+    """Carry out the gateway's orders until it orders the worker to stop."""
     while (received := control.receive()) is not None:
         message, descriptor = received
         if isinstance(message, Incoming) and descriptor is not None:
@@ -215,7 +215,7 @@ def _obey(
             allowances.limits = message
             limit_memory(message)
         elif isinstance(message, Look):
-            with suppress(OSError):  # the gateway is gone, which shows when its next order is awaited
+            with suppress(OSError):  # the gateway is gone; the next `receive` notices it
                 control.send(Seen(message.number, sessions.states()))
         elif isinstance(message, EndSession):
             sessions.end(message.session, Goodbye(message.code, message.summary, message.hint))
@@ -243,7 +243,7 @@ def _open(
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = transport.listen(setup.address, there) if setup.address else None
     factory = plugins.choose("executor", "torch")
-    # Before a driver starts threads of its own, and after the last file that only the server's user may read.
+    # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.threads:
         import torch
@@ -273,7 +273,7 @@ def _open(
 
 
 def _try(executor: Executor) -> None:
-    """Use a device: a value goes there and comes back."""
+    """Try a device: move a value to it and back."""
     import torch
 
     executor.get(executor.put(torch.ones(1)))
@@ -288,7 +288,7 @@ def _board(descriptor: int | None) -> Board | None:
 
 
 def _nothing() -> None:
-    """Wait for nothing: where nobody can say when the device is through, it is when a program has run."""
+    """Do nothing: for devices without a synchronize call, a program is complete when it has run."""
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from djinn_server.tickets import issue
 __all__ = ("START_TIMEOUT_S", "Worker")
 
 START_TIMEOUT_S = 120.0
-"""How long a worker may take to begin: a device may have to wake up."""
+"""How long a worker may take to start; initializing a device can be slow."""
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 _log = logging.getLogger("djinn.server")
 
@@ -53,18 +53,18 @@ class Worker:
     """A worker process.
 
     Args:
-        setup: What it is for.
+        setup: Its configuration.
         environment: Its environment variables.
-        nursery: Forks it, if there is one.
+        nursery: Forks the process, if there is one.
 
     Attributes:
-        mailbox_prefix: How the keys of its mailboxes begin.
-        board: Whose program it runs.
-        cause: Why it was killed, if it was the gateway that did.
-        pair: Certificate and key of its own, as PEM; empty if it has the server's.
+        mailbox_prefix: Prefix of the keys of its mailboxes.
+        board: Shows which session's program it runs.
+        cause: Why the gateway killed it, if it did.
+        pair: Its own certificate and key, as PEM; empty if it uses the server's.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The process could not be started.
     """
 
     def __init__(self, setup: Setup, environment: dict[str, str], nursery: Nursery | None = None) -> None:
@@ -90,14 +90,14 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process ID."""
         return self._process.pid
 
     def await_ready(self) -> None:
         """Wait until it serves.
 
         Raises:
-            DjinnError: It cannot, or died.
+            DjinnError: It could not start, or died.
         """
         patience = threading.Timer(START_TIMEOUT_S, self._process.kill)
         patience.daemon = True
@@ -113,7 +113,7 @@ class Worker:
 
     def watch(self, heed: Callable[[Report], None], desk: Desk, customer: Customer,
               drained: Callable[[], None], exchange: Exchange | None = None) -> None:
-        """Wait until it ends, and hear what it tells meanwhile."""
+        """Handle its messages until it ends."""
         while (received := self._control.receive()) is not None:
             message = received[0]
             if isinstance(message, Ask):
@@ -130,7 +130,7 @@ class Worker:
                 self._seen.put(message)
 
     def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
-        """Ask what its sessions do; ``None`` if it does not say so in time."""
+        """Request the state of its sessions; ``None`` if it does not answer in time."""
         with self._looking:
             self._looks += 1
             self.tell(Look(self._looks))
@@ -144,26 +144,16 @@ class Worker:
                     return seen.sessions
 
     def is_stopped(self) -> bool:
-        """Whether the process stands still, as far as the system tells."""
+        """Whether the process is stopped, as far as the system can tell."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
-            # Not every system tells; a process that is gone is noticed by whoever waits for it.
+            # Not every system shows this; the thread that waits for the process notices if it is gone.
             return False
         return state in "TtZX"
 
     def take(self, channel: Channel, sequence: int, greeting: Hello | Courier, token: bytes = b"") -> None:
-        """Give it a client or courier that was let in: the connection itself if that can be, or else the next one.
-
-        Args:
-            channel: Its connection.
-            sequence: Number of the greeting's frame.
-            greeting: The greeting.
-            token: By which token it was let in.
-
-        Raises:
-            TransportError: It is gone.
-        """
+        """Pass an admitted client or courier to the worker: hand its connection over, or else redirect it."""
         try:
             if not self._port and isinstance(channel, MovableChannel):
                 if isinstance(greeting, Hello):
@@ -179,23 +169,23 @@ class Worker:
             raise TransportError(f"The worker {self.pid} takes nobody in: {error}.") from None
 
     def tell(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
-        """Send it a message, and a descriptor with it, if it is there to receive one."""
+        """Send it a message, optionally with a descriptor; a worker that is gone is ignored."""
         try:
             self._control.send(message, descriptor)  # type: ignore[arg-type]  # of the kinds that `Control` knows
         except OSError as error:
             _log.info("worker %d receives nothing: %s", self.pid, error)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it at once."""
         self._process.kill()
 
     def end(self, cause: str) -> None:
-        """Kill it, for a reason that is counted."""
+        """Kill it, and record the cause for the count of restarts."""
         self.cause = cause
         self.kill()
 
     def reap(self) -> int:
-        """Wait for its end, and return its status as `subprocess` gives it."""
+        """Wait for its end, and return its status as `subprocess` does."""
         status = self._process.wait()
         self._control.close()
         return status
@@ -204,10 +194,10 @@ class Worker:
 def _begin(
     environment: dict[str, str], nursery: Nursery | None
 ) -> tuple[Child | subprocess.Popen[bytes], socket.socket]:
-    """Begin a worker's process: forked if that can be, since otherwise it takes seconds to import PyTorch.
+    """Start a worker's process: forked if possible, because importing PyTorch takes seconds.
 
     Returns:
-        The process, and the gateway's end of the channel to it, whose other end no second process ever gets.
+        The process, and the gateway's end of the channel to it. No other process ever gets the worker's end.
 
     Raises:
         OSError: It could not be started.
@@ -219,14 +209,14 @@ def _begin(
                 return nursery.spawn(theirs.fileno(), environment), ours
             except OSError as error:
                 _log.warning("workers begin more slowly from now on: %s", error)
-                # A fork that comes late all the same reads the end of this, and ends.
+                # A fork that arrives after this reads end of file, and exits.
                 ours.shutdown(socket.SHUT_RDWR)
                 ours.close()
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            # Its standard output is not this process's, of which callers expect one line. NumPy's threads, which nobody
-            # uses there, would stay out of the sandbox.
+            # Its standard output must not be the gateway's, on which callers expect one line. NumPy's threads, which
+            # the worker does not need, would stay outside the sandbox.
             process = subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(),
                                        stdout=2, env=environment | {"OPENBLAS_NUM_THREADS": "1"})
         except OSError:

@@ -10,7 +10,7 @@ from djinn.kinds import ShapeInference
 
 @hookimpl
 def djinn_register_shapes(register: Callable[[ShapeInference], None]) -> None:
-    """Register the plugin's one shapes."""
+    """Register the plugin's shape inference."""
     from djinn_shapes_meta.shapes import MetaShapes
 
     register(MetaShapes())

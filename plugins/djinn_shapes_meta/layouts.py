@@ -1,7 +1,7 @@
-"""Strides of results where meta kernels, written in Python, compute others than the kernels of devices.
+"""Strides of results, where Python meta kernels compute other strides than the kernels of devices.
 
-Operators that work element by element let PyTorch's iterator choose the strides of what they make. It looks at all
-operands, in order, and also at strides of dimensions that have one element. What follows here is its way.
+For elementwise operators, PyTorch's iterator chooses the strides of new results. It considers all operands, in order,
+including strides of dimensions with one element. This module reproduces its algorithm.
 
 Source:
     ``compute_fast_setup_type``, ``reorder_dimensions`` and ``allocate_or_resize_outputs`` of
@@ -24,7 +24,7 @@ Strides = tuple[int, ...]
 _NUMBERS = (bool, int, float, complex)
 
 _NUMBER_IS_OPERAND = frozenset("add sub rsub mul div eq ne lt le gt ge".split())
-"""Operators that make a tensor without dimensions of a number that they are given as an operand."""
+"""Operators that convert a number operand to a tensor without dimensions."""
 _ELEMENTWISE = _NUMBER_IS_OPERAND | frozenset(
     "reciprocal neg abs sgn exp log sqrt rsqrt sin cos tanh sigmoid relu gelu silu erf pow square where logical_not "
     "bitwise_not clamp clamp_min clamp_max lerp addcmul addcdiv isnan tanh_backward gelu_backward sigmoid_backward "
@@ -37,7 +37,7 @@ _CONTIGUOUS = frozenset("_softmax _log_softmax _softmax_backward_data _log_softm
 def corrected(
     facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """Return what meta has inferred with the strides that the kernels of devices choose."""
+    """Return the results that meta inferred, with the strides that device kernels choose."""
     name = facts.name.partition("::")[2].partition(".")[0]
     rule = _RULES.get(name)
     if rule is None or "out" in kwargs or not isinstance(results[0], OutputSpec):
@@ -58,7 +58,7 @@ def contiguous(size: Sequence[int]) -> Strides:
 
 
 def is_canonical(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has the strides of a new contiguous one, also where a dimension has one element."""
+    """Whether a tensor has the strides of a new contiguous one, including dimensions with one element."""
     return tensor.stride() == contiguous(tensor.size())
 
 
@@ -86,7 +86,7 @@ def _elementwise(
 
 
 def _iterated(size: Sequence[int], operands: Sequence[torch.Tensor], *, has_number: bool = False) -> Strides:
-    """Return the strides that the iterator gives to a new result of operands, one of which may be a number."""
+    """Return the strides that the iterator chooses for a new result of operands, one of which may be a number."""
     if all(operand.shape == size for operand in operands) and not (has_number and len(size)):
         if all(operand.is_contiguous() for operand in operands):
             return contiguous(size)
@@ -115,7 +115,7 @@ def _broadcast(operand: torch.Tensor, size: Sequence[int]) -> Strides:
 
 
 def _ordered(size: Sequence[int], strides: Sequence[Strides]) -> Strides:
-    """Lay a result out in the order in which most of the operands lie."""
+    """Return a layout with the order of dimensions that most operands have."""
     def compare(one: int, other: int) -> int:
         for steps in strides:
             mine, theirs = steps[one], steps[other]

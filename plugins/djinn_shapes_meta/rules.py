@@ -1,6 +1,7 @@
-"""Where meta kernels are known to be wrong: then nobody answers, and the executor is asked once per metadata.
+"""Cases where meta kernels are known to be wrong; inference then gives no answer, and the executor is asked once.
 
-Each rule was found by comparing with eager on the CPU (``shapes.equals_eager``, ``shapes.wrong_calls_unanswered``).
+Each rule was found by comparing with eager on the CPU (``shapes.equals_eager``, ``shapes.wrong_calls_unanswered``). The
+executor is asked once per metadata.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from djinn.ir.schema import ReturnKind, SchemaFacts
 from djinn_shapes_meta.layouts import is_canonical
 
 Rule = Callable[[Sequence[torch.Tensor]], bool]
-"""Says whether the meta kernel can be believed for these tensor arguments."""
+"""Whether the meta kernel is reliable for these tensor arguments."""
 
 _WRONG_ON_META = (
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
@@ -26,7 +27,7 @@ _WRONG_ON_META = (
 ).split()
 _KEEP_OUT = ("aten::arange.out aten::arange.start_out aten::range.out aten::range.out_ aten::linspace.out "
              "aten::logspace.out").split()
-"""Factories that leave ``out`` as it is if it has as many elements as they make; meta resizes it."""
+"""Factories that do not resize ``out`` if it has as many elements as they make; meta resizes it."""
 _LAYOUT_KNOWN = frozenset(
     "add sub rsub mul reciprocal neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu gelu silu erf pow square where "
     "eq ne lt le gt ge logical_not bitwise_not clamp lerp addcmul addcdiv masked_fill sum mean amax amin argmax argmin "
@@ -44,25 +45,26 @@ _MADE = {
     **dict.fromkeys("arange range linspace logspace randint randint_like randperm".split(), _NUMBERS),
     **dict.fromkeys("full full_like new_full".split(), _NUMBERS | {torch.bool}),
 }
-"""Factories that do not make every dtype, and dtypes that they make everywhere; for others the executor is asked."""
+"""Factories that do not support every dtype, and dtypes that they support everywhere; for others, the executor
+decides."""
 _NOT_OF_BOOLS = frozenset(("cumsum", "cumprod"))
-"""Operators that eager refuses to do in bools."""
+"""Operators that eager refuses to compute in bool."""
 _NO_BOOLS = frozenset(("sub", "rsub", "_foreach_sub"))
 """Operators that eager refuses for bools."""
 _COMPLEX_TOO = frozenset(
     "add sub mul div neg clone copy _to_copy fill zero sum mean mm bmm view_as_real view_as_complex".split())
-"""Operators that are defined for complex numbers wherever they are on meta, which defines some that no device does."""
+"""Operators that support complex numbers wherever meta does; meta supports them for some that no device does."""
 _OF_ELEMENTS = frozenset("max min amax amin argmax argmin aminmax median mode kthvalue topk sort softmax log_softmax "
                          "_softmax _log_softmax cummax cummin".split())
-"""Operators that eager refuses for some tensors without elements and for some dtypes, and meta does not."""
+"""Operators that eager refuses for some empty tensors and for some dtypes, and meta does not."""
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the meta kernel of an overload can be believed for these arguments.
+    """Whether the meta kernel of an overload is reliable for these arguments.
 
-    Views, writes in place and contiguous arguments leave a kernel no choice. For other arguments the layout of a new
-    result is the kernel's own decision; only operators that are known to decide on meta as elsewhere are believed.
+    Views, in-place writes and contiguous arguments leave a kernel no choice. For other arguments the kernel chooses the
+    layout of a new result; only operators whose choice is known to be the same on meta are considered reliable.
     """
     base = _base_of(facts)
     rule = _RULES.get(facts.name) or _RULES.get(base.rstrip("_"))
@@ -80,7 +82,7 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
         return True
     if _all_contiguous(tensors):
         return True
-    # The CPU converts halves, and operands whose dtypes differ; a copy of one that overlaps itself lies otherwise.
+    # The CPU converts halves, and operands with different dtypes; a copy of an overlapping one has another layout.
     return base in _LAYOUT_KNOWN and (all(map(_is_dense, tensors)) or (
         _same_dtype(tensors) and not any(map(_is_repeated_half, tensors))))
 
@@ -95,7 +97,7 @@ def _is_repeated_half(tensor: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill its stretch of memory, each once."""
+    """Whether a tensor's elements fill its range of memory, each location once."""
     length = 1
     for step, extent in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
         if extent > 1 and step != length:
@@ -105,7 +107,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def is_ordinary(facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operator can make the dtype that it is asked for; meta makes any, of any number."""
+    """Whether an operator supports the requested dtype; meta supports any, for any number."""
     base = _base_of(facts)
     if base.rstrip("_") in _NOT_OF_BOOLS and kwargs.get("dtype") is torch.bool:
         return False
@@ -129,7 +131,7 @@ def _holds(dtype: torch.dtype, number: Any) -> bool:
 
 
 def has_dimensions(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
-    """Whether the dimension that an operator over elements works along is there, or those that indices are for."""
+    """Whether the dimension that an operator works along, or that its indices refer to, exists."""
     tensor, dim, indices = named.get("self"), named.get("dim"), named.get("indices")
     if not isinstance(tensor, torch.Tensor):
         return True
@@ -184,24 +186,24 @@ def _last_is_index(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _same_shape(tensors: Sequence[torch.Tensor]) -> bool:
-    """Kernels take gradients of another size, and do not look."""
+    """Kernels accept gradients of another size without checking."""
     return len({tensor.shape for tensor in tensors}) == 1 and all(
         tensor.numel() and tensor.dtype in _FLOATS for tensor in tensors) and (
         all(map(_is_dense, tensors)) or (_same_dtype(tensors) and not any(map(_is_repeated_half, tensors))))
 
 
 def _canonical(tensors: Sequence[torch.Tensor]) -> bool:
-    """Some kernels hand strides on that a dimension of one element has, some do not."""
+    """Some kernels propagate the stride of a dimension with one element, some do not."""
     return all(map(is_canonical, tensors))
 
 
 def _group_norm(tensors: Sequence[torch.Tensor]) -> bool:
-    """Kernels want an input that is contiguous in some memory format."""
+    """Kernels require an input that is contiguous in some memory format."""
     return _full_precision(tensors) and tensors[0].is_contiguous()
 
 
 def _full_precision(tensors: Sequence[torch.Tensor]) -> bool:
-    """For halves, the CPU keeps statistics in the input's dtype and meta says float32."""
+    """For halves, the CPU keeps statistics in the input's dtype, whereas meta infers float32."""
     return all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors)
 
 
@@ -214,7 +216,7 @@ def _plain_and_full_precision(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _not_empty(tensors: Sequence[torch.Tensor]) -> bool:
-    """For nothing at all, the CPU gives a mask of another dtype, and pixels keep their size."""
+    """For empty inputs, the CPU returns a mask of another dtype, and pixels keep their size."""
     return tensors[0].numel() > 0 and tensors[0].is_contiguous()
 
 
@@ -224,7 +226,7 @@ def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _added_to_product(tensors: Sequence[torch.Tensor], *, in_place: bool = False, sums: int = 0) -> bool:
-    """Meta broadcasts the product to what it is added to, too; elsewhere only the other way round."""
+    """Meta also broadcasts the product to the summand; elsewhere only the summand is broadcast."""
     first, left, right = tensors[:3]
     size = (*left.shape[sums:-1], *right.shape[left.dim() - 1 :])
     pairs = zip(reversed(first.shape), reversed(size), strict=False)
@@ -250,9 +252,9 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("isfinite", "isinf", "convolution_backward", "nll_loss2d_backward", "replication_pad2d_backward",
                      "replication_pad3d_backward"), _canonical),
     "aten::pow.Scalar": _all_contiguous,
-    # They lay their destination out as their argument.
+    # Their destination gets the layout of their argument.
     **dict.fromkeys(("aten::replication_pad2d.out", "aten::replication_pad3d.out"), _all_contiguous),
-    # Nobody else can say how many tensors their lists have.
+    # The lengths of their result lists cannot be determined otherwise.
     **dict.fromkeys(("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy",
                      "unbind_copy"), _always),
     "index_select": _last_is_index,

@@ -20,8 +20,8 @@ _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "ate
 class MetaShapes:
     """Runs the operator itself on tensors without data.
 
-    Meta kernels can be missing, or stricter than the real ones. Then the answer is "cannot tell", and the executor is
-    asked; a wrong call takes the same way, so its error is the very one that eager raises.
+    Meta kernels can be missing, or stricter than the real ones. Then there is no answer, and the executor is asked. The
+    same applies to an invalid call, so its error is exactly the one that eager raises.
     """
 
     name = "meta"
@@ -35,7 +35,7 @@ class MetaShapes:
     def infer(
         self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Inference | None:
-        """Infer what ``operator(*args, **kwargs)`` returns, or ``None``."""
+        """Infer the result of ``operator(*args, **kwargs)``, or return ``None``."""
         facts = facts_of(operator)
         if not is_ordinary(facts, args, kwargs) or _is_unchecked(operator, facts, args, kwargs):
             return None
@@ -47,7 +47,8 @@ class MetaShapes:
             with torch.inference_mode(mode=False), torch.no_grad():
                 returned = operator(*args, **kwargs)
         except Exception:  # noqa: BLE001  # the executor is asked instead
-            # No verdict on the call: a missing meta kernel and a user's mistake look alike here. The executor decides.
+            # This says nothing about the call: a missing meta kernel and a user's mistake look alike here. The executor
+            # decides.
             return None
         if not facts.returns:
             values: Sequence[Any] = ()
@@ -70,7 +71,7 @@ class MetaShapes:
 def _is_unchecked(
     operator: torch._ops.OpOverload, facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether eager refuses the call for a reason that meta does not look at."""
+    """Whether eager refuses the call for a reason that meta does not check."""
     named = {**dict(zip(facts.argument_names, args, strict=False)), **kwargs}
     written = tensors_in([named[name] for name in facts.written if name in named])
     overlaps_itself = any(extent > 1 and not step for tensor in written
@@ -83,21 +84,21 @@ def _is_unchecked(
 
 
 def _converts_out(operator: torch._ops.OpOverload, named: Mapping[str, Any]) -> bool:
-    """Whether results go to a destination of a dtype that no argument has: not every kernel converts."""
+    """Whether results go to a destination with a dtype that no argument has: not every kernel converts."""
     outs = {argument.name for argument in operator._schema.arguments if argument.is_out}
     sources = {tensor.dtype for name, item in named.items() if name not in outs for tensor in tensors_in([item])}
     return bool(sources) and any(tensor.dtype not in sources for name in outs for tensor in tensors_in([named[name]]))
 
 
 def _kind_of(dtype: torch.dtype) -> tuple[bool, bool, bool]:
-    """Rank a dtype among bools, integers, reals and complex numbers; results are never cast downwards."""
+    """Rank a dtype as bool, integer, real or complex; results are never cast to a lower rank."""
     return dtype.is_complex, dtype.is_complex or dtype.is_floating_point, dtype is not torch.bool
 
 
 def _is_laid_out_anew(
     operator: torch._ops.OpOverload, arguments: Sequence[torch.Tensor], before: Sequence[tuple[torch.Size, Any]]
 ) -> bool:
-    """Whether an argument has been resized that never should be, or one whose layout follows that of others."""
+    """Whether an argument was resized that must not be, or one whose layout depends on others."""
     resized = [tensor.size() != size for tensor, (size, _) in zip(arguments, before, strict=True)]
     if not any(argument.is_out for argument in operator._schema.arguments):
         return any(resized) and not facts_of(operator).changes_metadata
@@ -109,7 +110,7 @@ def _is_laid_out_anew(
 
 
 def _is_within_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stays within what is known to be there; meta makes views of anything."""
+    """Whether a tensor is within the known extent of its storage; meta creates any view."""
     if not tensor.numel():
         return True
     reach = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))

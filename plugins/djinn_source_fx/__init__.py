@@ -1,8 +1,8 @@
-"""Graphs of PyTorch's own tracers, in the same terms as what lazy tensors record.
+"""Converts graphs of PyTorch's own tracers to the form that lazy tensors record.
 
-`djinn_source_fx.builder.GraphBuilder` makes them: of a model, of a ``torch.fx.GraphModule`` (``symbolic_trace``,
-``make_fx``, what Dynamo hands to a backend) and of a ``torch.export.ExportedProgram``. The source ``fx``, which
-`djinn.build_graph` asks, hands models to it.
+`djinn_source_fx.builder.GraphBuilder` accepts a model, a ``torch.fx.GraphModule`` (from ``symbolic_trace``,
+``make_fx``, or passed by Dynamo to a backend) and a ``torch.export.ExportedProgram``. `djinn.build_graph` uses it
+through the source ``fx``, for models.
 """
 
 from __future__ import annotations

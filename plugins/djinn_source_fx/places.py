@@ -1,4 +1,4 @@
-"""Which module of a model is running, as ``nn_module_stack`` says it, an entry of ``meta`` of nodes of ``torch.fx``."""
+"""The module that is running, in the format of ``nn_module_stack``, an entry of ``meta`` in ``torch.fx`` nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PART = re.compile(r"[^.\[\]]+|\[(?:'[^']*'|\"[^\"]*\"|[^\]]*)\]")
 
 
 def plain_path(path: str) -> str:
-    """Write a path as ``named_modules`` does, whichever tracer wrote it: ``L['self']._modules['h'].0`` is ``h.0``."""
+    """Convert a tracer's path to the form of ``named_modules``: ``L['self']._modules['h'].0`` becomes ``h.0``."""
     parts = [part.strip("[]'\"") for part in _PART.findall(path.partition("@")[0])]
     if path.startswith(("L[", "G[")):
         parts = parts[2:]
@@ -24,7 +24,7 @@ def plain_path(path: str) -> str:
 
 
 def origin_of(stack: Mapping[Any, tuple[str, Any]] | None, root: str) -> Origin:
-    """Say where a node comes from.
+    """Return the origin of a node.
 
     Args:
         stack: The modules that were running, the outermost first; ``None`` if the tracer kept none.
@@ -41,12 +41,12 @@ def origin_of(stack: Mapping[Any, tuple[str, Any]] | None, root: str) -> Origin:
 def followed(
     model: torch.nn.Module, prefix: str, moved: Callable[[dict[str, tuple[str, Any]]], None]
 ) -> Iterator[None]:
-    """Tell of every module that this thread enters and leaves, while the block lasts.
+    """Report each module that this thread enters and leaves within the context.
 
     Args:
-        model: Whose modules to follow.
+        model: The model whose modules are followed.
         prefix: Its own path.
-        moved: Receives the modules that are running now, as ``nn_module_stack`` has them.
+        moved: Receives the modules that are running now, in the format of ``nn_module_stack``.
     """
     running: list[tuple[str, Any]] = []
     handles = []

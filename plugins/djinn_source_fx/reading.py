@@ -1,4 +1,4 @@
-"""Traced graphs, and what stands for their placeholders."""
+"""Reads traced graphs, and determines the values of their placeholders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def placeholders(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def given_to_program(program: ExportedProgram) -> Iterator[Given]:
-    """Say what stands for the placeholders of an exported program; its own examples tell the metadata."""
+    """Return the values of an exported program's placeholders; its own examples supply the metadata."""
     state: Mapping[str, Any] = {**program.state_dict, **program.constants}
     for node, spec in zip(placeholders(program.graph_module), program.graph_signature.input_specs, strict=True):
         kind = _KINDS.get(spec.kind, "")
@@ -31,22 +31,22 @@ def given_to_program(program: ExportedProgram) -> Iterator[Given]:
         if isinstance(spec.arg, ConstantArgument):
             yield Given(spec.arg.value)
         else:
-            # Tied weights are one tensor of the state under two names.
+            # Tied weights are one tensor in the state dict under two names.
             value = state.get(spec.target or "")
             yield Given(_example(node) if value is None else value, ValueInfo(name, kind))
 
 
 def given_to_module(module: torch.fx.GraphModule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Given]:
-    """Say what stands for the placeholders of any other graph.
+    """Return the values of any other graph's placeholders.
 
     Args:
         module: The graph.
-        args: Examples for its placeholders, in order. Dynamo's graphs bring their own, and so do those of ``make_fx``
-            on fake tensors.
+        args: Examples for its placeholders, in order. Dynamo's graphs have their own, and so do those of ``make_fx`` on
+            fake tensors.
         kwargs: Examples by name.
 
     Raises:
-        ConfigurationError: There is nothing for a placeholder.
+        ConfigurationError: There is no example for a placeholder.
     """
     nodes = placeholders(module)
     if len(args) > len(nodes):
@@ -69,7 +69,7 @@ def given_to_module(module: torch.fx.GraphModule, args: Sequence[Any], kwargs: M
 
 
 def _named(node: torch.fx.Node) -> tuple[str, str]:
-    """Name a placeholder; Dynamo makes placeholders of parameters and buffers, and says where it has found them."""
+    """Return a placeholder's name; Dynamo makes placeholders of parameters and buffers, and records their source."""
     is_fixed = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type") is not None
     source = getattr(node.meta.get("grapharg"), "source", None)
     if source is None:
@@ -85,7 +85,7 @@ def _has_example(node: torch.fx.Node) -> bool:
 
 
 def _example(node: torch.fx.Node) -> Any:
-    """Return what a tracer has kept of a placeholder's value; of a size that may vary, what it was."""
+    """Return the value that a tracer has kept for a placeholder; for a dynamic size, the size during tracing."""
     value = node.meta["example_value"] if "example_value" in node.meta else node.meta["val"]
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value.node.hint

@@ -1,9 +1,9 @@
-"""A session in which nothing is ever run: what would be recorded is recorded, and stays here.
+"""A session that runs nothing: operations are recorded and kept in this process.
 
-A graph of ``torch.fx`` is in the terms of its tracer: functions, methods, modules, composite operators. What the remote
-device would make of them is decided in many places: by the interceptor, the classifier, shape inference and PyTorch's
-own dispatcher. So nothing is translated here. The graph is rehearsed, on lazy tensors without values, and what would
-have gone onto the tape is the graph.
+A graph of ``torch.fx`` consists of functions, methods, modules and composite operators. How the remote device would
+record them is decided in many places: by the interceptor, the classifier, shape inference and PyTorch's own dispatcher.
+Therefore nothing is translated here. Instead, the graph runs in a rehearsal, on lazy tensors without values, and the
+operations that would have been recorded on the tape are the result.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ HINT = "djinn.capture() records what is done with data."
 
 
 class Rehearsal(Session):
-    """Records as a running session would, beside it.
+    """Records like a running session, separately from it.
 
     Args:
-        running: The session whose plugins and settings hold, and whose executor decides between kernels.
+        running: The session whose plugins and settings are used, and whose executor decides between kernels.
 
     Concurrency:
-        For the thread that made it.
+        For the thread that created it.
     """
 
     def __init__(self, running: Session) -> None:
@@ -53,7 +53,7 @@ class Rehearsal(Session):
         return _NoBackend(self._running, self._answers)
 
     def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
-        """Make what an upload of ``tensor`` would give; only its metadata is looked at, so it may be a fake one."""
+        """Return a tensor as an upload of ``tensor`` would; only its metadata is used, so it may be a fake tensor."""
         size, stride = torch.Size(map(_hint, tensor.size())), tuple(map(_hint, tensor.stride()))
         if not is_dense(tuple(size), stride):
             stride = torch.empty_strided(size, stride, device="meta").clone().stride()
@@ -63,14 +63,14 @@ class Rehearsal(Session):
             return wrap(spec, Value(Slot(number, number), spec, self.recorder.released))
 
     def upload(self, tensor: torch.Tensor, device: torch.device | None = None) -> LazyTensor:
-        """Make what an upload would give; nothing is sent."""
+        """Return a tensor as an upload would; nothing is sent."""
         return self.stand_in(tensor)
 
     def ask(
         self, plan: Any, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
         numbers: Sequence[Any],
     ) -> tuple[Any, Any]:
-        """Find the metadata of results out that nobody can infer, by a trial.
+        """Determine metadata that cannot be inferred, by a trial run.
 
         Raises:
             UnsupportedTensorError: It depends on data.
@@ -85,7 +85,7 @@ class Rehearsal(Session):
         return super().ask(plan, operator, args, kwargs, slots, numbers)
 
     def _answers(self) -> list[Description | None]:
-        """Run the operation that is asked about on zeros, and describe what it gives and what it writes."""
+        """Run the operation in question on zeros, and describe its results and the values that it writes."""
         operator, args, kwargs = self._asked
         facts = facts_of(operator)
         arguments = [_zeros(item) for item in args]
@@ -101,7 +101,7 @@ class Rehearsal(Session):
 
 
 class Beside(TorchDispatchMode):
-    """Leads what this thread does with lazy tensors, and what it makes on their device, to a rehearsal."""
+    """Redirects this thread's operations on lazy tensors, and its factories on their device, to a rehearsal."""
 
     def __init__(self, rehearsal: Rehearsal) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped there
@@ -116,7 +116,7 @@ class Beside(TorchDispatchMode):
             kwargs = _completed(func, args, kwargs)
         binding = self._rehearsal.recorder.binding(func)
         if binding.special is None:
-            # Tracers let meta kernels in Python infer layouts, and those differ.
+            # Tracers use Python meta kernels to infer layouts, which differ.
             with torch._C._DisablePythonDispatcher():
                 return self._rehearsal.recorder.record(binding, func, args, kwargs)
         with self:
@@ -124,7 +124,7 @@ class Beside(TorchDispatchMode):
 
 
 def _completed(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Write the default dtype down where a factory's result has it, as the device's own kernels do."""
+    """Make the default dtype explicit if a factory's result has it, as the device's own kernels do."""
     if kwargs.get("dtype") is not None or all(argument.name != "dtype" for argument in factory._schema.arguments):
         return kwargs
     made = factory(*args, **{**kwargs, "device": torch.device("meta")})
@@ -133,7 +133,7 @@ def _completed(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> d
 
 
 def _hint(extent: Any) -> int:
-    """Return an extent; of one that may vary, what it was when it was traced."""
+    """Return an extent; for a dynamic one, its value during tracing."""
     return int(extent.node.hint) if isinstance(extent, torch.SymInt) else int(extent)
 
 
@@ -148,7 +148,7 @@ def _zeros(item: Any) -> Any:
 
 
 class _Parts:
-    """The running session's plugins. Its interceptor is not asked again: it would follow the rehearsal from then on."""
+    """The running session's plugins. Its interceptor is not called again: it would follow the rehearsal then."""
 
     def __init__(self, running: Session) -> None:
         self._running = running
@@ -190,7 +190,7 @@ class _NoBackend:
         self._answers = answers
 
     def flush(self) -> None:
-        """Leave the tape as it is."""
+        """Leave the tape unchanged."""
 
     def synchronize(self) -> None:
         """Wait for nothing."""
@@ -199,10 +199,10 @@ class _NoBackend:
         """Send nothing."""
 
     def seed(self, seed: int) -> None:
-        """Draw nothing."""
+        """Do nothing: there are no random numbers."""
 
     def describe(self, slots: Sequence[Slot]) -> list[Description | None]:
-        """Describe the results of the operation that is asked about."""
+        """Describe the results of the operation in question."""
         return self._answers()
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The modes of functions under which models are traced and graphs are rehearsed."""
+"""The function modes for tracing models and rehearsing graphs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 _MOVES = (torch.Tensor.cpu, torch.Tensor.cuda)
 _SETTINGS = ("cudnn_enable", "cudnn_enabled")
 _NAMES_A_DEVICE = (torch.Tensor.to, torch.amp.autocast_mode._enter_autocast)
-"""Functions that take a device, or its type, as text at a position."""
+"""Functions that take a device, or its type, as a positional string."""
 
 
 class OnRemote(TorchFunctionMode):
-    """Gives factories without a device the logical one, and calls functions where a tracer has noted operators.
+    """Gives factories without a device the logical device, and replaces noted operators by the functions behind them.
 
-    Some functions mean more on the remote device than the operator that they end in: attention takes a fused kernel,
-    composites stay whole without gradients.
+    Some functions do more on the remote device than the operator that they result in: attention uses a fused kernel,
+    and composites stay whole without gradients.
 
     Args:
-        rehearsal: Where tensors that are made of numbers belong.
+        rehearsal: The rehearsal that owns tensors made from numbers.
     """
 
     def __init__(self, rehearsal: Rehearsal) -> None:
@@ -47,29 +47,29 @@ class OnRemote(TorchFunctionMode):
         if func in _device_constructors() and kwargs.get("device") is None:
             kwargs["device"] = self._device
         if func in _OF_NUMBERS and not tensors_in(args) and torch.device(kwargs["device"]).type == self._device.type:
-            # PyTorch would upload them below all modes, to the session that is running.
+            # Below all modes, PyTorch would upload them to the running session.
             return self._rehearsal.upload(func(*args, **{**kwargs, "device": torch.device("cpu")}))
         return self.call(func, args, kwargs)
 
     def _index(self, index: Any) -> Any:
-        """Make tensors of lists of numbers, as PyTorch would below all modes."""
+        """Convert lists of numbers to tensors, as PyTorch would do below all modes."""
         if isinstance(index, tuple):
             return tuple(map(self._index, index))
         return self._rehearsal.upload(torch.tensor(index)) if isinstance(index, list) and _is_plain(index) else index
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call what is left to call."""
+        """Make the actual call."""
         if isinstance(function, torch._ops.OpOverload):
             function = function_of(function) or function
         return function(*args, **kwargs)
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a tensor that a graph holds: itself, because it was no remote one."""
+        """Return the tensor to use for one that a graph contains: itself, because it was not remote."""
         return tensor
 
 
 class InRemoteTerms(OnRemote):
-    """Lets what a graph says of its tracer's device be meant of the remote one."""
+    """Redirects a graph's uses of its tracer's device to the remote one."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -83,7 +83,7 @@ class InRemoteTerms(OnRemote):
         return super().__torch_function__(func, types, args, kwargs)
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it with the backends' settings of now; tracers switch some off, and note that."""
+        """Call it with the current backend settings; tracers switch some off, and record that in the graph."""
         if isinstance(function, torch._ops.OpOverload):
             for position, argument in enumerate(function._schema.arguments[: len(args)]):
                 if argument.name in _SETTINGS:
@@ -106,7 +106,7 @@ def _is_plain(items: Any) -> bool:
 
 @cache
 def function_of(operator: torch._ops.OpOverload) -> Any:
-    """Find the function of PyTorch's Python interface that a composite operator is, if it is carried out specially."""
+    """Return the function of PyTorch's Python interface for a composite operator, if that function has a handler."""
     if not facts_of(operator).is_composite:
         return None
     name = operator.overloadpacket.__name__
@@ -116,7 +116,7 @@ def function_of(operator: torch._ops.OpOverload) -> Any:
 
 @cache
 def is_special(function: Any) -> bool:
-    """Whether a function of PyTorch's Python interface is a composite operator that is carried out specially."""
+    """Whether a function of PyTorch's Python interface is a composite operator with a handler."""
     name = getattr(function, "__name__", "").strip("_")
     packet = getattr(torch.ops.aten, name, None) if function in lazy._functions else None
     overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]

@@ -1,4 +1,4 @@
-"""Running a graph of ``torch.fx`` in a rehearsal, node by node."""
+"""Runs a graph of ``torch.fx`` in a rehearsal, node by node."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from djinn_source_fx.remote_terms import OnRemote
 
 _UNKNOWN = ValueInfo()
 _CONSTANT = "_tensor_constant"
-"""Begins the names that tracers give to tensors which belong to no module."""
+"""Prefix of the names that tracers give to tensors that belong to no module."""
 _aten = torch.ops.aten
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 _LEAVES_VALUES = (_aten.detach_.default, _aten.detach.default, _aten.alias.default)
-"""What tracers put behind a lifted constant; a lazy tensor that is made of numbers comes without."""
+"""Operators that tracers add after a lifted constant; lazy tensors made from numbers do not have them."""
 _SIZES: Mapping[Any, Callable[..., Any]] = {
     _aten.sym_size.int: lambda tensor, dim: tensor.shape[dim],
     _aten.sym_size.default: lambda tensor: tensor.shape,
@@ -33,16 +33,16 @@ _SIZES: Mapping[Any, Callable[..., Any]] = {
     _aten.sym_numel.default: lambda tensor: tensor._value.spec.numel,
     _aten.sym_storage_offset.default: lambda tensor: tensor._value.spec.storage_offset,
 }
-"""Questions for metadata, which lazy tensors answer without an operation."""
+"""Metadata queries, which lazy tensors answer without recording an operation."""
 
 
 @attrs.frozen
 class Given:
-    """What stands for one placeholder of a graph.
+    """The value of one placeholder of a graph.
 
     Attributes:
-        value: A tensor, of which only metadata matters, or a plain value.
-        info: What it is to the model; the spec is filled in.
+        value: A tensor, of which only the metadata is used, or a plain value.
+        info: Its role in the model; the spec is filled in.
     """
 
     value: Any
@@ -51,7 +51,7 @@ class Given:
 
 @attrs.frozen(eq=False, slots=False)
 class FxGraph(RecordedGraph):
-    """A graph that a tracer of PyTorch has made, in the terms of what lazy tensors record."""
+    """A graph from one of PyTorch's tracers, in the form that lazy tensors record."""
 
     backend_type: str = "fx"
     module: torch.fx.GraphModule | None = None
@@ -61,18 +61,18 @@ class FxGraph(RecordedGraph):
 def replay(
     rehearsal: Rehearsal, module: torch.fx.GraphModule, given: Sequence[Given], root: str, terms: OnRemote
 ) -> FxGraph:
-    """Record what a traced graph does.
+    """Record the operations of a traced graph.
 
     Args:
-        rehearsal: Where.
+        rehearsal: The rehearsal that records.
         module: The graph.
-        given: What stands for its placeholders, in order.
+        given: The values of its placeholders, in order.
         root: Class of the model that was traced.
-        terms: What the graph says of devices.
+        terms: The mode that interprets the graph's devices.
 
     Raises:
         UnsupportedTensorError: Some metadata depends on data.
-        Exception: What an operation raises.
+        Exception: The error of an operation.
     """
     recorded: list[tuple[Node, Origin]] = []
     interpreter = _Interpreter(module, rehearsal, root, terms)
@@ -102,7 +102,7 @@ def replay(
 
 
 def _state_of(module: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor, ValueInfo]]:
-    """List what a graph has taken over from its model, and the numbers that its tracer has met."""
+    """List the state that a graph contains from its model, and the numbers that its tracer has found."""
     for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, tensor in tensors:
             if not isinstance(tensor, LazyTensor):
@@ -110,7 +110,7 @@ def _state_of(module: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor,
 
 
 def _values(nodes: Sequence[Node], names: Mapping[int, ValueInfo]) -> dict[str, ValueInfo]:
-    """Say what is known of values from outside."""
+    """Return the information about values from outside."""
     produced: set[int] = set()
     found: dict[str, ValueInfo] = {}
     for node in nodes:
@@ -123,7 +123,7 @@ def _values(nodes: Sequence[Node], names: Mapping[int, ValueInfo]) -> dict[str, 
 
 @attrs.define
 class _Place:
-    """Where the replay is."""
+    """The current position of the replay."""
 
     origin: Origin
 
@@ -175,7 +175,7 @@ class _Interpreter(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def _higher_order(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Carry out a region of a graph in which other modes hold; no other operator over graphs is straight-line."""
+        """Execute a region of a graph that has other modes; no other operator over graphs is straight-line."""
         if target.name() not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
             raise UnsupportedTensorError(f"{target.name()} decides by data which of its graphs runs.", hint=HINT)
         inner = [self._nested(item) if isinstance(item, torch.fx.GraphModule) else item for item in args]

@@ -15,8 +15,8 @@ class FxSource:
     name = "fx"
 
     def build(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RecordedGraph:
-        """Make the graph of a call, as `djinn_source_fx.builder.GraphBuilder` does."""
-        # Every session registers this; what traces is imported when somebody asks.
+        """Build the graph of a call, as `djinn_source_fx.builder.GraphBuilder` does."""
+        # Imported on first use, because every session registers this source.
         from djinn_source_fx.builder import GraphBuilder
 
         return GraphBuilder().build_from_model(model, *args, **kwargs)

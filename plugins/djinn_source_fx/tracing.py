@@ -1,8 +1,8 @@
-"""Tracing a model into a graph of ``torch.fx``, on the path that it takes when nobody traces.
+"""Traces a model into a graph of ``torch.fx``, on the same path as a normal call.
 
-``make_fx`` traces below everything that a model can notice: on lazy tensors without values, no flag says that something
-is traced, and no tensor is a proxy. A model that behaves differently for tracers, as those of transformers do with
-attention masks, is traced as it runs.
+``make_fx`` traces below the level that a model can observe: with lazy tensors without values, no flag shows that
+tracing is active, and no tensor is a proxy. Models that behave differently for tracers, as those of transformers do
+with attention masks, are traced as they normally run.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Traced:
 
     module: torch.fx.GraphModule
     given: list[Given]
-    """What stands for its placeholders: the model's state, then the tensors of its inputs."""
+    """The values of its placeholders: the model's state, then the tensors of its inputs."""
 
 
 def trace(rehearsal: Rehearsal, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
     """Trace a call of a model. Nothing is computed, and neither the model nor the inputs are changed.
 
     Raises:
-        UnsupportedTensorError: The model asks for values, or a size depends on them.
-        Exception: What the model raises, or the tracer.
+        UnsupportedTensorError: The model reads values, or a size depends on them.
+        Exception: The error of the model or of the tracer.
     """
     given: dict[int, Given] = {}
-    # Tied weights, and inputs that are given twice, are one tensor.
+    # Tied weights, and inputs that are passed twice, are one tensor.
     for tensor, info in (*_state_of(model), *_inputs_of(model, args, kwargs)):
         given.setdefault(id(tensor), Given(tensor, info))
 
@@ -64,7 +64,7 @@ def trace(rehearsal: Rehearsal, model: torch.nn.Module, args: Sequence[Any], kwa
         call_args, call_kwargs = with_tensors((tuple(args), dict(kwargs)), replaced, model)
         with _reparametrize_module(model, state), _Keeping() as kept:
             model(*call_args, **call_kwargs)
-        # What is not given back would be left out of the graph, which is more than lazy tensors leave out.
+        # The tracer would remove values that are not returned, including some that lazy tensors record.
         return list(kept.values())
 
     stand_ins = [_like(rehearsal.stand_in(item.value), item.value) for item in given.values()]
@@ -74,12 +74,12 @@ def trace(rehearsal: Rehearsal, model: torch.nn.Module, args: Sequence[Any], kwa
 
 
 def with_tensors(item: Any, replaced: Mapping[int, Any], model: torch.nn.Module) -> Any:
-    """Copy nested inputs, objects such as caches included, with other tensors in the place of their own.
+    """Copy nested inputs, including objects such as caches, with some tensors replaced.
 
     Args:
         item: The inputs.
-        replaced: The other tensors, by identity of those that they replace. They are remote, and what objects keep of
-            their tensors' device becomes the remote one.
+        replaced: The new tensors, by identity of the ones they replace. They are remote, and objects that store their
+            tensors' device get the remote one.
         model: Is referred to, not copied.
     """
     remote = devices.logical_device()
@@ -88,7 +88,7 @@ def with_tensors(item: Any, replaced: Mapping[int, Any], model: torch.nn.Module)
 
 
 def tensors_within(item: Any) -> Iterator[torch.Tensor]:
-    """List the tensors in nested inputs, those that objects hold included."""
+    """List the tensors in nested inputs, including those in objects."""
     return (found for found in _within(item, set()) if isinstance(found, torch.Tensor))
 
 
@@ -109,7 +109,7 @@ def _within(item: Any, seen: set[int]) -> Iterator[torch.Tensor | torch.device]:
 
 
 def named_state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """List parameters and buffers, those with several names under each of them."""
+    """List parameters and buffers; those with several names are listed under each of them."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
@@ -123,7 +123,7 @@ def _state_of(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, ValueInfo]
 def _inputs_of(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch.Tensor, ValueInfo]]:
-    """Name the inputs as `djinn.capture` does; what objects hold has no name."""
+    """Name the inputs as `djinn.capture` does; tensors in objects have no names."""
     try:
         names = list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -151,7 +151,7 @@ def _like(stand_in: LazyTensor, tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _noting_places(model: torch.nn.Module) -> Iterator[None]:
-    """Note with every traced node which modules were running."""
+    """Record with every traced node which modules were running."""
 
     def moved(stack: dict[str, tuple[str, Any]]) -> None:
         traceback.get_current_meta()[STACK] = stack
@@ -161,10 +161,10 @@ def _noting_places(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Tracing(OnRemote):
-    """Lets a function that means more on the remote device than its operator be one node, whatever it is made of."""
+    """Traces a function that has a handler on the remote device as one node, independently of its implementation."""
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function, and note the call itself if nobody else is to note what comes of it."""
+        """Call a function, and record the call itself if its operations are not recorded otherwise."""
         mode = get_proxy_mode()
         tracer = None if mode is None else mode.tracer
         if not isinstance(tracer, PythonKeyTracer) or not is_special(function) or not any(
@@ -179,7 +179,7 @@ class _Tracing(OnRemote):
 
 
 class _Keeping(TorchFunctionMode):
-    """Keeps every tensor that a function of PyTorch gives."""
+    """Keeps every tensor that a PyTorch function returns."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``djinn trace``: a script, run as usual, becomes pictures of what it did."""
+"""``djinn trace``: runs a script as usual, and draws its graph and timeline."""
 
 from __future__ import annotations
 

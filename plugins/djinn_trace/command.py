@@ -15,7 +15,7 @@ from djinn.errors import ConfigurationError
 __all__ = ("SETTINGS", "trace")
 
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What follows the script's name belongs to the script."""
+"""Arguments after the script's name belong to the script."""
 
 
 def trace(
@@ -73,7 +73,7 @@ def _run(script: Path, arguments: list[str]) -> int:
             return leaving.code or 0
         typer.echo(leaving.code, err=True)
         return 1
-    except Exception:  # noqa: BLE001  # told as Python would tell it; what was recorded until then is still drawn
+    except Exception:  # noqa: BLE001  # reported as Python would; the operations recorded so far are still drawn
         traceback.print_exc()
         return 1
     finally:
@@ -82,7 +82,7 @@ def _run(script: Path, arguments: list[str]) -> int:
 
 
 def _tell(annotated: Any, written: list[Path]) -> None:
-    """Say in a few lines what was seen, and where it is drawn; the script's own output is not disturbed."""
+    """Print a short summary and the paths of the files; the script's own output is not disturbed."""
     typer.echo(f"djinn trace: {annotated}", err=True)
     for path in written:
         typer.echo(f"  {path}", err=True)

@@ -1,4 +1,4 @@
-"""A timeline that Perfetto and Chrome's own viewer open: the trace event format, as JSON."""
+"""A timeline for Perfetto and Chrome's own viewer: the trace event format, as JSON."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from djinn.ir.phase import ExecutionPhase
 
 PROCESS = 1
 TRACKS = ("calls of the model", "capture", "wire", "execution")
-"""From top to bottom. What is on a track follows one another; threads that do the same have tracks of their own."""
+"""From top to bottom. Events on a track do not overlap; threads that do the same work have separate tracks."""
 _TRACK_OF = {Stage.CAPTURE: "capture", Stage.WIRE: "wire", Stage.EXECUTION: "execution"}
 
 
 def events_of(spans: Iterable[Span], calls: Sequence[Span] = (), phases: Sequence[ExecutionPhase] = ()) -> list[Any]:
-    """Turn spans into trace events.
+    """Convert spans to trace events.
 
     Args:
-        spans: What was collected.
+        spans: The collected spans.
         calls: Calls of the model, in order.
-        phases: What each of them was, if that is known.
+        phases: The phase of each call, if it is known.
     """
     placed = [("calls of the model", _named(call, index, phases)) for index, call in enumerate(calls)]
     placed += [(_TRACK_OF[span.stage], span) for span in spans]
@@ -55,7 +55,7 @@ def _named(call: Span, index: int, phases: Sequence[ExecutionPhase]) -> Span:
 
 
 def _names(lines: dict[tuple[str, str], int]) -> list[Any]:
-    """Name the tracks, and put them in order."""
+    """Name the tracks, and set their order."""
     named: list[Any] = [{"name": "process_name", "ph": "M", "pid": PROCESS, "tid": 0, "args": {"name": "djinn"}}]
     for (track, thread), line in lines.items():
         named.append({"name": "thread_name", "ph": "M", "pid": PROCESS, "tid": line,
@@ -66,7 +66,7 @@ def _names(lines: dict[tuple[str, str], int]) -> list[Any]:
 
 
 def _arrows(events: Sequence[Any]) -> list[Any]:
-    """Lead from each batch on the wire to its execution: they are carried out in the order of handing over."""
+    """Connect each batch on the wire to its execution: batches are executed in the order of submission."""
     handed = [event for event in events if event["cat"] == "wire"]
     carried_out = [event for event in events if event["cat"] == "execution"]
     if len(handed) != len(carried_out) or any(event["args"].get("is_estimated") for event in carried_out):

@@ -1,4 +1,4 @@
-"""Watching a script: which module is its model is only known when it first calls one."""
+"""Watches a script: its model is only known when the script first calls a module."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from djinn import runtime
 
 
 class ScriptWatch:
-    """Keeps what a script records from the first call of its model on.
+    """Keeps the operations that a script records, starting with the first call of its model.
 
-    The model is the first module with parameters that the script's thread calls, as seen from outside: the one that
-    holds the others.
+    The model is the first module with parameters that the script's thread calls; it is the outermost one, which
+    contains the others.
 
     Attributes:
-        calls: When the model was called.
+        calls: Times of the model's calls.
 
     Concurrency:
         For one thread.
@@ -41,12 +41,12 @@ class ScriptWatch:
 
     @property
     def graph(self) -> RecordedGraph | None:
-        """What was recorded; ``None`` if no model was called."""
+        """The recorded graph; ``None`` if no model was called."""
         return None if self._watch is None else self._watch.graph()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch for the length of a block."""
+        """Watch within the context."""
         handles = [modules.register_module_forward_pre_hook(self._enter),
                    modules.register_module_forward_hook(self._leave, always_call=True)]
         try:
@@ -75,7 +75,7 @@ class ScriptWatch:
         known = set(model._forward_pre_hooks)
         self._watch.start()
         self._stop = session.capture(self._watch.receiver())
-        # The call that is under way has listed its hooks before there were these.
+        # The running call took its list of hooks before these were added.
         for number, hook in list(model._forward_pre_hooks.items()):
             if number not in known:
                 hook(model, args)

@@ -1,4 +1,4 @@
-"""An executor in this process, on a thread of its own."""
+"""An executor in this process, on its own thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn.kinds import Transport
 
 @hookimpl
 def djinn_register_transports(register: Callable[[Transport], None]) -> None:
-    """Register the plugin's one transport."""
+    """Register the plugin's transport."""
     from djinn_transport_local.transport import LocalTransport
 
     register(LocalTransport())

@@ -1,4 +1,4 @@
-"""The transport that goes nowhere."""
+"""The transport within one process."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from djinn.kinds.transport import Carrier, ConnectOptions, Listener, ListenOptio
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
 
 MAX_BATCHES = 64
-"""Batches that may wait for the executor; recording goes on until then."""
+"""Maximum batches that wait for the executor; recording continues until then."""
 FLUSH_EVERY = 1024
-"""Executor and recording share one interpreter, which runs one of them at a time: short batches only cost."""
+"""Executor and recording share one interpreter, which runs one of them at a time, so short batches have only costs."""
 
 _room = MailRoom()
 """The mailboxes of all sessions in this process."""
 LOOK_S = 0.1
-"""How often who waits for the executor looks whether there was an interrupt."""
+"""How often a thread that waits for the executor checks for an interrupt."""
 _open: weakref.WeakSet[LocalConnection] = weakref.WeakSet()
 _Answer: TypeAlias = tuple[Result, list[torch.Tensor]]
 
@@ -70,7 +70,7 @@ class LocalTransport:
         return LocalConnection(address or "local://", options.open_executor())
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Refuse: nobody outside can reach this process this way.
+        """Refuse: other processes cannot connect to this one by this transport.
 
         Raises:
             ConfigurationError: Always.
@@ -79,7 +79,7 @@ class LocalTransport:
                                  hint="Serve over tcp:// instead.")
 
     def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
-        """Reach another session of this process, at ``local://``, with or without its mailbox in hexadecimal.
+        """Connect to another session of this process, at ``local://``, with or without its mailbox in hexadecimal.
 
         Raises:
             RefusedError: There is no such session.
@@ -97,11 +97,11 @@ class LocalTransport:
 class LocalConnection:
     """A session on an executor in this process.
 
-    The executor's work runs on a thread of its own: there, none of the caller's modes (inference, autocast, function
-    or dispatch modes) are in force, and it overlaps with recording. The caller waits for a batch that asks for
-    something; for one with uploads, whose tensors are the caller's; and for one for which the executor borrows what the
-    process has once and the caller may be about to use: the default generator for random numbers, and the default dtype
-    if it has become another since. It computes with as many threads as the caller would.
+    The executor runs on its own thread, where none of the caller's modes (inference, autocast, function or dispatch
+    modes) apply, and overlaps with recording. The caller blocks for a batch that needs an answer; for one with uploads,
+    whose tensors belong to the caller; and for one for which the executor borrows process-wide state that the caller
+    may also use: the default generator for random numbers, and the default dtype if it has changed since. The executor
+    computes with the caller's number of threads.
     """
 
     def __init__(self, address: str, executor: Executor) -> None:
@@ -118,9 +118,10 @@ class LocalConnection:
         self._work: queue.SimpleQueue[tuple[Callable[[], _Answer], Future[_Answer]] | None] = queue.SimpleQueue()
         self._closed = False
         self._unfinished: deque[tuple[Future[_Answer], list[DjinnError]]] = deque()
-        """What is queued or runs, and what has it stop; see `djinn_lib_service.service.SessionService.handle`."""
+        """Queued and running batches, with the lists that stop them; see
+        `djinn_lib_service.service.SessionService.handle`."""
         self._owed: list[Future[_Answer]] = []
-        """Answers that nobody has been given, because who waited was interrupted."""
+        """Answers that were not delivered, because the waiting caller was interrupted."""
         self._needs: dict[int, tuple[bool, set[str]]] = {}
         """By program: whether it may draw random numbers, and the default dtypes that it needs."""
         self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
@@ -131,7 +132,7 @@ class LocalConnection:
         _open.add(self)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Carry out a batch that wants no answer."""
+        """Execute a batch that needs no answer."""
         borrows = self._borrows(batch)
         done = self._carry_out(batch, tensors)
         if borrows:
@@ -140,10 +141,10 @@ class LocalConnection:
             _wait(done)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> _Answer:
-        """Carry out a batch and return its answer."""
+        """Execute a batch and return its answer."""
         borrows = self._borrows(batch)
         done = self._carry_out(batch, tensors)
-        # Until it has been given to somebody: what failed is told once.
+        # Kept until it is delivered: failures are reported only once.
         self._owed.append(done)
         self._lend(done) if borrows else _wait(done)
         told = Result()
@@ -154,7 +155,7 @@ class LocalConnection:
         return after(told, result), data
 
     def cancel(self) -> None:
-        """Have what is queued not run, and what runs end; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        """Drop queued batches and stop the running one; see `djinn.kinds.transport.CancellingConnection.cancel`."""
         self._stop(OperationCancelledError("The operation was cancelled by an interrupt before it ran.",
                                            hint="Compute it again."))
 
@@ -164,7 +165,7 @@ class LocalConnection:
             return
         self._closed = True
         self._work.put(None)
-        # Whatever waits there for another session must not keep the thread.
+        # Values that wait there for another session must not block the thread.
         _room.remove(self._mailbox)
         self.end_thread()
         self._post.close(DRAIN_S)
@@ -172,7 +173,7 @@ class LocalConnection:
         self._executor.close()
 
     def end_thread(self) -> None:
-        """Wait until the operator that runs has ended. Nothing else runs any more."""
+        """Wait until the running operator has ended. No other operator runs after it."""
         self._work.put(None)
         self._stop(OperationCancelledError("The operation was dropped: its session has ended."))
         if threading.current_thread() is not self._thread:
@@ -183,7 +184,7 @@ class LocalConnection:
             stop.append(reason)
 
     def _lend(self, done: Future[_Answer]) -> None:
-        """Wait for what borrows something that the caller may be about to use, at least until it does so no more."""
+        """Wait for a batch that borrows state of the caller; after an interrupt, wait at least until it is returned."""
         try:
             _wait(done)
         except BaseException:
@@ -205,7 +206,7 @@ class LocalConnection:
         threads = torch.get_num_threads()
 
         def work() -> _Answer:
-            # PyTorch counts threads by thread; libraries round differently with another number of them.
+            # PyTorch's thread count is per thread, and libraries round differently with another count.
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             watching = spans.current
@@ -260,7 +261,7 @@ def _is_random(template: Template) -> bool:
 
 
 def _wait(done: Future[_Answer]) -> None:
-    """Wait until a batch was carried out, or the caller is interrupted."""
+    """Wait until a batch was executed, or the caller is interrupted."""
     deferred = deferral()
     if deferred is None:
         wait([done])
@@ -270,7 +271,7 @@ def _wait(done: Future[_Answer]) -> None:
 
     def come() -> Future[_Answer] | None:
         while True:
-            # A signal that comes right before the thread falls asleep does not wake it, and is seen to only then.
+            # A signal right before the thread falls asleep does not wake it, and is only handled then.
             with contextlib.suppress(queue.Empty):
                 return ready.get(timeout=LOOK_S)
 
@@ -279,7 +280,7 @@ def _wait(done: Future[_Answer]) -> None:
 
 
 def _end_all() -> None:
-    """End all threads. To leave one in an operator while the interpreter ends would abort the process."""
+    """End all threads. A thread inside an operator when the interpreter exits would abort the process."""
     with SessionLock(lambda: None):
         for connection in list(_open):
             connection.end_thread()

@@ -1,4 +1,4 @@
-"""The transports ``tcp``, ``tls`` and ``unix``: a session with an executor in another process or on another machine."""
+"""The transports ``tcp``, ``tls`` and ``unix``: sessions with an executor in another process or on another machine."""
 
 from __future__ import annotations
 

@@ -17,17 +17,17 @@ _FORM = re.compile(r"(?P<scheme>tcp|tls)://(?:\[(?P<bracketed>[^\[\]\s/]+)\]|(?P
 _HINT = "Write it as tcp://host:port, for example tcp://127.0.0.1:7070, and an IPv6 host in brackets: tcp://[::1]:7070."
 UNIX = "unix://"
 MAX_PATH_BYTES = 107 if sys.platform == "linux" else 103
-"""What fits into the system's ``sockaddr_un`` beside the zero at its end."""
+"""Longest path that fits into the system's ``sockaddr_un`` with its terminating zero."""
 _UNIX_HINT = "Write it as unix:///path/to.sock, with the whole path."
 
 
 def parse_address(address: str, *, scheme: str = "tcp", listening: bool = False) -> tuple[str, int]:
-    """Take an address apart.
+    """Parse an address.
 
     Args:
         address: For example ``tcp://127.0.0.1:7070`` or ``tcp://[::1]:7070``.
-        scheme: What it has to begin with.
-        listening: Accept port 0, which stands for any free one.
+        scheme: The expected scheme.
+        listening: Accept port 0, which stands for any free port.
 
     Returns:
         Host, without brackets, and port.
@@ -51,7 +51,7 @@ def parse_address(address: str, *, scheme: str = "tcp", listening: bool = False)
 
 
 def parse_path(address: str) -> str:
-    """Take the address of a Unix-domain socket apart.
+    """Parse the address of a Unix-domain socket.
 
     Args:
         address: For example ``unix:///run/user/1000/djinn.sock``.
@@ -77,19 +77,19 @@ def parse_path(address: str) -> str:
 
 
 def format_address(host: str, port: int, scheme: str = "tcp") -> str:
-    """Put an address together."""
+    """Build an address from its parts."""
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def redirected(address: str, target: str) -> str:
-    """Return where a server sends a client that came to an address.
+    """Return the address that a server redirects a client to.
 
     Args:
-        address: Where the client came to.
+        address: The address that the client connected to.
         target: `djinn.wire.messages.Redirect.address`.
 
     Raises:
-        ConfigurationError: It is no address, or one of another scheme: nobody is led away from encryption.
+        ConfigurationError: It is not an address, or has another scheme: a redirect must not lead away from encryption.
     """
     scheme = address.partition("://")[0]
     if scheme == "unix":

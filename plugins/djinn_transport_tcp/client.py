@@ -1,4 +1,4 @@
-"""Connecting as a client: over a socket of one kind or another, and where a redirect leads."""
+"""Connecting as a client: over the different kinds of sockets, and following a redirect."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def reach(
     address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions,
     wish: Wish | None = None,
 ) -> SocketConnection:
-    """Connect and greet, where a redirect leads if there is one.
+    """Connect and greet, following a redirect if there is one.
 
     Args:
-        address: Where to.
-        opened: Connects.
+        address: The server's address.
+        opened: Opens the connection.
         options: As for `djinn.kinds.transport.Transport.connect`.
-        wish: Which session is to go on, if one is.
+        wish: The session to resume, if there is one.
 
     Raises:
         TransportError: As for `djinn.kinds.transport.Transport.connect`.
@@ -80,10 +80,10 @@ def reach(
     except ConfigurationError as error:
         raise TransportError(f"{address} leads to {target}, which cannot be trusted: {error.summary}",
                              hint="See how the server was started.") from None
-    # The worker may have taken longer to start than the first connection was allowed to take without a word.
+    # A new deadline: the worker may have taken longer to start than the first connection could stay silent.
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened_there, options.request_timeout_s)
-    # Whoever asks means the server's own, which is what vouches for the other.
+    # The user is interested in the expiry of the server's own certificate, which vouches for the worker's.
     connection.vouched_until_s = expires_s
     if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket,
                         wish=wish) is not None:

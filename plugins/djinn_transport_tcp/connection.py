@@ -1,4 +1,4 @@
-"""The client's end of a session, on whichever connection it is."""
+"""The client's end of a session, which may use several connections one after another."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ _random = random.SystemRandom()
 T = TypeVar("T")
 
 GOODBYE_S = 1.0
-"""How long what is still to be sent may take when the session ends."""
+"""Time to send queued data when the session ends."""
 MIN_SILENCE_S = 5.0
-"""How long a server that is starting a worker may say nothing, if the time to connect allows no more."""
+"""Minimum time that a server may be silent while a worker starts, even if the connect timeout leaves less."""
 CANCEL_S = 0.8
-"""How long to try to cancel while the caller waits. After that it is done when there is a connection again."""
+"""How long to try to cancel while the caller waits. After that, the client cancels with the next reconnection."""
 LAST_WORDS_S = 0.5
-"""How long to look for the server's reason after it has stopped to listen."""
+"""How long to look for the server's reason after it has stopped reading."""
 FLUSH_EVERY = 8
-"""Operations of the first batch that is sent early; execution of a batch overlaps with the recording of the next."""
+"""Operations of the first batch that is sent early, so that its execution overlaps with the recording of the next."""
 
 
 class SocketConnection:
     """The client's end of a session; see `djinn.kinds.transport.Connection`.
 
-    A frame goes through whole or the connection is closed. So after an exception that is not a `TransportError`, such
-    as a `KeyboardInterrupt`, a connection that still works has taken its batch; the answer to an interrupted request is
-    read before the next frame is sent, and the failures in it are reported with the next answer. Where interrupts are
-    deferred (see `djinn.interrupts`) and the session may change its connection, that always works, and the server is
-    told to cancel what it was sent.
+    A frame is transferred completely, or the connection is closed. So after an exception that is not a
+    `TransportError`, such as a `KeyboardInterrupt`, a connection that still works has accepted its batch. The answer to
+    an interrupted request is read before the next frame is sent, and its failures are reported with the next answer. If
+    interrupts are deferred (see `djinn.interrupts`) and the session can be resumed, the connection always still works,
+    and the client asks the server to cancel the batches it has sent.
 
-    `submit` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent, and for tensors of
-    more than `ALONE_BYTES` until they have arrived: what is smaller is copied, so that it can be sent again.
+    `submit` blocks in two cases: while more than `MAX_QUEUED_BYTES` would be queued, and, for tensors of more than
+    `ALONE_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.
 
     Where the server lets it, the session outlives a connection that breaks; see `djinn_lib_service.resumption`.
     A thread notices at once if an idle connection breaks: the lease would end before the next operation comes.
 
     Attributes:
-        address: Where it leads.
-        welcome: What the server said of itself.
-        flush_every: Pending operations worth sending early: the server works while the client records.
-        reconnections: How often the session went on over a new connection.
-        vouched_until_s: When the certificate ends of who sent the client here, in seconds since 1970, if anybody did.
+        address: Address of the server.
+        welcome: The server's answer to the greeting.
+        flush_every: Number of pending operations worth sending early: the server works while the client records.
+        reconnections: Number of times that the session was resumed over a new connection.
+        vouched_until_s: When the redirecting server's certificate expires, in seconds since 1970; ``None`` without one.
     """
 
     def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
@@ -102,9 +102,9 @@ class SocketConnection:
         self._is_between_frames = False
         self._left: FrameStream | None = None
         self._owed = 0
-        """Number of the last batch whose answer is still to come; 0 for none."""
+        """Number of the last batch that needs an answer and has none yet; 0 for none."""
         self._cancelled = self._cancelled_there = 0
-        """What up to these numbers was sent is not wanted any more, and the server knows."""
+        """Batches up to these numbers are cancelled: on this side, and as far as the server knows."""
         self._settled = Result()
         self._lost = ""
         self._unsaid: BaseException | None = None
@@ -122,16 +122,16 @@ class SocketConnection:
 
     @property
     def certificate_expires_s(self) -> float | None:
-        """When the server's certificate ends; see `djinn.kinds.transport.CertifiedConnection`."""
+        """When the server's certificate expires; see `djinn.kinds.transport.CertifiedConnection`."""
         return self.vouched_until_s or self._frames.stream.certificate_expires_s
 
     def take_up_again(
         self, again: Callable[[ConnectOptions, Wish], SocketConnection], options: ConnectOptions
     ) -> None:
-        """Have the session go on over other connections when one breaks, if the server keeps it.
+        """Let the session resume over other connections when one breaks, if the server keeps it.
 
         Args:
-            again: Connects and greets again, given the options and which session is to go on.
+            again: Connects and greets again, given the options and the session to resume.
             options: As for `djinn.kinds.transport.Transport.connect`.
         """
         if options.resume and self.welcome.resume:
@@ -141,11 +141,11 @@ class SocketConnection:
 
     @property
     def watched_stream(self) -> ByteStream | None:
-        """What breaks if the connection does; ``None`` after the end of the session."""
+        """The stream to watch for a broken connection; ``None`` after the end of the session."""
         return None if self._lost or not self._frames.stream.is_ours else self._frames.stream
 
     def go_on_if_gone(self) -> None:
-        """Go on over another connection if this one broke and nobody uses it. What fails is raised by the next use."""
+        """Reconnect if this connection broke while idle. The next use raises the error if that fails."""
         if not self._frames.stream.is_gone():
             return
         with self._in_use:
@@ -161,34 +161,34 @@ class SocketConnection:
         self, token: str, deadline: float, owner: str = "", *, secret: str = "", ticket: str = "",
         wish: Wish | None = None,
     ) -> Redirect | None:
-        """Say who this is and learn who answers.
+        """Send the greeting and wait for the answer.
 
         Args:
-            token: The server's token, if it wants one.
+            token: The server's token, if it requires one.
             deadline: Time on the monotonic clock until which to wait.
-            owner: Whose uploads these are; see `djinn.kinds.transport.ConnectOptions`.
-            secret: The token, if it is not to be said again.
-            ticket: What to say instead.
-            wish: What is to become of the session, and which is to go on.
+            owner: The owner of the uploads; see `djinn.kinds.transport.ConnectOptions`.
+            secret: The token, if it must not be sent again.
+            ticket: The ticket to send instead.
+            wish: Whether the session is to be resumable, and which session to resume.
 
         Returns:
-            Where to go instead, if this is not the place.
+            The redirect, if the server sent one.
 
         Raises:
-            RefusedError, ProtocolVersionError: The server says no.
-            TransportError: What answers is no server, or nothing does.
+            RefusedError, ProtocolVersionError: The server refuses.
+            TransportError: The peer is not a server, or does not answer.
         """
         return self.introduce(hello(token, owner, secret, ticket, wish or Wish()), deadline)
 
     def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
-        """Send a greeting and learn who answers; see `greet`."""
+        """Send a greeting and wait for the answer; see `greet`."""
         self._frames.stream.deadline = deadline
         silence_s = max(deadline - time.monotonic(), MIN_SILENCE_S)
         try:
             self._sequence = 1
             self._outbox.send(views_of(self._sequence, greeting, ()), waits=True)
             answer = welcomed(self.address, greeting, lambda: self._read()[1], self._frames.stream, silence_s)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
+        except BaseException as error:  # noqa: BLE001  # for any error, close the connection and release it
             is_late = isinstance(error, TimeoutError) and time.monotonic() >= self._frames.stream.deadline
             ended = self._ended(error)
             raise (unanswered(self.address, silence_s) if is_late else ended) from None
@@ -200,7 +200,7 @@ class SocketConnection:
         return None
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a batch that wants no answer; see `djinn.kinds.transport.Connection.submit`."""
+        """Send a batch that needs no answer; see `djinn.kinds.transport.Connection.submit`."""
         with self._used():
             if self._lost:
                 raise self._closed()
@@ -225,13 +225,13 @@ class SocketConnection:
         return after(settled, answered[0]), answered[1]
 
     def cancel(self) -> None:
-        """Have nothing run of what was sent; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        """Cancel everything that was sent; see `djinn.kinds.transport.CancellingConnection.cancel`."""
         with self._used():
             if not self._lost and self._again is not None and self._cancelled < self._sequence:
                 self._cancel()
 
     def close(self) -> None:
-        """End the session. Never raises, may be called twice, and from another thread."""
+        """End the session. Never raises; may be called twice, and from another thread."""
         is_free = self._frames.stream.is_ours and self._in_use.acquire(timeout=GOODBYE_S)
         try:
             if not self._lost and self._again is not None:
@@ -246,13 +246,13 @@ class SocketConnection:
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
-        """Keep `go_on_if_gone` out. A forked child, which may not use it, must not wait for a thread that it lacks."""
+        """Exclude `go_on_if_gone`. Forked children skip the lock: their parent's thread may hold it."""
         if not self._frames.stream.is_ours:
             yield
             return
         interrupt = acquired(self._in_use, deferral())
         if interrupt is not None:
-            # What the caller brings is not sent, so there is a gap from here on.
+            # The caller's batch is not sent, so the sequence of batches has a gap.
             self._lost = "an interrupt came while it was being replaced"
             raise interrupt
         try:
@@ -261,7 +261,7 @@ class SocketConnection:
             self._in_use.release()
 
     def _blocking(self, action: Callable[[], T]) -> T:
-        """Do what may wait, until an interrupt: then the connection is of no more use, if there may be another."""
+        """Run a blocking action. An interrupt closes the connection if the session can be resumed over another one."""
         deferred = deferral()
         if deferred is None:
             return action()
@@ -272,10 +272,10 @@ class SocketConnection:
         self._outbox.close()
 
     def _hand_over(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
-        """Take in the answers that nobody waits for any more, and send a batch.
+        """Read the answers that no caller waits for, and send a batch.
 
-        Two sides that only send would wait for ever. If an interrupt comes the batch is kept, to be sent with what the
-        server lacks: it makes what others refer to.
+        Reading first avoids a deadlock of two sides that both only send. If an interrupt arrives, the batch is kept and
+        sent after reconnection, because later batches refer to its results.
         """
         if self._owed:
             try:
@@ -288,7 +288,7 @@ class SocketConnection:
         self._post(batch, tensors, waits=waits)
 
     def _awaited(self) -> tuple[Result, list[torch.Tensor]]:
-        """Wait for the last answer that is to come, on this connection or the next."""
+        """Wait for the last outstanding answer, on this connection or the next."""
         while True:
             answered = self._heard()
             if answered is not None:
@@ -297,7 +297,7 @@ class SocketConnection:
                 self._settled = after(self._settled, answered[0])
 
     def _heard(self) -> tuple[Result, list[torch.Tensor]] | None:
-        """Wait until something comes, and read it; ``None`` if it is not the answer that is to come."""
+        """Wait for a message and read it; ``None`` if it is not an outstanding answer."""
         try:
             sequence, message, data = self._blocking(self._next)
         except DjinnError:
@@ -329,10 +329,10 @@ class SocketConnection:
     def _keep(
         self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool
     ) -> tuple[Sequence[memoryview], bool]:
-        """Give a batch a number, and keep what the server may lack of it.
+        """Number a batch, and keep it until the server has it.
 
         Returns:
-            What to send, and whether it lies in the caller's tensors.
+            The views to send, and whether they refer to the caller's tensors.
         """
         views = views_of(self._sequence + 1, batch, tensors)
         self._sequence += 1
@@ -368,16 +368,16 @@ class SocketConnection:
             self._hear(lambda: self._end.is_full or self._frames.stream.is_ready())
 
     def _hear(self, is_wanted: Callable[[], bool]) -> None:
-        """Read what the server says that it has, as long as more of that is wanted."""
+        """Read the server's acknowledgements while the condition holds."""
         while is_wanted():
             if self._heard() is not None:
                 raise ProtocolError("It answered a batch that asked for nothing.")
 
     def _go_on(self, error: OSError | EOFError) -> None:
-        """Go on over another connection. What the server lacks has been sent again when this returns.
+        """Continue the session over another connection. On return, all messages that the server lacks were sent again.
 
         Raises:
-            OSError, EOFError: That cannot be; the error that was given.
+            OSError, EOFError: The session cannot be resumed; the given error.
             TransportError: The session is lost.
         """
         stream = self._frames.stream
@@ -412,7 +412,7 @@ class SocketConnection:
             except TransportError as error:
                 is_refused = isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
             except (OSError, EOFError) as error:
-                # The new one broke as well.
+                # The new connection broke as well.
                 self._leave()
                 _log.info("%s: again: %s", self.address, error)
             pause_s = patience.pause_s(time.monotonic(), is_refused=is_refused)
@@ -424,7 +424,7 @@ class SocketConnection:
                 raise self._closed()
 
     def _adopt(self, attempt_s: float, *, is_cancelling: bool = False) -> Sequence[Sequence[memoryview]]:
-        """Connect again, take the new connection's place, and send what the server lacks."""
+        """Reconnect, switch to the new connection, and send the messages that the server lacks."""
         if self._again is None:
             raise ProtocolError("This session cannot be taken up again.")
         again = self._again
@@ -447,9 +447,9 @@ class SocketConnection:
         return lacking
 
     def _cancel(self) -> None:
-        """Tell the server on a new connection that nothing of what it was sent is wanted any more.
+        """Cancel all batches that were sent, over a new connection.
 
-        If it cannot be told now, it is when the session goes on: at once if the server is there, or with the next use.
+        If that fails now, the client cancels when it resumes the session: at once if possible, or with the next use.
         """
         self._cancelled = self._sequence
         self._leave()
@@ -460,7 +460,7 @@ class SocketConnection:
             _log.warning("%s has not been told yet to cancel: %s", self.address, error)
 
     def _leave(self) -> None:
-        """Let go of a connection that broke. May be called twice."""
+        """Release a broken connection. May be called twice."""
         if self._left is not self._frames:
             self._past_bytes, self._left = (self.bytes_sent, self.bytes_received), self._frames
         self._disconnect()
@@ -470,12 +470,12 @@ class SocketConnection:
                               f"up again: {why}", hint=AGAIN)
 
     def _say_goodbye(self, drain_s: float = 0.0) -> None:
-        """Tell the server that nothing of the session need be kept; if that is not possible, it learns so by itself."""
+        """Inform the server that the session is over; if the message is lost, the server's lease ends the session."""
         if not self._frames.stream.is_ours:
             return
         self._outbox.drain(drain_s)
         if not self._outbox.queued_bytes:
-            with contextlib.suppress(OSError):  # it breaks, or does not take it: the lease ends as well
+            with contextlib.suppress(OSError):  # it is broken or blocked: the lease ends the session as well
                 self._frames.stream.send_ready(views_of(0, Goodbye(), ()))
 
     def _disconnect(self) -> None:
@@ -499,11 +499,11 @@ class SocketConnection:
     def _ended(
         self, error: BaseException, batch: Batch | None = None, tensors: Sequence[torch.Tensor] = ()
     ) -> BaseException:
-        """Close the connection, because half a frame cannot be continued; an interrupt between two harms nobody.
+        """Close the connection, unless the error is an interrupt between two frames, which does no harm.
 
         Args:
-            error: What has ended it.
-            batch: What was to be sent, if it may be sent again.
+            error: The error that ended the transfer.
+            batch: The batch that was to be sent, if it may be sent again.
             tensors: Its tensors, which are the caller's again when this returns.
         """
         is_between_frames, self._is_between_frames = self._is_between_frames, False
@@ -524,7 +524,7 @@ class SocketConnection:
         return error
 
     def _lose(self, error: Exception) -> Exception:
-        """Close the connection and say why, in the server's words if it left any."""
+        """Close the connection, and return the error to raise, in the server's words if it sent any."""
         self._lost = "it broke"
         if self._outbox.error is not None and not isinstance(error, DjinnError):
             error = self._outbox.error
@@ -535,14 +535,14 @@ class SocketConnection:
         return failure
 
     def _last_words(self) -> Exception | None:
-        """Read why the server closed a connection while this side was sending, if it said so."""
+        """Read the server's reason for closing the connection while this side was sending, if there is one."""
         self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
         try:
             received = self._frames.read()
             while received is not None and isinstance(received[1], Taken):
                 received = self._frames.read()
         except (OSError, EOFError, ProtocolError):
-            # Whatever this says is less to the point than the error that led here, which is reported instead.
+            # This error is less informative than the original one, which is reported instead.
             return None
         if received is not None and isinstance(received[1], Goodbye):
             return goodbye(self.address, received[1])

@@ -1,4 +1,4 @@
-"""Memory that what was sent is copied to, until the server has it."""
+"""Copies of sent data, kept until the server has received it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 __all__ = ("Copies",)
 
 BLOCK_BYTES = 2**16
-"""Memory is set aside in multiples of this; what is smaller is left to Python."""
+"""Memory is allocated in multiples of this; smaller copies use Python's allocator."""
 MAX_FREE_BYTES = 8 * 2**20
-"""So much stays set aside while nothing is in it. To set it aside anew takes longer than to copy."""
+"""Maximum free memory that is kept for reuse. Allocating new memory takes longer than copying."""
 
 
 class Copies:
-    """Copies of what was sent, in memory that is used again and again.
+    """Copies of sent data, in reusable memory.
 
     Concurrency:
         One thread at a time.
@@ -25,11 +25,11 @@ class Copies:
         self._free_bytes = 0
 
     def copied(self, views: Sequence[memoryview], size_bytes: int) -> memoryview:
-        """Return a copy of the views, one behind the other.
+        """Return a copy of the views, concatenated.
 
         Args:
-            views: What to copy.
-            size_bytes: How long they are together.
+            views: The views to copy.
+            size_bytes: Their total length.
         """
         if size_bytes < BLOCK_BYTES:
             return memoryview(b"".join(views))
@@ -47,7 +47,7 @@ class Copies:
         return copy[:size_bytes]
 
     def release(self, views: Sequence[memoryview]) -> None:
-        """Let go of a copy that nobody reads any more; of other memory, nothing happens."""
+        """Release a copy that is no longer read; other memory is ignored."""
         memory = views[0].obj
         if isinstance(memory, bytearray) and self._free_bytes + len(memory) <= MAX_FREE_BYTES:
             self._free[len(memory) // BLOCK_BYTES].append(memory)

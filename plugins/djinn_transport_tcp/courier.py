@@ -1,4 +1,4 @@
-"""The sending end of a connection on which values go from server to server."""
+"""The sending end of a connection that carries values from server to server."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def carry_on(descriptor: int, received: bytes, address: str, options: ConnectOpt
 class SocketCarrier(SocketConnection):
     """Carries parcels; see `djinn.kinds.transport.Carrier`.
 
-    `send` waits for the other side only when more than `MAX_QUEUED_BYTES` would wait to be sent.
+    `send` blocks only while more than `MAX_QUEUED_BYTES` would be queued.
     """
 
     def wait_while_wanted(self, is_gone: Callable[[], bool] | None) -> None:
-        """Have transfers that stand still end when nobody wants them any more."""
+        """End stalled transfers when they are no longer needed."""
         self._frames.stream.is_unwanted = is_gone
 
     def detach(self) -> tuple[int, bytes]:
@@ -62,7 +62,7 @@ class SocketCarrier(SocketConnection):
         try:
             self._sequence += 1
             self._outbox.send(views, waits=False)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the connection ends, and it is given back
+        except BaseException as error:  # noqa: BLE001  # for any error, close the connection and release it
             raise self._ended(error) from None
 
     def close(self, drain_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""The greeting at a client's end: what it says, and which answers it takes."""
+"""The greeting at a client's end: its content, and the answers that are accepted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("djinn.transport")
 
 @attrs.frozen
 class Wish:
-    """What a greeting says about sessions that go on.
+    """The part of a greeting that concerns resuming sessions.
 
     Attributes:
         resumes, resume, answered, cancelled: See `djinn.wire.messages.Hello`.
@@ -36,7 +36,7 @@ class Wish:
 
 
 def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
-    """Make the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`."""
+    """Build the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`."""
     return Hello(
         PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
         *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered,
@@ -46,17 +46,17 @@ def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello
 def welcomed(
     address: str, greeting: Hello | Courier, read: Callable[[], Message], stream: ByteStream, silence_s: float,
 ) -> Welcome | Redirect:
-    """Wait for the answer to a greeting, for as long as the server says that a worker is starting.
+    """Wait for the answer to a greeting, while the server reports that a worker is starting.
 
     Args:
-        address: Of the server.
-        greeting: What was said.
+        address: Address of the server.
+        greeting: The greeting that was sent.
         read: Receives a message.
-        stream: What the messages come by.
-        silence_s: How long the server may say nothing after it has said something.
+        stream: The stream that carries the messages.
+        silence_s: How long the server may be silent after each message.
 
     Raises:
-        ProtocolError: It is no answer.
+        ProtocolError: The message is no answer.
         ProtocolVersionError: The other side does not understand this one.
     """
     answer = read()
@@ -74,7 +74,7 @@ def welcomed(
 
 
 def _check(welcome: Welcome) -> None:
-    """Make sure that the server and this client understand each other.
+    """Check that the server and this client have compatible versions.
 
     Raises:
         ProtocolVersionError: They do not.

@@ -1,4 +1,4 @@
-"""What a connection does whose user is interrupted."""
+"""How a connection handles an interrupt of its user."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ("is_interrupted", "without_large")
 
 
 def is_interrupted(error: BaseException | None = None) -> bool:
-    """Whether an interrupt is deferred, or whether it is this one."""
+    """Whether an interrupt is deferred, or the error is the deferred interrupt."""
     deferred = deferral()
     return deferred is not None and deferred.error is not None and (error is None or deferred.error is error)
 
 
 def without_large(batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
-    """Leave out of a batch what would take long to send: a large tensor, which nobody names as its upload has failed.
+    """Remove large tensors, which take long to send, from a batch. Their uploads have failed, so no step uses them.
 
-    Small ones, which have waited to be sent with it, are in use already.
+    Small tensors, which were queued to be sent with the batch, are in use already.
     """
     if sum(tensor.nbytes for tensor in tensors) <= ALONE_BYTES:
         return batch, tensors

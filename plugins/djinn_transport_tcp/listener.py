@@ -29,12 +29,12 @@ __all__ = ("PlainSocketChannel", "SocketChannel", "SocketListener", "adopt", "li
 
 BACKLOG = 128
 TICK_S = 1.0
-"""How often `SocketListener.accept` looks whether it was closed, where closing does not wake it."""
+"""How often `SocketListener.accept` checks whether it was closed, where closing does not wake it."""
 PAUSE_S = 0.1
-"""Pause after the system could not give a new connection, for example for want of file descriptors."""
+"""Pause after the system could not provide a new connection, for example for lack of file descriptors."""
 LINGER_S = 0.5
 LINGER_BYTES = 2**24
-"""How long, and how far, to go on reading after a refusal: closing with unread bytes would destroy it on its way."""
+"""How long and how many bytes to read after a refusal: closing with unread bytes would discard the refusal."""
 
 _GOODBYE = encode_head(0, len(messages.encode(Goodbye())), 0) + messages.encode(Goodbye())
 _UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
@@ -60,7 +60,7 @@ def listen_tls(address: str, options: ListenOptions) -> SocketListener:
 
 
 def adopt(descriptor: int, received: bytes, peer: str, options: ListenOptions) -> PlainSocketChannel:
-    """Go on with another process's connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+    """Take over another process's connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
     return PlainSocketChannel(peer, ByteStream(socket.socket(fileno=descriptor), received=received), options)
 
 
@@ -86,8 +86,8 @@ def _listen(
 def listen_unix(address: str, options: ListenOptions) -> SocketListener:
     """Listen on a path of this machine; see `djinn.kinds.transport.Transport.listen`.
 
-    Only the owner of this process can connect. What a server that died left behind is replaced; the path of one that
-    lives, or a file of another kind, is refused.
+    Only the user of this process can connect. A socket left behind by a dead server is replaced; the socket of a
+    running server, or another kind of file, is refused.
     """
     path = parse_path(address)
     try:
@@ -111,7 +111,7 @@ def _remove_stale(path: str) -> None:
     """Remove the socket of a server that died.
 
     Raises:
-        OSError: A server listens there, or there is something else.
+        OSError: A server listens there, or the file is of another kind.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -127,22 +127,22 @@ def _remove_stale(path: str) -> None:
             Path(path).unlink(missing_ok=True)
             return
         except (TimeoutError, BlockingIOError):
-            # Its queue is full, so it lives.
+            # Its queue is full, so the server is alive.
             pass
     raise OSError(errno.EADDRINUSE, "another server listens there")
 
 
 def _bind_privately(sock: socket.socket, path: str) -> None:
-    """Bind so that there is no moment at which others could connect: on Linux the file takes the socket's mode."""
+    """Bind so that others can connect at no moment: on Linux the file takes the socket's mode."""
     os.fchmod(sock.fileno(), 0o600)
     sock.bind(path)
-    # Nobody can connect before the socket listens, so this comes in time where the line above does nothing.
+    # Connections are impossible before the socket listens, so this is early enough where the line above has no effect.
     Path(path).chmod(0o600)
 
 
 def _remove(path: str, made: os.stat_result) -> None:
-    """Remove a socket's file, unless it is another's by now."""
-    with contextlib.suppress(OSError):  # it is gone already, which is what is wanted
+    """Remove a socket's file, unless another process has replaced it."""
+    with contextlib.suppress(OSError):  # the file is already gone
         now = os.lstat(path)
         if (now.st_dev, now.st_ino) == (made.st_dev, made.st_ino):
             Path(path).unlink()
@@ -157,7 +157,7 @@ class SocketListener:
     """Accepts connections; see `djinn.kinds.transport.Listener`.
 
     Attributes:
-        address: Address that clients connect to, with the port that was really taken.
+        address: Address that clients connect to, with the actual port.
     """
 
     def __init__(
@@ -200,16 +200,16 @@ class SocketListener:
         return None
 
     def renew(self, options: ListenOptions) -> None:
-        """Use other certificates; see `djinn_server.reloading.RenewableListener.renew`. Without TLS there are none."""
+        """Use other certificates; see `djinn_server.reloading.RenewableListener.renew`. Has no effect without TLS."""
         if self._renew is not None:
             self._renew(options)
 
     def close(self) -> None:
-        """Stop accepting. Never raises, may be called twice or from another thread."""
+        """Stop accepting. Never raises; may be called twice or from another thread."""
         if not self._closed:
             self._clean_up()
         self._closed = True
-        # Only some systems know this for a listening socket; `accept` notices by itself within a tick.
+        # Only some systems support this for a listening socket; on others, `accept` notices within a tick.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -218,8 +218,8 @@ class SocketListener:
 class SocketChannel:
     """The server's end of one connection; see `djinn.kinds.transport.Channel`.
 
-    Until `greeted` is called, a frame may have `MAX_GREETING_BYTES` and no body, and everything together takes at most
-    the greeting's time.
+    Until `greeted` is called, a frame may have `MAX_GREETING_BYTES` and no body, and all frames together must arrive
+    within the time for the greeting.
     """
 
     def __init__(self, peer: str, stream: ByteStream, options: ListenOptions) -> None:
@@ -251,7 +251,7 @@ class SocketChannel:
 
     @property
     def admit_body(self) -> Callable[[int], None] | None:
-        """What is asked before a body is read; see `djinn.kinds.transport.BoundedChannel`."""
+        """The callback that admits a body before it is read; see `djinn.kinds.transport.BoundedChannel`."""
         return self._frames.admit_body
 
     @admit_body.setter
@@ -260,7 +260,7 @@ class SocketChannel:
 
     @property
     def received_digest(self) -> int:
-        """Tells what was received last from everything else; see `djinn.kinds.transport.DigestingChannel`."""
+        """Digest of the last received message; see `djinn.kinds.transport.DigestingChannel`."""
         return self._frames.digest
 
     @property
@@ -274,21 +274,21 @@ class SocketChannel:
         return self._frames.stream.bytes_received
 
     def is_ready(self) -> bool:
-        """Whether `receive` would not wait for something to begin."""
+        """Whether `receive` can start reading a message at once."""
         return self._frames.stream.is_ready()
 
     def is_gone(self) -> bool:
-        """Whether the other side sends nothing more, whatever it has sent before."""
+        """Whether the other side sends nothing more; earlier data may still be unread."""
         return self._frames.stream.is_gone()
 
     def has_left(self) -> bool:
-        """Whether the other side has said goodbye, before what it said before has been received."""
+        """Whether the other side has already said goodbye, even if earlier messages have not been received yet."""
         return self.is_gone() and self._frames.stream.ends_with(_GOODBYE)
 
     def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
         """Send a message with its tensors.
 
-        A refusal, and a goodbye with a reason, is the last message: nothing that comes after it is looked at.
+        A refusal, or a goodbye with a reason, is the last message: later data is ignored.
 
         Raises:
             TransportError: The connection broke, or the other side did not take it in time.
@@ -299,18 +299,18 @@ class SocketChannel:
         except OSError as error:
             raise self._broken(error) from None
         if isinstance(message, Refusal) or (isinstance(message, Goodbye) and message.code):
-            # Whatever the other side does from here on is its own affair.
+            # The other side's further errors do not matter.
             with contextlib.suppress(OSError):
                 self._linger()
 
     def greeted(self) -> None:
-        """Lift the limits that hold before the other side has said who it is."""
+        """Lift the limits that apply before the other side has identified itself."""
         self._frames.max_header_bytes = MAX_HEADER_BYTES
         self._frames.max_body_bytes = min(self._options.max_body_bytes, MAX_BODY_BYTES)
         self._frames.stream.deadline = None
 
     def close(self) -> None:
-        """Close the connection. Never raises, may be called twice or from another thread."""
+        """Close the connection. Never raises; may be called twice or from another thread."""
         self._frames.close()
 
     def _linger(self) -> None:
@@ -328,10 +328,10 @@ class SocketChannel:
 
 
 class PlainSocketChannel(SocketChannel):
-    """A connection without encryption: another process can go on with it."""
+    """A connection without encryption, which another process can take over."""
 
     def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
-        """Let go of the connection; see `djinn.kinds.transport.MovableChannel.detach`.
+        """Release the connection; see `djinn.kinds.transport.MovableChannel.detach`.
 
         Raises:
             TransportError: It was closed.

@@ -19,28 +19,28 @@ from djinn.wire.tensors import dtype_named, empty_from, size_bytes
 __all__ = ("KEPT_S", "LARGE_BYTES", "MAX_KEPT_BYTES", "Reserve")
 
 LARGE_BYTES = 2**22
-"""From this size on the C library often asks the system for new pages; to touch them takes as long as to copy."""
+"""From this size on, the C library often requests new pages from the system; touching them takes as long as copying."""
 MAX_KEPT_BYTES = 2**29
-"""How much is looked after, in use or not."""
+"""Maximum memory that is tracked for reuse, in use or not."""
 KEPT_S = 5.0
-"""How long, after something large was received."""
+"""How long memory is kept after the last large tensor was received."""
 
 
 @attrs.frozen
 class _Kept:
-    """Memory that was given out."""
+    """A block of memory that was handed out."""
 
     storage: torch.UntypedStorage
     address: int
     length: int
 
     def references(self) -> tuple[int, int]:
-        """Count those in C++, by tensors, and those in Python, by whoever asked a tensor for its storage."""
+        """Return the number of references in C++, held by tensors, and in Python, held by storage objects."""
         return torch._C._storage_Use_Count(self.storage._cdata), sys.getrefcount(self.storage)
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has the storage, and nobody has replaced its memory meanwhile."""
+        """Whether the storage is unreferenced, and its memory has not been replaced meanwhile."""
         return (self.references() == _references_of_none() and self.storage.data_ptr() == self.address
                 and self.storage.nbytes() == self.length)
 
@@ -51,7 +51,7 @@ def _references_of_none() -> tuple[int, int]:
 
 
 class Reserve:
-    """Gives memory out, large pieces again when their tensors are gone: fresh pages would halve the throughput.
+    """Allocates memory, and reuses large blocks when their tensors are gone: new pages would halve the throughput.
 
     Concurrency:
         Called from any thread.
@@ -70,16 +70,16 @@ class Reserve:
         if length < LARGE_BYTES:
             return empty_from(header)
         dtype = dtype_named(header.dtype)
-        # PyTorch warns whenever memory is allocated as complex32, which is the user's business where it is computed.
+        # PyTorch warns about every complex32 allocation; such a warning belongs to the user's own computation.
         allocated = torch.int32 if dtype == torch.complex32 else dtype
         with torch.inference_mode(False), torch.no_grad():
             storage = self._take(length).storage
-            # `data` begins to count versions anew.
+            # `data` resets the version counter.
             made = torch.empty(0, dtype=allocated).set_(storage, 0, header.size, header.stride).data
             return made if dtype == allocated else made.view(dtype)
 
     def close(self) -> None:
-        """Look after nothing any more."""
+        """Stop tracking memory."""
         with self._lock:
             self._closed = True
             self._kept.clear()
@@ -119,7 +119,7 @@ def _made(length: int) -> _Kept:
     advise = _advise()
     if advise is not None:
         start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        # Advice: whether large pages are used is the system's affair.
+        # This is advice: the system decides whether to use large pages.
         advise(start, address + length - start, mmap.MADV_HUGEPAGE)
     return _Kept(storage, address, length)
 

@@ -1,4 +1,4 @@
-"""Opening connections: a socket of one kind or another, and frames over it."""
+"""Opens connections: sockets of different kinds, with frames over them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def open_tcp(address: str, options: ConnectOptions) -> FrameStream:
     """Connect over TCP, without a greeting.
 
     Raises:
-        TransportError: Nobody answers there.
-        ConfigurationError: The address makes no sense.
+        TransportError: The address does not answer.
+        ConfigurationError: The address is invalid.
     """
     host, port = parse_address(address)
     return _open(address, lambda: socket.create_connection((host, port), timeout=options.connect_timeout_s), options)
 
 
 def open_tls(address: str, context: ssl.SSLContext, options: ConnectOptions) -> FrameStream:
-    """Connect over TLS, without a greeting; the handshake comes with it. Raises as `open_tcp` does."""
+    """Connect over TLS, without a greeting, including the handshake. Raises as `open_tcp` does."""
     host, port = parse_address(address, scheme="tls")
 
     def open_socket() -> StreamSocket:
@@ -49,8 +49,8 @@ def open_unix(address: str, options: ConnectOptions) -> FrameStream:
     """Connect to a Unix-domain socket, without a greeting.
 
     Raises:
-        TransportError: Nobody answers there.
-        ConfigurationError: The address makes no sense.
+        TransportError: The address does not answer.
+        ConfigurationError: The address is invalid.
     """
     path = parse_path(address)
 
@@ -71,7 +71,7 @@ def _open(address: str, open_socket: Callable[[], StreamSocket], options: Connec
     try:
         sock = open_socket()
     except (TimeoutError, BlockingIOError):
-        # The latter is how Linux says that the queue of a Unix-domain socket is full.
+        # `BlockingIOError` is how Linux reports that the queue of a Unix-domain socket is full.
         raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
                                  hint=_START) from None
     except OSError as error:
@@ -88,5 +88,5 @@ def _open(address: str, open_socket: Callable[[], StreamSocket], options: Connec
 
 
 def reason_of(error: OSError) -> str:
-    """Say in the system's words why something could not be done."""
+    """Return the system's description of an error."""
     return error.strerror if isinstance(error.strerror, str) and error.strerror else str(error)

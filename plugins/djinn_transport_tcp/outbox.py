@@ -1,4 +1,4 @@
-"""What is still to be sent: recording goes on while a connection is slow, up to a limit."""
+"""Queue of outgoing data: recording continues while a connection is slow, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from djinn_transport_tcp.sockets import TICK_S, ByteStream
 __all__ = ("MAX_QUEUED_BYTES", "Outbox")
 
 MAX_QUEUED_BYTES = 32 * 2**20
-"""What waits here at most; whoever sends more than that waits."""
+"""Maximum size of the queue; senders of more data block."""
 
 
 class Outbox:
-    """Sends in order. What a connection does not take at once is copied, and sent by a thread that lives until then.
+    """Sends data in order. Data that the connection does not take at once is copied, and sent by a temporary thread.
 
     Attributes:
         error: Why nothing more can be sent, once that is known.
@@ -35,20 +35,20 @@ class Outbox:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait here to be sent."""
+        """Number of queued bytes."""
         return self._queued_bytes
 
     def send(self, views: Sequence[memoryview], *, waits: bool, is_kept: bool = False) -> None:
-        """Send the views in order after everything before them. They may change once this returns.
+        """Send the views in order, after all earlier data. They may change once this returns.
 
         Args:
-            views: What to send.
-            waits: The caller is going to wait for an answer, so nothing is won by returning early.
-            is_kept: They do not change until they have been sent, so that nobody has to copy them.
+            views: The data to send.
+            waits: The caller will wait for an answer, so returning early has no benefit.
+            is_kept: The views do not change until they have been sent, so they need not be copied.
 
         Raises:
-            TimeoutError: The connection stood still for too long.
-            OSError: The connection broke, now or while something before was sent.
+            TimeoutError: The connection stalled for too long.
+            OSError: The connection broke, now or while earlier data was sent.
         """
         rest = views
         if not self._queued_bytes and self.error is None:
@@ -67,28 +67,28 @@ class Outbox:
             self._stream.send(rest)
 
     def drain(self, patience_s: float) -> None:
-        """Wait until nothing is queued any more, or it is too late for that."""
+        """Wait until the queue is empty, or the time is over."""
         if self._stream.is_ours:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self.error is not None or not self._queued_bytes,
                                        patience_s)
 
     def close(self) -> None:
-        """Send nothing more, and wake whoever waits for room."""
+        """Stop sending, and wake threads that wait for space."""
         if not self._stream.is_ours:
-            # The parent's thread may have held the lock when this process was forked from it.
+            # Another thread of the parent may have held the lock when this process was forked.
             return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _wait_for_room(self, length: int) -> bool:
-        """Wait until so many bytes may be queued. If they are too many for that ever, wait until nothing is queued."""
+        """Wait until the given number of bytes fits into the queue; if they never can, wait until it is empty."""
         fits = length <= MAX_QUEUED_BYTES
         with self._changed:
             while not self._changed.wait_for(lambda: self.error is not None or self._closed or (
                     self._queued_bytes + length <= (MAX_QUEUED_BYTES if fits else length)), TICK_S):
-                # A signal that comes right before a thread falls asleep does not wake it: it is seen to here.
+                # A signal right before a thread falls asleep does not wake it, so signals are handled here.
                 pass
             if self.error is not None:
                 raise self.error
@@ -129,6 +129,6 @@ class Outbox:
             self._queue.clear()
             self._changed.notify_all()
         if isinstance(error, TimeoutError):
-            # A thread that waits for an answer would not notice. Of a connection that broke it does, and there may be
-            # a reason to be read.
+            # Close it, because a thread that waits for an answer would not notice. It does notice if the connection
+            # broke, and may then read the server's reason. a reason to be read.
             self._stream.close()

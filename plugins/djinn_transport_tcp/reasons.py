@@ -1,4 +1,4 @@
-"""Why a connection is of no use, as clients are told."""
+"""Error messages for clients: why a connection cannot be used."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ AGAIN = "What it held is lost. See the server's log for the reason, then call dj
 
 
 def goodbye(address: str, said: Goodbye) -> Exception:
-    """Say that the server has ended the session, and why if it said so."""
+    """Return the error for the server's goodbye, with its reason if it gave one."""
     if said.code:
         return refused(address, Refusal(said.code, said.summary, said.hint))
     return TransportError(f"The connection to {address} is gone: the server has ended the session.", hint=AGAIN)
 
 
 def unanswered(address: str, silence_s: float) -> RemoteTimeoutError:
-    """Say that nobody has answered the greeting."""
+    """Return the error for a greeting without an answer."""
     return RemoteTimeoutError(f"{address} did not answer the greeting within {silence_s:.3g} s.",
                               hint="See whether a djinn server listens there and what its log says; allow more time "
                                    "with connect_timeout_s if it only has too much to do.")
 
 
 def refused(address: str, refusal: Refusal) -> Exception:
-    """Say what the server said when it refused."""
+    """Return the error for the server's refusal."""
     if refusal.code == ProtocolVersionError.code:
         return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
     if refusal.code in _FINAL:
@@ -50,7 +50,7 @@ def refused(address: str, refusal: Refusal) -> Exception:
 
 
 def explained(address: str, error: Exception) -> Exception:
-    """Make an error of a connection one that names the address and the remedy; any other stays as it is."""
+    """Convert an error of a connection to one that names the address and the remedy; other errors are unchanged."""
     if isinstance(error, ProtocolVersionError):
         return ProtocolVersionError(f"{address} cannot be used: {error.summary}", hint=error.hint)
     if isinstance(error, TransportError):

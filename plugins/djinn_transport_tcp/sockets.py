@@ -1,4 +1,4 @@
-"""Bytes in order over a connected socket, and how long to wait for them."""
+"""Byte streams over connected sockets, with timeouts."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ StreamSocket: TypeAlias = socket.socket | TlsSocket
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPALIVE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2}
 """Seconds and counts; an idle connection whose other end has vanished ends after 15 s. Names differ per platform.
 
-There is no ``TCP_USER_TIMEOUT`` beside them: Linux would go by it instead of the count, and would give up on a living
-side whose receive window stays closed that long. `SILENCE_S` is for what it would be good for.
+``TCP_USER_TIMEOUT`` is not set: Linux would use it instead of the count, and would drop a living peer whose receive
+window stays closed for that long. `SILENCE_S` serves that purpose instead.
 """
 SILENCE_S = 15.0
 """How long sent bytes may stay unacknowledged by the other machine."""
 TICK_S = 1.0
-"""How often a waiting call looks at the clock and at the state of the connection."""
+"""How often a waiting call checks the clock and the state of the connection."""
 MAX_CALL_BYTES = 2**30
-"""Largest transfer asked of one system call; some systems refuse more than ``INT_MAX``."""
+"""Largest transfer of one system call; some systems refuse more than ``INT_MAX``."""
 JOINED_BYTES = 2**16
-"""Where the system cannot gather, neighbours up to this size are sent as one piece."""
+"""Where the system cannot gather, neighbouring views up to this size are joined before sending."""
 AHEAD_BYTES = 2**16
-"""What comes is read in portions up to this size, so that a small frame takes one call."""
+"""Data is read ahead in portions up to this size, so that a small frame takes one call."""
 PEEK_BYTES = 2**20
 DIRECT_BYTES = 2**14
-"""From this size on, bytes go straight to where they belong."""
+"""From this size on, bytes are received directly into their destination."""
 UNIX_BUFFER_BYTES = 2**20
-"""Bytes between two ends on one machine; the system's default keeps them waiting for each other."""
+"""Socket buffers of a connection on one machine; with the system's default, the two ends wait for each other."""
 PACE_BYTES_PER_S = 1024
-"""Slower than any network that a session could be used over."""
+"""Slower than any network that is usable for a session."""
 PACE_PART = 0.75
-"""Of the patience with what stands still, after which the pace is looked at: what drips is not waited for longer."""
+"""Part of the stall timeout after which the rate is checked, so that a trickle of bytes gets no more time."""
 KEEPS_UP_S = 0.001
-"""A connection that takes nothing for this long does not keep up with large transfers."""
+"""A connection that accepts nothing for this long does not keep up with large transfers."""
 
 
 def _max_views() -> int:
@@ -62,7 +62,7 @@ MAX_CALL_VIEWS = _max_views()
 
 
 def configure(sock: socket.socket) -> None:
-    """Have a connected socket send small frames at once, and notice an end that has vanished."""
+    """Configure a connected socket to send small frames at once, and to detect a vanished peer."""
     if not is_tcp(sock):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
         return
@@ -71,7 +71,7 @@ def configure(sock: socket.socket) -> None:
     for name, value in KEEPALIVE.items():
         option = getattr(socket, name, None)
         if option is not None:
-            # A system may know the name and not the option; the connection works without, only slower to give up.
+            # A system may know the name but not the option; the connection works without it, but gives up later.
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -82,11 +82,11 @@ def is_tcp(sock: StreamSocket) -> bool:
 
 
 SPIN_S = 50e-6
-"""How long `ByteStream.wait` looks again and again before it lets the system wake it, which takes as long."""
+"""How long `ByteStream.wait` polls before it sleeps; being woken by the system takes as long."""
 
 
 def _is_ready(sock: StreamSocket, *, to_write: bool, timeout_s: float = 0) -> bool:
-    """Whether a socket can be read or written; by `poll` where there is one, because `select` knows few sockets."""
+    """Whether a socket can be read or written. Uses `poll` if available, because `select` is limited to few sockets."""
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(sock, select.POLLOUT if to_write else select.POLLIN)
@@ -95,7 +95,7 @@ def _is_ready(sock: StreamSocket, *, to_write: bool, timeout_s: float = 0) -> bo
 
 
 def _is_half_closed(sock: StreamSocket) -> bool:
-    """Whether the other end has stopped to send. Where the system does not tell so, unread bytes hide it."""
+    """Whether the other end has stopped sending. Where the system does not report that, unread bytes hide it."""
     if hasattr(select, "POLLRDHUP"):
         poll = select.poll()
         poll.register(sock, select.POLLRDHUP)
@@ -106,9 +106,9 @@ def _is_half_closed(sock: StreamSocket) -> bool:
 
 
 def is_silent(sock: StreamSocket, silence_s: float) -> bool:
-    """Whether the other machine has stopped to acknowledge what was sent; ``False`` where the system cannot tell.
+    """Whether the other machine has stopped acknowledging sent data; ``False`` where the system cannot tell.
 
-    A side that is alive and merely does not read acknowledges everything in flight and every window probe.
+    A peer that is alive but does not read still acknowledges everything in flight and every window probe.
 
     Source:
         ``struct tcp_info`` of Linux: ``tcpi_probes`` at 3, ``tcpi_unacked`` at 24, ``tcpi_last_ack_recv`` (ms) at 56.
@@ -124,7 +124,7 @@ def is_silent(sock: StreamSocket, silence_s: float) -> bool:
 
 
 class _Direction:
-    """Sending or receiving: who is at it, and for how long the system lets a call wait."""
+    """One direction of a connection: the thread that uses it, and the system's timeout of its calls."""
 
     def __init__(self, sock: StreamSocket, option: int) -> None:
         self.busy = threading.Lock()
@@ -133,7 +133,7 @@ class _Direction:
         self._option = option
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Have the system, rather than a call of `select` before each other call, end a wait."""
+        """Set the socket's own timeout, which saves a call of `select` before each other call."""
         self.timeout_s = timeout_s
         if isinstance(self._socket, TlsSocket):
             self._socket.set_wait(self._option, timeout_s)
@@ -149,17 +149,17 @@ class ByteStream:
     Args:
         sock: The socket.
         gathers: Whether several views are sent by one call; by default, if the socket can.
-        received: What was received from it before, elsewhere.
+        received: Bytes that were read from it earlier, elsewhere.
 
     Attributes:
         bytes_sent: Bytes handed to the system.
         bytes_received: Bytes taken from it.
-        stall_timeout_s: How long a transfer may stand still; ``None`` for as long as the connection lives.
+        stall_timeout_s: How long a transfer may stall; ``None`` for as long as the connection lives.
         deadline: Time on the monotonic clock at which all transfers end, or ``None``.
-        keeps_pace: Whether what stands still is also what has come at less than `PACE_BYTES_PER_S` for that long.
+        keeps_pace: Whether an average rate below `PACE_BYTES_PER_S` for that long also counts as a stall.
         silence_s: How long sent bytes may stay unacknowledged.
-        is_unwanted: Whether nobody waits for the transfers any more; asked while one stands still.
-        is_torn: Bytes were lost in an interrupted `wait`; the connection is of no more use.
+        is_unwanted: Whether the transfers are no longer needed; called while one stalls.
+        is_torn: Bytes were lost in an interrupted `wait`; the connection cannot be used any more.
 
     Concurrency:
         One thread at a time may send and one receive; `close` may be called by any.
@@ -189,13 +189,13 @@ class ByteStream:
         self.is_torn = False
 
     def wait(self) -> bool:
-        """Wait until there is something to read, and read it ahead. An interrupt while nothing comes loses no byte.
+        """Wait until there is something to read, and read it ahead. An interrupt during the wait loses no byte.
 
         Returns:
             ``False`` at the end of the stream.
 
         Raises:
-            TimeoutError: Nothing came in time.
+            TimeoutError: Nothing arrived in time.
             OSError: The connection broke.
         """
         if self._first < self._last:
@@ -208,12 +208,12 @@ class ByteStream:
         try:
             return self._read_ahead() > 0
         except BaseException:
-            # No frame begins with a zero: bytes came, and how many is not known if an interrupt came right after.
+            # No frame begins with zero. So bytes arrived, and their number is unknown if an interrupt came right after.
             self.is_torn = self._ahead[0] != 0
             raise
 
     def begin_pace(self) -> None:
-        """Something begins to come: the time that it may take counts from here."""
+        """Start measuring the rate of a transfer that begins now."""
         self._paced_from = time.monotonic(), self.bytes_received
 
     def is_ready(self) -> bool:
@@ -225,21 +225,21 @@ class ByteStream:
                 return True
             return _is_ready(self._socket, to_write=False)
         except (OSError, ValueError):
-            # What is wrong shows when it is read.
+            # The next read shows the error.
             return True
 
     def is_gone(self) -> bool:
-        """Whether the other side sends nothing more, whatever it has sent before."""
+        """Whether the other side sends nothing more; earlier data may still be unread."""
         if self._closed:
             return True
         try:
             return _is_half_closed(self._socket)
         except (OSError, ValueError):
-            # What is wrong with the connection shows when it is read.
+            # The next read shows the error of the connection.
             return True
 
     def wait_until_gone(self, timeout_s: float) -> None:
-        """Wait until `is_gone`, or about so long, without keeping anybody from using it."""
+        """Wait until `is_gone`, or about ``timeout_s``, while other threads can use the stream."""
         if self._closed:
             return
         if not hasattr(select, "POLLRDHUP"):
@@ -252,13 +252,13 @@ class ByteStream:
             poll.poll(timeout_s * 1000)
 
     def ends_with(self, tail: bytes) -> bool:
-        """Whether this is the last that came of what is still to be taken; ``False`` if that cannot be looked at."""
+        """Whether the unread data ends with these bytes; ``False`` if that cannot be determined."""
         if self._closed or isinstance(self._socket, TlsSocket):
             return False
         try:
             coming = self._socket.recv(PEEK_BYTES, socket.MSG_PEEK)
         except (OSError, ValueError):
-            # What is wrong with the connection shows when it is read.
+            # The next read shows the error of the connection.
             coming = b""
         return (bytes(self._ahead[self._first:self._last]) + coming).endswith(tail)
 
@@ -266,10 +266,10 @@ class ByteStream:
         """Receive at most `AHEAD_BYTES`.
 
         Returns:
-            ``length`` bytes, less only at the end of the stream. They are overwritten by what is received next.
+            ``length`` bytes, less only at the end of the stream. The next receive overwrites them.
 
         Raises:
-            TimeoutError: The transfer stood still for too long.
+            TimeoutError: The transfer stalled for too long.
             OSError: The connection broke.
         """
         while self._last - self._first < length:
@@ -287,7 +287,7 @@ class ByteStream:
             Bytes received: less than asked for only at the end of the stream.
 
         Raises:
-            TimeoutError: The transfer stood still for too long.
+            TimeoutError: The transfer stalled for too long.
             OSError: The connection broke.
         """
         received = 0
@@ -317,11 +317,11 @@ class ByteStream:
         """Send the views in order.
 
         Raises:
-            TimeoutError: The transfer stood still for too long.
+            TimeoutError: The transfer stalled for too long.
             OSError: The connection broke.
         """
         if len(views) == 1:
-            # Most frames: no list of parts is kept for it.
+            # The case of most frames, handled without a list of parts.
             view = views[0]
             count = self._run(self._sending, self._socket.send, view if len(view) <= MAX_CALL_BYTES
                               else view[:MAX_CALL_BYTES])
@@ -339,10 +339,10 @@ class ByteStream:
             pending.advance(count)
 
     def send_ready(self, views: Sequence[memoryview]) -> list[memoryview]:
-        """Send what the connection takes, as long as it keeps up.
+        """Send as much as the connection takes while it keeps up.
 
         Returns:
-            What it did not take.
+            The rest.
 
         Raises:
             OSError: The connection broke.
@@ -366,14 +366,14 @@ class ByteStream:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process may use the connection, rather than the one that it was forked from."""
+        """Whether this process may use the connection; ``False`` in a process forked from its owner."""
         return os.getpid() == self._owner
 
     def detach(self) -> tuple[int, bytes]:
-        """Let go of the connection without closing it.
+        """Release the connection without closing it.
 
         Returns:
-            Its descriptor, and what was read ahead.
+            Its descriptor, and the bytes that were read ahead.
 
         Raises:
             OSError: It was closed, or cannot be given away.
@@ -385,31 +385,31 @@ class ByteStream:
 
     @property
     def certificate_expires_s(self) -> float | None:
-        """When the other end's certificate ends, in seconds since 1970; ``None`` if it has shown none."""
+        """When the other end's certificate expires, in seconds since 1970; ``None`` if it has presented none."""
         return self._socket.certificate_expires_s() if isinstance(self._socket, TlsSocket) else None
 
     def go_on_plain(self) -> None:
-        """Go on without TLS, of which nothing has been said."""
+        """Continue without TLS, before any of its handshake."""
         if isinstance(self._socket, TlsSocket):
             self._socket = sock = self._socket.detach_plain()
             sock.settimeout(None)
             self._sending, self._receiving = _Direction(sock, socket.SO_SNDTIMEO), _Direction(sock, socket.SO_RCVTIMEO)
 
     def end_sending(self) -> None:
-        """Tell the other side that nothing more will come."""
+        """Signal to the other side that no more data follows."""
         self._run(self._sending, self._socket.shutdown, socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close the connection and wake threads that wait in it. Never raises, may be called from another thread."""
+        """Close the connection and wake threads that wait in it. Never raises; may be called from another thread."""
         self._closed = True
         if self.is_ours:
-            # A forked child shares the connection: it may let go of its copy, and must not end the parent's.
-            with contextlib.suppress(OSError):  # already disconnected, which is what is wanted
+            # A forked child shares the connection: it may close its copy, but must not end the parent's.
+            with contextlib.suppress(OSError):  # already disconnected
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._let_go()
 
     def _let_go(self) -> None:
-        """Give the socket back, unless a thread still uses it: that thread will."""
+        """Release the socket, unless a thread still uses it: then that thread releases it."""
         for direction in (self._sending, self._receiving):
             if not direction.busy.acquire(blocking=False):
                 return
@@ -417,7 +417,7 @@ class ByteStream:
         self._socket.close()
 
     def _read_ahead(self) -> int:
-        """Read what there is, at least one byte; 0 at the end of the stream."""
+        """Read the available data, at least one byte; 0 at the end of the stream."""
         if self._first == self._last:
             self._first = 0
             self._last = count = self._run(self._receiving, self._socket.recv_into, self._ahead)
@@ -439,7 +439,7 @@ class ByteStream:
             raise _FullError from None
 
     def _run(self, direction: _Direction, call: Callable[..., T], *args: Any) -> T:
-        """Make a system call as soon as it can do something."""
+        """Make a system call as soon as the socket is ready for it."""
         if os.getpid() != self._owner:
             raise OSError("it belongs to the process that this one was forked from")
         waited_s = 0.0
@@ -454,18 +454,19 @@ class ByteStream:
                     try:
                         return call(*args)
                     except (BlockingIOError, TimeoutError) as error:
-                        # The system's own ETIMEDOUT, or one that a signal handler of the user raises, is no tick.
+                        # The system's own ETIMEDOUT, or one raised by a user's signal handler, is not the end of a
+                        # tick.
                         if not isinstance(error, BlockingIOError) and getattr(error, "winerror", 0) != 10060:
                             raise
                     waited_s += tick_s
                     self._check_patience(waited_s)
         finally:
             if self._closed:
-                # `close` found the socket in use and left it to this thread.
+                # `close` found the socket in use and left its release to this thread.
                 self._let_go()
 
     def _check_pace(self) -> None:
-        """Whoever sends a byte now and then keeps what it has begun from ending, and never stands still."""
+        """Check the rate: a peer that sends a byte now and then never stalls, but its transfer would never end."""
         if not self.keeps_pace or self.stall_timeout_s is None:
             return
         now, (since, count) = time.monotonic(), self._paced_from
@@ -491,15 +492,15 @@ class ByteStream:
 
 
 class StalledError(TimeoutError):
-    """Nothing moved for as long as the caller is ready to wait; the connection may be alive."""
+    """Nothing moved for the whole stall timeout; the connection may be alive."""
 
 
 class _FullError(Exception):
-    """The system takes no more bytes for now."""
+    """The system accepts no more bytes at the moment."""
 
 
 class _Pending:
-    """Views that are still to be transferred, handed out in portions that one system call takes."""
+    """Views that remain to be transferred, split into portions for one system call each."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._views = [view for view in views if len(view)]
@@ -531,7 +532,7 @@ class _Pending:
 
 
 def _joined(chunk: Sequence[memoryview]) -> memoryview | bytes:
-    """Take what one packet should carry together: the first view, with its neighbours if they are small."""
+    """Join the data that one packet should carry: the first view, with its neighbours if they are small."""
     length = 0
     for index, view in enumerate(chunk):
         length += len(view)

@@ -1,4 +1,4 @@
-"""Frames over a byte stream: what both ends of a connection share."""
+"""Frames over a byte stream, used by both ends of a connection."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from djinn_transport_tcp.sockets import AHEAD_BYTES, ByteStream
 __all__ = ("FrameStream", "views_of")
 
 CHUNK_BYTES = 2**18
-"""Memory set aside for a header before any of it has come."""
+"""Initial allocation for a header, before any of it has arrived."""
 GROUP_BYTES = 2**20
 GROUP_TENSORS = 64
-"""Tensors are allocated in groups, each when its turn comes: a group ends when it has this many, or this many bytes."""
+"""Tensors are allocated in groups, each when it is received: a group ends when it has this many, or this many bytes."""
 _ZEROS = memoryview(bytes(64))
 
 
@@ -38,13 +38,13 @@ class FrameStream:
     """Reads and writes whole frames.
 
     Attributes:
-        stream: The bytes below.
+        stream: The byte stream.
         max_header_bytes: Largest header accepted.
         max_body_bytes: Largest body accepted.
-        admit_body: Asked before a body is read, if there is one; see `djinn.kinds.transport.BoundedChannel`.
-        digests: Whether to digest what is read.
-        digest: Of the header of the frame that was read last, and the length of its body. It says nothing outside of
-            this process, and nobody outside can find another header with the same.
+        admit_body: Called before a body is read, if set; see `djinn.kinds.transport.BoundedChannel`.
+        digests: Whether to compute digests of received frames.
+        digest: Digest of the last received header and the length of its body. It is meaningless outside this process,
+            and other processes cannot construct a header with the same digest.
 
     Concurrency:
         One thread at a time.
@@ -61,31 +61,31 @@ class FrameStream:
         self._reserve = Reserve()
 
     def close(self) -> None:
-        """Close the connection. Never raises, may be called from another thread."""
+        """Close the connection. Never raises; may be called from another thread."""
         self.stream.close()
         if self.stream.is_ours:
-            # In a forked child another thread may have held its lock for ever.
+            # In a forked child, another thread of the parent may have held its lock for ever.
             self._reserve.close()
 
     def write(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -> None:
         """Send one frame; see `views_of`.
 
         Raises:
-            ProtocolError: The tensors are not those of the message, or the frame is too large; nothing was sent.
-            OSError: The connection broke or stood still.
+            ProtocolError: The tensors do not match the message, or the frame is too large; nothing was sent.
+            OSError: The connection broke or stalled.
         """
         self.stream.send(views_of(sequence, message, tensors))
 
     def read(self) -> tuple[int, Message, list[torch.Tensor]] | None:
-        """Receive one frame, the tensors' bytes straight into their memory.
+        """Receive one frame, with the tensors' bytes directly into their memory.
 
         Returns:
             Its sequence number, message and tensors; ``None`` if the stream ends before it.
 
         Raises:
-            ProtocolError: What came is no frame, or breaks a limit.
+            ProtocolError: The data is no frame, or exceeds a limit.
             EOFError: The stream ends within the frame.
-            OSError: The connection broke or stood still.
+            OSError: The connection broke or stalled.
         """
         data = self.stream.take(HEAD.size)
         if not data:
@@ -133,7 +133,7 @@ class FrameStream:
         try:
             return self._reserve.empty(header)
         except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:
-            # What PyTorch raises for too much memory, and for sizes that its own integers cannot hold.
+            # PyTorch's errors for too much memory, and for sizes that its own integers cannot hold.
             reason = str(error).partition("\n")[0]
             raise ProtocolError(f"A tensor of {size_bytes(header)} bytes cannot be allocated: {reason}",
                                 hint="Send less at once, or use a machine with more memory.") from None
@@ -144,7 +144,7 @@ class FrameStream:
 
 
 def views_of(sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-    """See one frame as bytes.
+    """Serialize one frame.
 
     Args:
         sequence: Number of the frame.
@@ -152,7 +152,7 @@ def views_of(sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -
         tensors: One dense CPU tensor per tensor header in the message.
 
     Raises:
-        ProtocolError: The tensors are not those of the message, or the frame is too large.
+        ProtocolError: The tensors do not match the message, or the frame is too large.
 
     Ownership:
         The views do not keep the tensors alive.
@@ -173,7 +173,7 @@ def views_of(sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -
 
 
 def _check_tensors(described: Sequence[TensorHeader], tensors: Sequence[torch.Tensor]) -> None:
-    """Make sure that what follows the header is what it announces: one byte off would garble the rest."""
+    """Check that the tensors match the header exactly: one wrong byte would corrupt the rest of the stream."""
     if len(described) != len(tensors):
         raise ProtocolError(f"The message describes {len(described)} tensors, {len(tensors)} are to be sent.")
     for header, tensor in zip(described, tensors, strict=True):
@@ -184,7 +184,7 @@ def _check_tensors(described: Sequence[TensorHeader], tensors: Sequence[torch.Te
 
 
 def _groups(described: Sequence[TensorHeader]) -> Iterator[list[TensorHeader]]:
-    """Split so that a header full of lies makes this side allocate little more than what really comes."""
+    """Split into groups, so that a false header makes this side allocate little more than the data that arrives."""
     group: list[TensorHeader] = []
     length = 0
     for header in described:

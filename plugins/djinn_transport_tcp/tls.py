@@ -1,4 +1,4 @@
-"""TLS: the same bytes, encrypted, between two ends that know each other's certificates."""
+"""TLS: an encrypted byte stream between two ends that check each other's certificates."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ("PlaintextError", "TlsError", "TlsSocket", "client_context", "server_
 T = TypeVar("T")
 
 RECORD_BYTES = 2**14
-"""What TLS encrypts as one piece; smaller neighbours are sent as one."""
+"""The size of a TLS record; smaller neighbouring pieces are sent as one record."""
 LINGER_S = 0.5
-"""How long to read on after a handshake that failed: closing with unread bytes would destroy the reason on its way."""
+"""How long to read after a failed handshake: closing with unread bytes would discard the reason in transit."""
 _FRAME_BEGIN = b"D"
-"""First byte of djinn's frames, and of nothing in TLS."""
+"""First byte of djinn's frames; no TLS message begins with it."""
 
 
 class TlsError(OSError):
-    """TLS could not be agreed on.
+    """The TLS handshake failed.
 
     Attributes:
-        hint: What to do about it.
+        hint: How to fix it.
     """
 
     def __init__(self, text: str, hint: str = "") -> None:
@@ -39,11 +39,11 @@ class TlsError(OSError):
 
 
 class PlaintextError(OSError):
-    """The client speaks djinn's protocol, but not TLS. Nothing of what it said has been read."""
+    """The client uses djinn's protocol without TLS. None of its data has been read."""
 
 
 def client_context(options: ConnectOptions) -> ssl.SSLContext:
-    """Make a client's side of TLS 1.3; the server's certificate and name are checked.
+    """Create a client's TLS 1.3 context; the server's certificate and name are checked.
 
     Raises:
         ConfigurationError: A file, or the pinned certificate, cannot be used.
@@ -64,7 +64,7 @@ def client_context(options: ConnectOptions) -> ssl.SSLContext:
 
 
 def server_context(options: ListenOptions) -> ssl.SSLContext:
-    """Make a server's side of TLS 1.3.
+    """Create a server's TLS 1.3 context.
 
     Raises:
         ConfigurationError: A file is missing or cannot be used.
@@ -74,11 +74,11 @@ def server_context(options: ListenOptions) -> ssl.SSLContext:
                                  hint="Give it with --tls-cert and --tls-key.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Sessions of TLS are not taken up again: these tickets would only be bytes that come unasked.
+    # TLS sessions are never resumed, so tickets would only be unexpected bytes.
     context.num_tickets = 0
     _load_pair(context, options.tls_cert, options.tls_key)
     if options.tls_client_ca:
-        # It may be the certificates themselves, for processes that cannot open the file.
+        # The option may hold the certificates themselves, for processes that cannot open the file.
         given = options.tls_client_ca
         _load("authorities", "the server" if "\n" in given else given, lambda: context.load_verify_locations(
             **({"cadata": given} if "\n" in given else {"cafile": given})))
@@ -87,7 +87,7 @@ def server_context(options: ListenOptions) -> ssl.SSLContext:
 
 
 def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
-    # Without a password given, OpenSSL would ask on the terminal for that of an encrypted key, and wait.
+    # Without a given password, OpenSSL would prompt for that of an encrypted key on the terminal, and block.
     _load("certificate and key", f"{cert}, {key}" if key else cert,
           lambda: context.load_cert_chain(cert, key or None, password=lambda: b""))
 
@@ -102,19 +102,19 @@ def _load(what: str, path: str, load: Callable[[], None]) -> None:
 
 
 class TlsSocket:
-    """A TLS connection that has the methods of a socket which `ByteStream` uses.
+    """A TLS connection with the socket methods that `ByteStream` uses.
 
-    The handshake happens with the first transfer. Waiting ends as that of a socket with ``SO_RCVTIMEO`` does, by a
-    `BlockingIOError`.
+    The first transfer performs the handshake. A wait ends with a `BlockingIOError`, like that of a socket with
+    ``SO_RCVTIMEO``.
 
     Args:
-        sock: A connected socket; this one's from now on.
-        context: This side of TLS.
+        sock: A connected socket; owned by this object.
+        context: This side's TLS context.
         server_name: Name or address that the other end's certificate must have; empty on a server's side.
 
     Concurrency:
         One thread at a time may send and one receive; `shutdown` may be called by any. OpenSSL itself allows one at a
-        time: the lock is held while it computes, never while anybody waits.
+        time: the lock is held while it computes, never during a wait.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str = "") -> None:
@@ -128,15 +128,15 @@ class TlsSocket:
         self.family = self._socket.family
 
     def set_wait(self, option: int, timeout_s: float) -> None:
-        """Have a wait to receive (``SO_RCVTIMEO``) or to send (``SO_SNDTIMEO``) end after so long."""
+        """Set the timeout for receiving (``SO_RCVTIMEO``) or for sending (``SO_SNDTIMEO``)."""
         self._waits_s[option] = timeout_s
 
     def fileno(self) -> int:
-        """Return the descriptor below."""
+        """Return the descriptor of the underlying socket."""
         return self._socket.fileno()
 
     def getsockopt(self, level: int, option: int, length: int) -> bytes:
-        """Ask the socket below."""
+        """Return an option of the underlying socket."""
         return self._socket.getsockopt(level, option, length)
 
     def pending(self) -> int:
@@ -145,18 +145,18 @@ class TlsSocket:
             return self._socket.pending()
 
     def certificate_expires_s(self) -> float | None:
-        """Return when the other end's certificate ends, in seconds since 1970; ``None`` if it has shown none."""
+        """Return when the other end's certificate expires, in seconds since 1970; ``None`` if it has presented none."""
         with self._lock:
             shown = self._socket.getpeercert()
         ends = shown.get("notAfter") if shown else None
         return ssl.cert_time_to_seconds(ends) if isinstance(ends, str) else None
 
     def peek(self) -> bytes:
-        """Look at the next byte below TLS without receiving it."""
+        """Return the next byte of the underlying socket without receiving it."""
         return socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
 
     def recv_into(self, view: memoryview, length: int = 0, flags: int = 0) -> int:
-        """Receive into a view: all of it if ``MSG_WAITALL`` says so and it does not have to wait too long."""
+        """Receive into a view: all of it with ``MSG_WAITALL``, unless the wait is too long."""
         filled = 0
         while filled < len(view):
             try:
@@ -171,11 +171,11 @@ class TlsSocket:
         return filled
 
     def send(self, data: memoryview | bytes) -> int:
-        """Send as much as can be at once, at least a byte."""
+        """Send as much as possible at once, at least a byte."""
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Sequence[memoryview | bytes], ancillary: Sequence[object] = (), flags: int = 0) -> int:
-        """Send buffers in order, what can be sent at once; at least a byte, unless ``MSG_DONTWAIT`` forbids to wait."""
+        """Send buffers in order, as much as possible at once; at least a byte, except with ``MSG_DONTWAIT``."""
         waits = not flags & getattr(socket, "MSG_DONTWAIT", 0)
         sent = 0
         for piece in _pieces(buffers):
@@ -193,20 +193,20 @@ class TlsSocket:
         return sent
 
     def shutdown(self, how: int) -> None:
-        """Shut the connection down below TLS, which wakes whoever waits."""
+        """Shut the connection down below TLS, which wakes waiting threads."""
         socket.socket.shutdown(self._socket, how)
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._socket.close()
 
     def detach_plain(self) -> socket.socket:
-        """Give the socket below, of which nothing was read, to go on without TLS."""
+        """Return the underlying socket, from which nothing was read, for use without TLS."""
         family, kind, protocol = self._socket.family, self._socket.type, self._socket.proto
         return socket.socket(family, kind, protocol, fileno=self._socket.detach())
 
     def _run(self, option: int, call: Callable[[], T], *, waits: bool = True) -> T:
-        """Do something as soon as TLS can."""
+        """Perform an operation as soon as TLS can."""
         if not self._is_agreed:
             self._agree(option)
         try:
@@ -251,9 +251,9 @@ class TlsSocket:
         return bool(poll.poll(None if wait_s < 0 else wait_s * 1000))
 
     def _linger(self) -> None:
-        """Let the other end read why, before the connection is closed."""
+        """Give the other end time to read the reason, before the connection is closed."""
         until = time.monotonic() + LINGER_S
-        with contextlib.suppress(OSError):  # whatever it does from here on is its own affair
+        with contextlib.suppress(OSError):  # errors of the other side no longer matter
             self.shutdown(socket.SHUT_WR)
             while (left_s := until - time.monotonic()) > 0:
                 self._waits_s[socket.SO_RCVTIMEO] = left_s
@@ -262,7 +262,7 @@ class TlsSocket:
 
 
 def _pieces(buffers: Sequence[memoryview | bytes]) -> list[memoryview]:
-    """Join small neighbours, so that each does not become a record of its own."""
+    """Join small neighbouring buffers, so that each does not become its own record."""
     made: list[memoryview] = []
     small: list[memoryview | bytes] = []
     length = 0
@@ -284,7 +284,7 @@ def _words(error: OSError) -> str:
 
 
 def _explained(error: ssl.SSLError, is_server: bool) -> TlsError:
-    """Say what went wrong, and to a client what to do."""
+    """Convert an error to one that explains the failure, with a hint on the client's side."""
     reason = error.reason or ""
     if isinstance(error, ssl.SSLEOFError):
         return TlsError("it ended in the middle of TLS")

@@ -21,7 +21,7 @@ class TcpTransport:
     name = "tcp"
     scheme = "tcp"
     resumes = True
-    """Sessions go on over a new connection when theirs breaks."""
+    """Sessions continue over a new connection when theirs breaks."""
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
@@ -39,7 +39,7 @@ class TcpTransport:
         return carry(address, courier, options, open_tcp)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
-        """Send on a connection; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
+        """Take over a connection for sending; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)
@@ -51,7 +51,7 @@ class TcpTransport:
         return listen(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Go on with a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)
@@ -92,14 +92,14 @@ class UnixTransport:
 
     @property
     def loopback_address(self) -> str:
-        """An address to listen on in tests, another one each time."""
+        """An address to listen on in tests, different each time."""
         return f"unix://{Path(tempfile.gettempdir()) / f'djinn-{os.getpid()}-{secrets.token_hex(4)}.sock'}"
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
         from djinn_transport_tcp.client import connect_unix
 
-        # Nothing is gained by digests on one machine.
+        # Digests bring no benefit on one machine.
         return connect_unix(address, attrs.evolve(options, owner=""))
 
     def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
@@ -110,7 +110,7 @@ class UnixTransport:
         return carry(address, courier, options, open_unix)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
-        """Send on a connection; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
+        """Take over a connection for sending; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)
@@ -122,7 +122,7 @@ class UnixTransport:
         return listen_unix(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Go on with a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)

@@ -1,4 +1,4 @@
-"""Looks after a connection while nobody uses it, so that a session is taken up again before its lease ends."""
+"""Watches idle connections, so that a session is resumed before its lease ends."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from djinn_transport_tcp.sockets import ByteStream
 __all__ = ("Watched", "watch")
 
 LOOK_S = 5.0
-"""How often a watch looks whether there is still something to watch, and where the system does not wake it, at it."""
+"""How often to check whether the connection still exists, and, where the system sends no event, whether it broke."""
 
 
 class Watched(Protocol):
-    """What can be watched."""
+    """An object whose connection can be watched."""
 
     @property
     def watched_stream(self) -> ByteStream | None:
-        """What may break; ``None`` when there is nothing more to watch."""
+        """The stream that may break; ``None`` when there is nothing more to watch."""
 
     def go_on_if_gone(self) -> None:
-        """See to it, if it broke. Never raises."""
+        """Repair the connection if it broke. Never raises."""
 
 
 def watch(watched: Watched) -> None:
-    """Have a thread see to it at once if it breaks, until it is over or nobody has it any more."""
+    """Start a thread that reacts to a broken connection at once. It ends with the session or with the object."""
     threading.Thread(target=_watch, args=(weakref.ref(watched),), name="djinn-watch", daemon=True).start()
 
 
@@ -37,6 +37,6 @@ def _watch(reference: weakref.ref[Watched]) -> None:
         if watched is None or stream is None:
             return
         watched.go_on_if_gone()
-        # It is not to live longer for being watched.
+        # The watch must not keep the object alive.
         del watched
         stream.wait_until_gone(LOOK_S)

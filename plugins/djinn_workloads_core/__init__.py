@@ -1,4 +1,4 @@
-"""What `djinn.calibrate` runs, and the command ``djinn calibrate``."""
+"""The workloads that `djinn.calibrate` runs, and the command ``djinn calibrate``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ("djinn_register_commands", "djinn_register_workloads")
 
 @hookimpl
 def djinn_register_workloads(register: Callable[[Workload], None]) -> None:
-    """Register products, convolutions, attention, and what goes through memory once."""
+    """Register products, convolutions, attention, and memory-bound operations."""
     from djinn_workloads_core import passes, products
 
     for workload in (*products.workloads(), *passes.workloads()):

@@ -1,7 +1,7 @@
-"""The form of all workloads: calls of one operation, of which each goes on with what the one before gave.
+"""The form of all workloads: a chain of calls of one operation, each of which takes the previous result.
 
-So at any time one result is alive, as in a model, and memory is used again as there. Values are such that they neither
-grow nor vanish on the way: arithmetic with what is hardly above zero is slow, and no model does it.
+So at any time one result is alive, as in a model, and memory is reused in the same way. Values are chosen so that they
+neither grow nor vanish along the chain: arithmetic with numbers close to zero is slow, and models do not do it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from djinn_lib_schedule.workloads import Workload
 
 RUN_BYTES = 15e6
-"""About how much a run moves,"""
+"""Approximate bytes that a run moves,"""
 RUN_FLOPS = 1.5e8
-"""or computes: some milliseconds on one core, and enough launches on what is faster."""
+"""or operations that it computes: some milliseconds on one core, and enough launches on faster devices."""
 MIN_CALLS, MAX_CALLS = 4, 60
 
 
 def calls_for(size_bytes: float, flops: float = 0.0) -> int:
-    """Choose how many calls make a run."""
+    """Return the number of calls in a run."""
     wanted = min(RUN_BYTES / max(size_bytes, 1.0), RUN_FLOPS / max(flops, 1.0))
     return int(min(max(wanted, MIN_CALLS), MAX_CALLS))
 
@@ -33,13 +33,13 @@ def chain(
     make: Callable[[torch.device], tuple[Any, Sequence[Any]]],
     step: Callable[[Any, Any], Any],
 ) -> Workload:
-    """Make a workload.
+    """Create a workload.
 
     Args:
         name: Its name.
-        calls: How many calls a run makes.
-        make: Gives what the first call begins with, and operands, which calls use in turn.
-        step: One call: from what the one before gave, and an operand.
+        calls: Number of calls in a run.
+        make: Returns the first call's input, and operands, which calls use in rotation.
+        step: One call: takes the previous result and an operand.
     """
 
     def prepare(device: torch.device) -> Callable[[], Any]:
@@ -57,13 +57,13 @@ def chain(
 
 
 def ones(device: torch.device, *size: int, value: float = 1.0) -> torch.Tensor:
-    """Make a tensor of one value."""
+    """Create a tensor of one value."""
     return torch.full(size, value, device=device)
 
 
 def varied(device: torch.device, *size: int) -> torch.Tensor:
-    """Make a tensor of values from -1 to 1 in no visible order, for what goes by comparing them.
+    """Create a tensor of values from -1 to 1 in no visible order, for operations that compare them.
 
-    Not of random numbers, which are the session's: the digits of a sine that nobody looks at are as good.
+    It uses digits of a sine and not random numbers, because those belong to the session.
     """
     return ((torch.arange(math.prod(size), device=device) * 12.9898).sin() * 43758.5453).frac().view(size)

@@ -1,4 +1,4 @@
-"""What goes through memory once: element by element, reductions, norms, by index; and what only takes its launch."""
+"""Memory-bound workloads: elementwise, reductions, norms, indexing; and operations that only cost a launch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from djinn_workloads_core.chains import MAX_CALLS, calls_for, chain, ones, varie
 
 aten = torch.ops.aten
 ELEMENTS = (256, 49_152, 393_216)
-"""From next to nothing to what a layer gives."""
+"""From almost nothing to the size of a layer's result."""
 MANY_ELEMENTS = 4_194_304
 """More than caches hold."""
 BY_MEMORY = ("relu", "scale", "clone", "gelu", "add", "mul")
-"""Those that are tried with so many."""
+"""Operations that are measured with this many elements."""
 UNARY: Mapping[str, Callable[[Any], Any]] = MappingProxyType({
     "relu": torch.relu,
     "gelu": functional.gelu,
@@ -46,13 +46,13 @@ UPDATES: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType({
     "addcmul in place": lambda value, other: value.addcmul_(other, other, value=0.0),
     "addcdiv in place": lambda value, other: value.addcdiv_(other, other, value=0.0),
 })
-"""What optimizers do to each parameter and its state."""
+"""Operations of optimizers on each parameter and its state."""
 UPDATED = (256, 36_864, 147_456)
 ROWS = ((2, 64), (64, 768), (512, 192), (2048, 768))
 
 
 def workloads() -> Iterator[Workload]:
-    """Make them."""
+    """Yield the workloads."""
     yield from _views()
     for elements in (*ELEMENTS, MANY_ELEMENTS):
         for name, unary in UNARY.items():
@@ -108,7 +108,7 @@ def _joining(name: str, elements: int, function: Callable[[Any], Any]) -> Worklo
 
 
 def _update(name: str, elements: int, function: Callable[[Any, Any], Any]) -> Workload:
-    """Update one tensor after the other."""
+    """Update tensors one after another."""
     calls = 30
 
     def make(device: torch.device) -> tuple[Any, Sequence[Any]]:
@@ -194,7 +194,7 @@ def _by_index(rows: int, width: int) -> Iterator[Workload]:
     calls = calls_for(8 * rows * width)
 
     def make(device: torch.device) -> tuple[Any, Sequence[Any]]:
-        # An odd step through the table meets every row, and none after its neighbour.
+        # An odd step through the table visits every row, and never after its neighbour.
         index = torch.arange(rows, device=device) * 1_000_003 % table_rows
         return (), [(ones(device, table_rows, width), index, ones(device, rows, width))]
 

@@ -1,4 +1,4 @@
-"""Products of matrices, convolutions and attention: what computes."""
+"""Compute-bound workloads: matrix products, convolutions and attention."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from djinn_workloads_core.chains import MAX_CALLS, RUN_FLOPS, calls_for, chain, 
 
 aten = torch.ops.aten
 COLD_BYTES = 96e6
-"""Weights that are read in turn take so much that no cache keeps them from one use to the next, as in a large model."""
+"""Total size of weights that are read in rotation, too large to stay cached between uses, as in a large model."""
 WARM_BYTES = 12e6
-"""Those of a small one: each is read a few times before it goes."""
+"""The same for a small model: each weight is read a few times before it is evicted."""
 PRODUCTS = ((1, 768, 768), (1, 768, 3072), (8, 768, 768), (64, 768, 768), (64, 768, 3072), (512, 192, 192),
             (512, 192, 768), (512, 768, 768))
 """Rows, and the two sizes of the weights."""
 CONVOLUTIONS = ((1, 64, 56, 3, 1), (1, 128, 28, 3, 1), (1, 256, 14, 3, 1), (1, 512, 7, 3, 1), (1, 64, 56, 1, 1),
                 (1, 256, 14, 1, 1), (1, 64, 56, 3, 2), (1, 256, 14, 3, 2), (8, 64, 28, 3, 1))
-"""Images, channels, width of an image, of the kernel, and its step."""
+"""Images, channels, width of an image, of the kernel, and its stride."""
 ATTENTIONS = ((1, 12, 64, 64, 64), (1, 12, 1, 64, 64), (1, 12, 1, 512, 64), (8, 6, 64, 64, 32), (1, 12, 256, 256, 64))
 """Sequences, heads, queries, keys, width of a head."""
 WITH_BIAS = frozenset({"linear", "addmm"})
 
 
 def workloads() -> Iterator[Workload]:
-    """Make them."""
+    """Yield the workloads."""
     for size in PRODUCTS:
         for name in ("linear", "addmm"):
             yield _product(name, *size, COLD_BYTES if size[0] < 512 else WARM_BYTES)
@@ -51,7 +51,7 @@ def workloads() -> Iterator[Workload]:
 
 
 def _product(name: str, rows: int, inner: int, outer: int, distinct_bytes: float) -> Workload:
-    """Go through weights of one shape there, and back by their transposed shape."""
+    """Multiply by weights of one shape, and back by weights of the transposed shape."""
     weight_bytes = 4 * inner * outer
     pairs = max(1, int(distinct_bytes / weight_bytes / 2))
     has_bias = name in WITH_BIAS
@@ -86,7 +86,7 @@ def _batched(batch: int, rows: int, width: int) -> Workload:
 
 
 def _convolution(images: int, channels: int, width: int, kernel: int, stride: int) -> Workload:
-    """Convolve; where that makes images smaller, always the same ones."""
+    """Convolve; if that makes images smaller, always the same ones."""
     flops = 2 * images * (width // stride) ** 2 * channels * channels * kernel * kernel
     weight_value = 1 / (channels * kernel * kernel)
 
@@ -99,7 +99,7 @@ def _convolution(images: int, channels: int, width: int, kernel: int, stride: in
         image, weight = operand
         if stride == 1:
             return functional.conv2d(value, weight, padding=kernel // 2)
-        # One element of the result before keeps that alive until here.
+        # One element of the previous result keeps that result alive until here.
         made = functional.conv2d(image, weight, stride=stride, padding=kernel // 2)
         return made if value is image else made.add_(value[0, 0, 0, 0])
 
@@ -108,7 +108,7 @@ def _convolution(images: int, channels: int, width: int, kernel: int, stride: in
 
 
 def _first_convolution() -> Workload:
-    """Convolve an image of three colours, as networks begin."""
+    """Convolve an image of three colours, like the first layer of a network."""
 
     def make(device: torch.device) -> tuple[Any, Sequence[Any]]:
         return None, [(varied(device, 1, 3, 224, 224), ones(device, 64, 3, 7, 7, value=1 / 147))]
@@ -141,7 +141,7 @@ def _convolution_backward(images: int, channels: int, width: int, kernel: int, s
 
 
 def _heads(device: torch.device, batch: int, heads: int, length: int, width: int) -> torch.Tensor:
-    """Make heads as a model has them: cut out of one projection."""
+    """Create heads as a model has them: slices of one projection."""
     return ones(device, batch, length, heads * width).view(batch, length, heads, width).transpose(1, 2)
 
 
@@ -160,7 +160,7 @@ def _attention(batch: int, heads: int, queries: int, keys: int, width: int) -> W
 
 
 def _attention_backward(batch: int, heads: int, queries: int, keys: int, width: int) -> Iterator[Workload]:
-    """Derive attention, by autograd: which operator that is depends on the device."""
+    """Differentiate attention with autograd: the operator for that depends on the device."""
 
     def prepare(device: torch.device) -> Callable[[], Any]:
         operands = [_heads(device, batch, heads, length, width).detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Analyzers give a graph meaning."""
+"""Analyzers annotate a graph with semantics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from djinn_lib_graph.metadata import DataResidency, Tier, WorkloadProfile
 
 @attrs.frozen
 class Annotations:
-    """What an analyzer found."""
+    """The result of an analyzer."""
 
     nodes: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
-    """By node identifier: fields of `djinn_lib_graph.metadata.SemanticMetadata`; what is left out stays as it is."""
+    """By node identifier: fields of `djinn_lib_graph.metadata.SemanticMetadata`; omitted fields stay unchanged."""
     values: Mapping[str, DataResidency] = attrs.field(factory=dict)
-    """Residency by value identifier, values from outside included."""
+    """Residency by value identifier, including values from outside."""
     profile: WorkloadProfile | None = None
-    """The whole at a glance, from the analyzer that knows."""
+    """A summary of the whole, if the analyzer provides one."""
     seconds: Mapping[Tier, float] = attrs.field(factory=dict)
-    """What each tier took."""
+    """How long each tier took."""
 
 
 class Analyzer(Protocol):
@@ -33,11 +33,11 @@ class Analyzer(Protocol):
     """Name in the configuration."""
 
     def annotate(self, graph: Graph, matches: Sequence[PatternMatch]) -> Annotations:
-        """Say what the nodes and values of a graph are. Never in the hot path, never changes the graph.
+        """Annotate the nodes and values of a graph. Never called in the hot path; must not change the graph.
 
         Args:
-            graph: What was recorded.
-            matches: What the pattern plugins found in it.
+            graph: The graph.
+            matches: The matches of the pattern plugins in it.
 
         Laws:
             analyzer.known_nodes, analyzer.well_formed, analyzer.deterministic, analyzer.graph_unchanged,

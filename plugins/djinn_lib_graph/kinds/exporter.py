@@ -1,4 +1,4 @@
-"""Exporters write a graph with its meaning to a file."""
+"""Exporters write an annotated graph to a file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from djinn_lib_graph.annotated import AnnotatedGraph
 
 
 class Exporter(Protocol):
-    """Writes annotated graphs in one form."""
+    """Writes annotated graphs in one format."""
 
     name: str
     """Name in the configuration."""
     suffix: str
-    """How the names of its files end, for example ``.graphml``."""
+    """Suffix of its files, for example ``.graphml``."""
 
     def export(self, annotated: AnnotatedGraph, path: Path) -> None:
-        """Write one file, which stands for itself: it needs no other file and no network to be read.
+        """Write one self-contained file: reading it needs no other file and no network.
 
         Args:
-            annotated: What to write. Not to be changed.
-            path: Where to, in a folder that exists. What is there is replaced.
+            annotated: The annotated graph. Must not be changed.
+            path: The file, in an existing folder. An existing file is replaced.
 
         Raises:
             OSError: The file cannot be written.

@@ -12,9 +12,9 @@ __all__ = ("Pattern", "PatternMatch")
 
 
 class Pattern(Protocol):
-    """Recognises one structure.
+    """Recognizes one structure.
 
-    A pattern whose matches never share a node may say so: ``capabilities = frozenset({"disjoint"})``.
+    A pattern whose matches never share a node may declare it: ``capabilities = frozenset({"disjoint"})``.
     """
 
     name: str

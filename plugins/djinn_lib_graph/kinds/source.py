@@ -1,4 +1,4 @@
-"""Sources make graphs of models."""
+"""Sources build graphs from models."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from djinn_lib_graph.graph import Graph
 
 
 class GraphSource(Protocol):
-    """Makes the graph of one call of a model, in the terms of what lazy tensors record of it.
+    """Builds the graph of one call of a model, in the same form as lazy tensors would record it.
 
-    Modes are the caller's: under ``torch.no_grad()`` composites stay whole, with gradients they are taken apart.
+    The caller sets the modes: under ``torch.no_grad()`` composites stay whole, with gradients they are decomposed.
     """
 
     name: str
     """Name in the configuration."""
 
     def build(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Graph:
-        """Make the graph of ``model(*args, **kwargs)``.
+        """Build the graph of ``model(*args, **kwargs)``.
 
         Args:
-            model: The model; its weights may be anywhere. Not to be changed, running statistics included.
-            args: Its inputs. Not to be changed.
-            kwargs: Its inputs by name. Not to be changed.
+            model: The model; its weights may be on any device. Must not be changed, including running statistics.
+            args: Its inputs. Must not be changed.
+            kwargs: Its inputs by name. Must not be changed.
 
         Returns:
             The operations of the call, with the modules that they belong to, and its values with the model's names for
-            them. If it does not come from where graphs of this source come from, ``fallback_reason`` says why.
+            them. If it was not built in this source's usual way, ``fallback_reason`` says why.
 
         Raises:
-            Exception: What the model raises when it is called.
+            Exception: Any exception of the model.
 
         Concurrency:
-            The model is not to be used by another thread meanwhile.
+            No other thread may use the model during the call.
 
         Laws:
             source.graph_well_formed, source.as_recorded, source.deterministic, source.model_unchanged,

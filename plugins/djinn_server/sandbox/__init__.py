@@ -1,5 +1,6 @@
-"""The sandbox of workers: what they give up before anybody speaks to them, so that one that is taken over harms nobody.
+"""The sandbox of workers: limits the damage that a compromised worker can do.
 
-`fence` puts it up, of these means: `privileges` (users, capabilities, limits), `landlock` (files), and `seccomp`
-(system calls, listed in `calls`). All of it is the kernel's; nothing has to be installed.
+A worker gives up rights before it serves any client. `fence` sets the sandbox up with `privileges` (users,
+capabilities, limits), `landlock` (files), and `seccomp` (system calls, listed in `calls`). All of these are kernel
+features; nothing has to be installed.
 """

@@ -1,4 +1,4 @@
-"""Which system calls a worker may make once it serves: numbers, and what their arguments may be."""
+"""The system calls that a serving worker may make: their numbers and permitted arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ("ABSENT", "ARCHITECTURES", "CHECKED", "FREE", "REFUSED", "Architectur
 
 @attrs.frozen
 class Architecture:
-    """A processor's way of making system calls.
+    """System call conventions of a processor architecture.
 
     Attributes:
-        column: Of the tables below.
-        audit: What the kernel calls it (``AUDIT_ARCH_*``).
+        column: Its column in the tables below.
+        audit: The kernel's identifier for it (``AUDIT_ARCH_*``).
         seccomp: Number of seccomp(2).
     """
 
@@ -38,9 +38,9 @@ class Check:
     """A condition on an argument.
 
     Attributes:
-        argument: Which one, from 0 on.
-        test: Its low 32 bits are one ``in`` the values or ``out`` of them, have all bits of the first value ``clear``
-            or ``set``; or all of its 64 bits are 0 (``null``).
+        argument: Its position, from 0.
+        test: The argument's low 32 bits are one ``in`` the values or ``out`` of them, have all bits of the first value
+            ``clear`` or ``set``; or all of its 64 bits are 0 (``null``).
         values: See ``test``.
     """
 
@@ -51,12 +51,12 @@ class Check:
 
 @attrs.frozen
 class Call:
-    """A system call that depends on its arguments.
+    """A system call that is permitted depending on its arguments.
 
     Attributes:
         name: Its name.
-        checks: All of them have to hold.
-        otherwise: What it fails with if they do not; 0: it does nothing, and says that it did.
+        checks: Conditions that must all hold.
+        otherwise: The error if they do not; 0: the call does nothing and reports success.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Call:
     otherwise: int = errno.EPERM
 
 
-# Name, number on x86_64, number on aarch64; a dash where an architecture lacks it. The most frequent ones come first.
+# Name, number on x86_64, number on aarch64; a dash where an architecture lacks it. The most frequent calls come first.
 FREE = """
 futex=202/98 read=0/63 write=1/64 recvmsg=47/212 recvfrom=45/207 readv=19/65 writev=20/66 poll=7/- ppoll=271/73
 epoll_wait=232/- epoll_pwait=281/22 epoll_pwait2=441/441 select=23/- pselect6=270/72 epoll_create=213/-
@@ -85,16 +85,16 @@ lstat=6/- statx=332/291 access=21/- faccessat=269/48 faccessat2=439/439 readlink
 getdents=78/- getdents64=217/61 statfs=137/43 fstatfs=138/44 fadvise64=221/223 accept=43/202 accept4=288/242
 shutdown=48/210 getsockname=51/204 getpeername=52/205 getsockopt=55/209 setsockopt=54/208 recvmmsg=299/243
 """
-"""Calls that reach nothing but what the process has: its memory, its descriptors, its threads, the time."""
+"""Calls that affect only the process itself: its memory, descriptors and threads, and the time."""
 
 CHECKED = """
 open=2/- openat=257/56 clone=56/220 fcntl=72/25 ioctl=16/29 prctl=157/167 tgkill=234/131 kill=62/129
 sched_setaffinity=203/122 prlimit64=302/261 socketpair=53/199 sendto=44/206 sendmsg=46/211
 """
-"""Calls of which `checked` says when they may be made."""
+"""Calls that are permitted under the conditions in `checked`."""
 
 ABSENT = "clone3=435/435 openat2=437/437"
-"""Calls that keep flags in memory, where no filter can look. Who finds them missing takes those above instead."""
+"""Calls whose flags are in memory, which a filter cannot read. Callers fall back to the calls above."""
 
 REFUSED = """
 execve=59/221 execveat=322/281 fork=57/- vfork=58/- ptrace=101/117 process_vm_readv=310/270 process_vm_writev=311/271
@@ -121,34 +121,35 @@ chmod=90/- fchmod=91/52 fchmodat=268/53 chown=92/- fchown=93/55 lchown=94/- fcho
 utimensat=280/88 futimesat=261/- setxattr=188/5 lsetxattr=189/6 fsetxattr=190/7 removexattr=197/14
 lremovexattr=198/15 fremovexattr=199/16 memfd_secret=447/447
 """
-"""Calls that a driver of a device does not need either. For the CPU, whatever is in no table is refused as well."""
+"""Calls that a device driver does not need either. On the CPU, calls that are in no table are refused as well."""
 
 _O_ACCESS, _O_CREATE, _O_TRUNCATE, _O_TEMPORARY = 0o3, 0o100, 0o1000, 0o20000000
 _CLONE_THREAD = 0x100 | 0x800 | 0x10000
-"""``CLONE_VM``, ``CLONE_SIGHAND`` and ``CLONE_THREAD``: what makes a thread of a new process."""
+"""``CLONE_VM``, ``CLONE_SIGHAND`` and ``CLONE_THREAD``: the flags that create a thread instead of a process."""
 _CLONE_OTHER = 0x7E020000 | 0x2000 | 0x00800000
-"""Those of the namespaces, and ``CLONE_PTRACE`` and ``CLONE_UNTRACED``."""
+"""The namespace flags, and ``CLONE_PTRACE`` and ``CLONE_UNTRACED``."""
 _FCNTL = (0, 1, 2, 3, 4, 1030)
-"""Copies of descriptors, and their flags; not who gets their signals."""
+"""Copies of descriptors, and their flags; not the owner that receives their signals."""
 _SIGNALLED = (8, 10, 15)
-"""``F_SETOWN``, ``F_SETSIG`` and ``F_SETOWN_EX``, which have the kernel send signals to other processes."""
+"""``F_SETOWN``, ``F_SETSIG`` and ``F_SETOWN_EX``, which make the kernel send signals to other processes."""
 _IOCTL = (0x5421, 0x541B, 0x5401, 0x802C542A, 0x5413, 0x5450, 0x5451)
 """``FIONBIO``, ``FIONREAD``, ``TCGETS``, ``TCGETS2``, ``TIOCGWINSZ``, ``FIONCLEX`` and ``FIOCLEX``."""
 _TERMINAL = (0x5412, 0x541C, 0x5423, 0x540E, 0x5410, 0x8901, 0x8902)
-"""``TIOCSTI``, ``TIOCLINUX``, ``TIOCSETD``, ``TIOCSCTTY`` and ``TIOCSPGRP``, which act as whoever sits at the terminal;
-``FIOSETOWN`` and ``SIOCSPGRP``, as ``F_SETOWN``."""
+"""``TIOCSTI``, ``TIOCLINUX``, ``TIOCSETD``, ``TIOCSCTTY`` and ``TIOCSPGRP``, which act with the rights of the user at
+the terminal; ``FIOSETOWN`` and ``SIOCSPGRP``, as ``F_SETOWN``."""
 _PRCTL = (3, 15, 16, 21, 23, 39, 0x53564D41)
-"""Names of threads and of memory, and questions: dumpable, seccomp, capabilities, no new privileges."""
+"""Names of threads and of memory, and queries: dumpable, seccomp, capabilities, no new privileges."""
 _SOCK_STREAM_KINDS = tuple(1 | close | wait for close in (0, 0o2000000) for wait in (0, 0o4000))
 _MSG_FASTOPEN = 0x20000000
 
 
 def checked(process: int, *, has_driver: bool) -> Sequence[Call]:
-    """Return the calls that depend on their arguments.
+    """Return the calls that are permitted depending on their arguments.
 
     Args:
-        process: The process that they are for.
-        has_driver: Whether the driver of a device opens files for writing, and controls them, at any time.
+        process: The ID of the process.
+        has_driver: Whether the process uses a device driver, which opens files for writing, and controls them, at any
+            time.
     """
     flags = _O_CREATE | _O_TRUNCATE | _O_TEMPORARY | (0 if has_driver else _O_ACCESS)
     control = Check(1, "out", _TERMINAL) if has_driver else Check(1, "in", _IOCTL)
@@ -166,7 +167,7 @@ def checked(process: int, *, has_driver: bool) -> Sequence[Call]:
         Call("prctl", (Check(0, "in", _PRCTL),)),
         Call("tgkill", (here,)),
         Call("kill", (here,)),
-        # A hint, whose refusal OpenMP would not survive; it names threads, and no filter knows whose they are.
+        # This is a hint, and OpenMP fails if it is refused. It names threads, whose process a filter cannot determine.
         Call("sched_setaffinity", (own,), 0),
         Call("prlimit64", (own,)),
         Call("socketpair", (Check(0, "in", (1,)), Check(1, "in", _SOCK_STREAM_KINDS))),
@@ -174,7 +175,7 @@ def checked(process: int, *, has_driver: bool) -> Sequence[Call]:
 
 
 def parse(table: str, architecture: Architecture) -> dict[str, int]:
-    """Return the numbers of a table on an architecture, without the calls that it lacks."""
+    """Return the numbers of a table's calls on an architecture, leaving out calls that it lacks."""
     numbers = {}
     for entry in table.split():
         name, _, pair = entry.partition("=")
@@ -185,7 +186,7 @@ def parse(table: str, architecture: Architecture) -> dict[str, int]:
 
 
 def architecture() -> Architecture | None:
-    """Return the architecture of this process; ``None`` if it is none of those, or this is not Linux."""
+    """Return the architecture of this process; ``None`` if it is not supported, or this is not Linux."""
     if sys.platform != "linux" or sys.maxsize < 2**32:
         return None
     return ARCHITECTURES.get(platform.machine())

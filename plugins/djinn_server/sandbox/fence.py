@@ -1,4 +1,4 @@
-"""The fence around a worker: what of it can be had here, and putting it up."""
+"""Sets up a worker's sandbox, and examines which parts of it this system supports."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ("Fence", "Part", "SandboxMode", "examine", "plan")
 
 _log = logging.getLogger("djinn.server")
 TRIAL_TIMEOUT_S = 60.0
-"""How long a driver may take to show that it works behind the fence."""
+"""How long a driver may take to show that it works inside the sandbox."""
 _HINT = "`djinn doctor` says what this system has; --sandbox auto does without the rest."
 
 
 class SandboxMode(enum.Enum):
-    """What ``--sandbox`` may say."""
+    """The choices of ``--sandbox``."""
 
     require = "require"
     auto = "auto"
@@ -38,13 +38,13 @@ class SandboxMode(enum.Enum):
 
 @attrs.frozen
 class Part:
-    """One of the means that keep a worker in.
+    """One part of the sandbox.
 
     Attributes:
-        name: What it is about.
-        missing: Why it cannot be had here; empty if it can.
-        consequence: What a worker that is taken over can do without it.
-        is_needed: Whether ``--sandbox require`` asks for it here.
+        name: The rights that it restricts.
+        missing: Why it is not available here; empty if it is.
+        consequence: What a compromised worker can do without it.
+        is_needed: Whether ``--sandbox require`` requires it here.
     """
 
     name: str
@@ -54,12 +54,12 @@ class Part:
 
 
 def has_driver(device: str) -> bool:
-    """Whether a device has a driver that works in the worker's process."""
+    """Whether a device has a driver that runs in the worker's process."""
     return device.partition(":")[0] not in ("cpu", "meta")
 
 
 def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[Part]:
-    """Look at what this system has, without using it.
+    """Examine what this system supports, without using it.
 
     Args:
         secrets: Files that no worker may read.
@@ -78,10 +78,10 @@ def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[Part]
 
 
 def plan(mode: SandboxMode, secrets: Sequence[str], *, encrypts: bool) -> None:
-    """Say in the log what of the fence the workers of a server will have.
+    """Log which parts of the sandbox a server's workers will have.
 
     Args:
-        mode: What the operator wants.
+        mode: The operator's choice.
         secrets: Files that no worker may read.
         encrypts: Whether connections are encrypted.
 
@@ -102,14 +102,14 @@ def plan(mode: SandboxMode, secrets: Sequence[str], *, encrypts: bool) -> None:
 
 
 class Fence:
-    """Puts the fence up around this process, in two steps: what needs a privilege has to come before it is given up.
+    """Sets up the sandbox of this process, in two steps: steps that need a privilege come before it is given up.
 
     Args:
-        mode: What the operator wants.
-        device: What the process computes on.
+        mode: The operator's choice.
+        device: The device that the process uses.
 
     Concurrency:
-        By the only thread of the process: what others may do would stay as it is.
+        Called by the only thread of the process, because the rights of other threads would not change.
     """
 
     def __init__(self, mode: SandboxMode, device: str) -> None:
@@ -117,16 +117,16 @@ class Fence:
         self._has_driver = has_driver(device)
 
     def enter(self, trial: Callable[[], object]) -> None:
-        """Give up what nothing needs from here on: other users' rights, files, signals, and ports.
+        """Give up rights that are no longer needed: those of other users, and access to files, signals and ports.
 
-        Drivers of devices open files as they please, and differ. So under ``auto`` a process that ends at once tries
-        first whether this one's works behind the fence.
+        Device drivers open arbitrary files, and differ from each other. So under ``auto``, a forked process first tries
+        whether this device's driver works inside the sandbox.
 
         Args:
             trial: Uses the device for the first time.
 
         Raises:
-            ConfigurationError: It cannot be given up, and has to be.
+            ConfigurationError: The rights cannot be given up, and the mode requires it.
         """
         if self._mode is SandboxMode.off:
             return
@@ -153,7 +153,7 @@ class Fence:
                 ruleset.restrict()
 
     def seal(self) -> None:
-        """Let the process make no other system calls than those that serving takes.
+        """Restrict the process to the system calls that serving needs.
 
         Raises:
             ConfigurationError: As for `enter`.
@@ -170,7 +170,7 @@ class Fence:
         unusable = privileges.closed_device() if self._has_driver else ""
         if unusable or (closed and not is_fenced):
             privileges.become_nobody_else(None)
-            # With the right to read everything, and no Landlock, it would read more than before.
+            # With the right to read all files, and without Landlock, it could read more than before.
             raise OSError(f"other users than this one cannot use {unusable or closed}, which PyTorch needs")
         privileges.become_nobody_else(privileges.user_for(os.getpid()), reads_anywhere=bool(closed))
 
@@ -185,10 +185,10 @@ class Fence:
 
 
 def _works_behind(files: Files, trial: Callable[[], object]) -> bool:
-    """Try it in a process that is forked and ends; `/proc/self` is another there, so the rules are its own.
+    """Try it in a forked process, which then exits; the rules are made anew there, since `/proc/self` is different.
 
     Concurrency:
-        By the only thread of the process.
+        Called by the only thread of the process.
     """
     child = os.fork()
     if child:
@@ -199,14 +199,14 @@ def _works_behind(files: Files, trial: Callable[[], object]) -> bool:
         landlock.Ruleset(files).restrict()
         trial()
         status = 0
-    except Exception as error:  # noqa: BLE001  # logged; the process says so in its status, too
+    except Exception as error:  # noqa: BLE001  # logged; the exit status also shows it
         _log.info("the device does not work behind a fence of files: %s: %s", type(error).__name__, error)
     finally:
         os._exit(status)
 
 
 def _succeeded(child: int) -> bool:
-    """Wait for a process; one that hangs in its driver is ended."""
+    """Wait for a process; one that hangs in its driver is killed."""
     handle = os.pidfd_open(child)
     try:
         if not select.select([handle], [], [], TRIAL_TIMEOUT_S)[0]:
@@ -218,14 +218,14 @@ def _succeeded(child: int) -> bool:
 
 
 def _closed(readable: Sequence[str]) -> str:
-    """Name what PyTorch reads and other users cannot; empty if they can read all of it."""
+    """Return a file that PyTorch needs and other users cannot read; empty if they can read all of them."""
     modules = [module.__file__ for name in ("os", "torch", "djinn", "djinn_server")
                if (module := sys.modules.get(name)) is not None and module.__file__]
     return unreadable_for_others((*readable, *modules))
 
 
 def _exposed(secrets: Sequence[str]) -> str:
-    """Name a secret file that lies where workers read modules; empty if none does, or they could not read it anyway."""
+    """Describe a secret file in a folder that workers read modules from; empty if workers cannot read any."""
     readable = files_for(has_driver=False)
     if not privileges.why_no_user() and not _closed(readable.readable):
         secrets = [path for path in secrets if path and not unreadable_for_others([path])]

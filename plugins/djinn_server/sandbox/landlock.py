@@ -1,4 +1,4 @@
-"""Landlock: what files a process may reach, beneath which folders; see landlock(7)."""
+"""Landlock: restricts which files a process can access, by folder; see landlock(7)."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from djinn_server.sandbox.calls import architecture
 __all__ = ("Files", "Ruleset", "version", "why_not")
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
-"""Numbers of the calls, the same on all architectures."""
+"""System call numbers, the same on all architectures."""
 _ASK_VERSION = 1
 _BENEATH = 1
 _EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
 _TRUNCATE = 1 << 14
-"""NVIDIA's driver opens ``/proc/self/task/*/comm`` as a file to be written from its beginning, and fails without."""
+"""NVIDIA's driver opens ``/proc/self/task/*/comm`` with ``O_TRUNC`` for writing, and fails if it may not."""
 _CONTROL = 1 << 15
 """``LANDLOCK_ACCESS_FS_IOCTL_DEV``."""
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _CONTROL
-"""What can be said of something that is no folder."""
+"""The rights that apply to files, as opposed to folders."""
 _KNOWN_FILES = ((1, 0x1FFF), (2, 1 << 13), (3, _TRUNCATE), (5, _CONTROL))
-"""Kinds of access, by the version of Landlock that has them first."""
+"""Access rights, by the version of Landlock that introduced them."""
 _NET_VERSION, _NET = 4, 3
 """Binding and connecting TCP sockets."""
 _SCOPE_VERSION, _SCOPE = 6, 3
-"""Abstract Unix-domain sockets of others, and signals to them."""
+"""Abstract Unix-domain sockets of other processes, and signals to them."""
 _RULE = struct.Struct("=Qi")
 
 
 @attrs.frozen
 class Files:
-    """What a process may reach.
+    """The files that a process may access.
 
     Attributes:
-        readable: Files and folders to read, with all that is beneath them.
-        usable: Files and folders to read, write and control; nothing is made or removed there.
+        readable: Files and folders to read, with everything beneath them.
+        usable: Files and folders to read, write and control; nothing can be created or removed there.
     """
 
     readable: tuple[str, ...]
@@ -51,27 +51,27 @@ class Files:
 
 
 def version() -> int:
-    """Return the version of Landlock that the kernel has; 0 if it has none, or it is not switched on."""
+    """Return the kernel's Landlock version; 0 if it is missing or disabled."""
     if sys.platform != "linux" or architecture() is None:
         return 0
     return max(0, int(_call(_CREATE, None, 0, _ASK_VERSION)))
 
 
 def why_not() -> str:
-    """Say why files cannot be kept from a process here; empty if they can."""
+    """Return the reason why file access cannot be restricted here; empty if it can."""
     if version():
         return ""
     return "the kernel has no Landlock (5.13 and later have it, if CONFIG_SECURITY_LANDLOCK and lsm= say so)"
 
 
 class Ruleset:
-    """What a process may reach, made while it may still reach everything, and laid upon it later.
+    """The files that a process may access. It is prepared before the process is restricted, and applied later.
 
     Args:
-        files: What it may reach. What does not exist is left out. What is in ``/proc`` stays open, as a path only.
+        files: The permitted files. Missing ones are left out. Entries of ``/proc`` are kept open, as paths only.
 
     Raises:
-        OSError: The kernel does not take it.
+        OSError: The kernel rejects it.
     """
 
     def __init__(self, files: Files) -> None:
@@ -79,16 +79,16 @@ class Ruleset:
         self._handled = sum(mask for since, mask in _KNOWN_FILES if number >= since)
         attributes = struct.pack("=QQQ", self._handled, _NET if number >= _NET_VERSION else 0,
                                  _SCOPE if number >= _SCOPE_VERSION else 0)
-        # An earlier kernel knows fewer fields, and takes more of them if they are zero.
+        # An earlier kernel knows fewer fields, and accepts further ones if they are zero.
         self._descriptor = _checked(_call(_CREATE, attributes, len(attributes), 0))
         self._add(files.readable, _READ | _LIST)
         self._add(files.usable, _READ | _LIST | _WRITE | _TRUNCATE | _CONTROL)
 
     def restrict(self) -> None:
-        """Lay it upon this thread, and on those that it starts from now on.
+        """Apply it to this thread, and to threads that it starts later.
 
         Raises:
-            OSError: The kernel refuses: the process may still gain privileges.
+            OSError: The kernel refuses, because the process may still gain privileges.
         """
         try:
             _checked(_call(_RESTRICT, self._descriptor, 0))
@@ -105,7 +105,7 @@ class Ruleset:
                     rule = _RULE.pack(allowed, opened)
                     _checked(_call(_ADD, self._descriptor, _BENEATH, rule, 0))
                 finally:
-                    # Its folders are made anew when memory gets short, and rules are about those that were there.
+                    # Rules refer to inodes, and the kernel recreates those of `/proc` when memory gets short.
                     if not path.startswith("/proc/"):
                         os.close(opened)
 

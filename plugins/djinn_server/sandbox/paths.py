@@ -1,4 +1,4 @@
-"""The files that a worker has to reach: what Python, PyTorch and the C library read when they first need it."""
+"""The files that a worker needs: files that Python, PyTorch and the C library read on first use."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from djinn_server.sandbox.landlock import Files
 __all__ = ("beneath", "files_for", "unreadable_for_others")
 
 _SYSTEM = (
-    # Libraries, and how they are found.
+    # Libraries, and the files that locate them.
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/etc/ld.so.conf",
     "/etc/ld.so.conf.d", "/nix/store", "/gnu/store",
-    # Names of places and of characters.
+    # Locales, time zones and character sets.
     "/usr/share/locale", "/usr/share/zoneinfo", "/etc/localtime", "/usr/share/i18n",
-    # What the machine is: OpenMP, oneDNN and the C library ask when they are first used.
+    # Information about the machine, which OpenMP, oneDNN and the C library read on first use.
     "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/sys/vm",
     "/proc/sys/kernel/osrelease", "/proc/sys/kernel/version", "/sys/devices/system", "/sys/kernel/mm",
     "/sys/fs/cgroup", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random",
 )
 _OF_ITSELF = tuple(f"/proc/self/{entry}" for entry in (
     "auxv", "cgroup", "cmdline", "fd", "limits", "maps", "smaps", "smaps_rollup", "stat", "statm", "status"))
-"""What a process may learn of itself. What it could not do without is the list of its memory, for its threads' stacks;
-``net`` and ``task/*/net`` tell of all connections of the machine."""
+"""Information about the process itself. The essential one is its memory map, which locates its threads' stacks; ``net``
+and ``task/*/net`` are left out, because they list all connections of the machine."""
 _DRIVER_READS = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/share/nvidia", "/usr/local/cuda",
                  "/opt/rocm", "/etc/nvidia", "/etc/OpenCL")
 _DRIVER_USES = ("/dev", "/proc/self")
 
 
 def files_for(*, has_driver: bool) -> Files:
-    """Say what a worker has to reach, in the process that is to be one.
+    """Return the files that a worker needs; called in the process that becomes the worker.
 
     Args:
-        has_driver: Whether the driver of a device works in it.
+        has_driver: Whether the process uses a device driver.
     """
     found = [*_SYSTEM, *_OF_ITSELF, *_of_python()]
     return Files(tuple(found + list(_DRIVER_READS) if has_driver else found),
@@ -45,7 +45,7 @@ def files_for(*, has_driver: bool) -> Files:
 
 
 def _of_python() -> Iterator[str]:
-    """Yield where modules come from, and the libraries that this process has mapped or may look for."""
+    """Yield the folders of modules, and the libraries that this process has mapped or may load."""
     yield from (path for path in sys.path if path and Path(path).exists())
     yield from (path for name, path in sysconfig.get_paths().items() if name.endswith(("stdlib", "lib")))
     yield from site.getsitepackages()
@@ -63,7 +63,7 @@ def _mapped() -> Iterator[str]:
 
 
 def unreadable_for_others(paths: Iterable[str]) -> str:
-    """Return a path that users without any right of their own cannot read; empty if they can read all that exist."""
+    """Return a path that users without special rights cannot read; empty if they can read all that exist."""
     for path in map(Path, paths):
         try:
             real = path.resolve()
@@ -72,7 +72,7 @@ def unreadable_for_others(paths: Iterable[str]) -> str:
                 return str(real)
             shut = next((folder for folder in real.parents if not folder.stat().st_mode & 0o1), None)
         except OSError:
-            # It does not exist, or nobody may look: then there is nothing to be read either.
+            # It does not exist, or is inaccessible: then there is nothing to read either.
             continue
         if shut is not None:
             return str(shut)
@@ -80,7 +80,7 @@ def unreadable_for_others(paths: Iterable[str]) -> str:
 
 
 def beneath(path: str, files: Files) -> str:
-    """Return the folder of those that may be read beneath which a path lies; empty if it lies beneath none."""
+    """Return the readable folder that contains a path; empty if none does."""
     real = Path(path).resolve()
     return next((folder for folder in files.readable
                  if real == Path(folder).resolve() or Path(folder).resolve() in real.parents), "")

@@ -1,4 +1,4 @@
-"""What a process gives up of itself: users, capabilities, limits, and being looked at."""
+"""Privileges that a process gives up: users, capabilities, limits, and inspection by other processes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 __all__ = ("become_nobody_else", "closed_device", "forbid_gaining", "hide", "limit", "user_for", "why_no_user")
 
 MAX_THREADS = 4096
-"""Threads of a worker: PyTorch has a few for each core, and the server one for each session."""
+"""Maximum threads of a worker: PyTorch has a few for each core, and the server has one for each session."""
 FIRST_USER = 0x70000000
-"""Above this, and below 2^31, no system gives numbers to its users. A worker's is this and its process's number."""
+"""Systems assign no user IDs from this value up to 2^31. A worker's user ID is this value plus its process ID."""
 SMALL_FIRST_USER, SMALL_USERS = 61184, 4336
-"""Where a container has not that many: the numbers of services that come and go."""
+"""Used if a container has fewer user IDs: the range of dynamic service users."""
 _DUMPABLE, _NO_NEW_PRIVILEGES, _KEEP_CAPABILITIES, _DROP_FROM_BOUND, _AMBIENT, _CLEAR = 4, 38, 8, 24, 47, 4
 """Operations of prctl(2)."""
 _READ_ANYWHERE, _SET_GID, _SET_UID, _SET_PCAP = 2, 6, 7, 8
@@ -29,7 +29,7 @@ _CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
 def why_no_user() -> str:
-    """Say why workers cannot have users of their own here; empty if they can."""
+    """Return the reason why workers cannot have their own users here; empty if they can."""
     if sys.platform != "linux":
         return "djinn knows how on Linux only"
     missing = [name for name, bit in (("CAP_SETUID", _SET_UID), ("CAP_SETGID", _SET_GID)) if not _has(bit)]
@@ -39,7 +39,7 @@ def why_no_user() -> str:
 
 
 def user_for(process: int) -> int:
-    """Return a number of a user that no other process has."""
+    """Return a user ID that no other process has."""
     first = _first_user()
     if first == FIRST_USER:
         return first + process
@@ -51,7 +51,7 @@ def user_for(process: int) -> int:
 
 
 def closed_device() -> str:
-    """Name a device that not everybody can use; empty if everybody can, or there is none."""
+    """Return a device file that not all users can access; empty if they can, or there is none."""
     found = [path for pattern in ("nvidia*", "kfd", "dri/render*") for path in Path("/dev").glob(pattern)
              if stat.S_ISCHR(path.stat().st_mode)]
     return next((str(path) for path in found if path.stat().st_mode & 0o6 != 0o6), "")
@@ -61,8 +61,8 @@ def become_nobody_else(user: int | None, *, reads_anywhere: bool = False) -> Non
     """Give up all capabilities, and become another user.
 
     Args:
-        user: The user and group; ``None`` to stay the one that it is.
-        reads_anywhere: Keep the right to read what is not for everybody, such as a Python in root's own folder.
+        user: The user and group ID; ``None`` to keep the current one.
+        reads_anywhere: Keep the right to read all files, for example if Python is installed in root's home folder.
 
     Raises:
         OSError: The kernel refuses.
@@ -71,7 +71,7 @@ def become_nobody_else(user: int | None, *, reads_anywhere: bool = False) -> Non
     prctl(_AMBIENT, _CLEAR)
     if _has(_SET_PCAP):
         for capability in range(_CAPABILITIES):
-            with contextlib.suppress(OSError):  # this kernel has fewer
+            with contextlib.suppress(OSError):  # this kernel knows fewer capabilities
                 prctl(_DROP_FROM_BOUND, capability)
     if user is not None:
         prctl(_KEEP_CAPABILITIES, 1)
@@ -82,25 +82,25 @@ def become_nobody_else(user: int | None, *, reads_anywhere: bool = False) -> Non
 
 
 def forbid_gaining() -> None:
-    """Never gain a privilege again, not by executing anything either."""
+    """Never gain privileges again, not even by executing a program."""
     prctl(_NO_NEW_PRIVILEGES, 1)
 
 
 def hide() -> None:
-    """Let no process of the same user look into this one, and leave no image when it crashes."""
+    """Prevent other processes of the same user from inspecting this one, and disable core dumps."""
     prctl(_DUMPABLE, 0)
 
 
 def limit(*, has_driver: bool) -> None:
-    """Bound what the process may take: threads, descriptors, no image when it crashes, and no files that grow.
+    """Limit threads and descriptors, disable core dumps, and prevent files from growing.
 
     Args:
-        has_driver: Whether a device's driver works in the process; some make files in memory grow.
+        has_driver: Whether the process uses a device driver; some drivers grow files in memory.
     """
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # A log that is a file has to grow.
+    # A log that is a file must be able to grow.
     if not has_driver and not any(map(_is_file, (1, 2))):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -112,7 +112,7 @@ def limit(*, has_driver: bool) -> None:
 
 
 def prctl(operation: int, first: int = 0) -> None:
-    """Have the kernel do something to this process, or thread.
+    """Apply a process-control operation of the kernel to this process or thread.
 
     Raises:
         OSError: The kernel refuses.
@@ -141,7 +141,7 @@ def _has(capability: int) -> bool:
 
 
 def _first_user() -> int:
-    """Return where the users of workers begin; 0 if there are none."""
+    """Return the first user ID of workers; 0 if none are available."""
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     for first, count in ((FIRST_USER, 2**22), (SMALL_FIRST_USER, SMALL_USERS)):
         if any(begin <= first and first + count <= begin + length for begin, _, length in ranges):
@@ -150,10 +150,10 @@ def _first_user() -> int:
 
 
 def _processes() -> Iterator[tuple[int, int]]:
-    """Yield the user of each process and how many threads it has. A folder's owner says nothing: some are hidden."""
+    """Yield the user and the number of threads of each process. Owners of folders are unreliable: some are hidden."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the process has ended
                 fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
                 yield int(fields["Uid"].split()[0]), int(fields["Threads"])
 

@@ -1,7 +1,7 @@
-"""The filter of system calls: a program for the kernel, made of the tables of `calls`.
+"""The system call filter: a kernel program built from the tables in `calls`.
 
-libseccomp would make it, too. But wheels do not bring that library, and many containers lack it; a worker there would
-have no filter.
+libseccomp could build it, too. But wheels do not include that library, and many containers lack it; a worker there
+would have no filter.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from djinn_server.sandbox.calls import (
 __all__ = ("install", "program", "why_not")
 
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-"""What seccomp(2) does: lets the call through, has it fail with the error that is added, or ends the process."""
+"""Actions of seccomp(2): allow the call, fail with the added error number, or kill the process."""
 _LOAD, _EQUAL, _GREATER, _ANY, _RETURN, _GO = 0x20, 0x15, 0x35, 0x45, 0x06, 0x05
-"""Instructions of bpf(4): load a word; go on if equal, at least, any bit in common; return; go on elsewhere."""
+"""Instructions of bpf(4): load a word; jump if equal, if at least, or if any bit is common; return; jump always."""
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-"""Where ``struct seccomp_data`` has them."""
+"""Offsets in ``struct seccomp_data``."""
 _X32 = 0x40000000
-"""Numbers of another way of calling on x86_64 begin here."""
+"""First call number of the x32 calling convention on x86_64."""
 _INSTRUCTION = struct.Struct("<HBBI")
 _FILTER_MODE, _ALL_THREADS, _ASK = 1, 1, 2
 
@@ -41,7 +41,7 @@ _Code = tuple[int, int, int, int]
 
 
 def why_not() -> str:
-    """Say why there can be no filter here; empty if there can be one."""
+    """Return the reason why a filter is not possible here; empty if it is."""
     here = architecture()
     if here is None:
         return "the calls of this system are not known to djinn, which knows Linux on x86_64 and aarch64"
@@ -52,35 +52,35 @@ def why_not() -> str:
 
 
 def install(*, has_driver: bool) -> None:
-    """Let this process make no other system calls from now on, in any of its threads.
+    """Install the filter in all threads of this process.
 
     Args:
-        has_driver: Whether the driver of a device works in this process; then only what is known to be of no use to
-            it is refused.
+        has_driver: Whether the process uses a device driver; then only calls that a driver is known not to need are
+            refused.
 
     Raises:
-        OSError: The kernel does not take it.
+        OSError: The kernel rejects it.
     """
     here = architecture()
     if here is None:
         raise OSError(errno.ENOSYS, why_not())
     code = program(here, os.getpid(), has_driver=has_driver)
     memory = ctypes.create_string_buffer(code, len(code))
-    # struct sock_fprog: a number, and where they are
+    # struct sock_fprog: the number of instructions, and their address
     wanted = struct.pack("@HP", len(code) // _INSTRUCTION.size, ctypes.addressof(memory))
     failed = ctypes.CDLL(None, use_errno=True).syscall(here.seccomp, _FILTER_MODE, _ALL_THREADS, wanted)
     if failed:
-        # A positive number is that of a thread that has a filter of its own.
+        # A positive result is the ID of a thread that already has its own filter.
         number = ctypes.get_errno() if failed < 0 else errno.EBUSY
         raise OSError(number, f"the kernel does not take the filter of system calls: {os.strerror(number)}")
 
 
 def program(here: Architecture, process: int, *, has_driver: bool) -> bytes:
-    """Return the filter as the kernel reads it.
+    """Return the filter in the kernel's binary form.
 
     Args:
-        here: The architecture; calls of any other end the process.
-        process: The process that it is for.
+        here: The architecture; calls of other architectures kill the process.
+        process: The ID of the process.
         has_driver: See `install`.
     """
     free, depending, absent, refused = (parse(table, here) for table in (FREE, CHECKED, ABSENT, REFUSED))
@@ -94,14 +94,14 @@ def program(here: Architecture, process: int, *, has_driver: bool) -> bytes:
         if call.name in depending:
             body = [*_conditions(call.checks, FAIL | call.otherwise)]
             code += [(_EQUAL, 0, len(body), depending[call.name]), *body]
-    # What came after the newest call that is known here was never looked at: a library that tries it goes without.
+    # Calls newer than the last known one were never reviewed; libraries that try them must handle their absence.
     code += [(_GREATER, 0, 1, max((free | absent | refused).values()) + 1), (_RETURN, 0, 0, FAIL | errno.ENOSYS),
              (_RETURN, 0, 0, ALLOW if has_driver else FAIL | errno.EPERM)]
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
 
 
 def _conditions(checks: Sequence[Check], failure: int) -> Iterator[_Code]:
-    """Yield what answers a call by its arguments; each condition either goes on to the next or answers."""
+    """Yield the code that checks a call's arguments; each condition continues with the next one or returns."""
     for check in checks:
         low = _ARGUMENTS + 8 * check.argument
         deny: _Code = (_RETURN, 0, 0, failure)
@@ -115,7 +115,7 @@ def _conditions(checks: Sequence[Check], failure: int) -> Iterator[_Code]:
             for bit in _bits(check.values[0]):
                 yield from ((_ANY, 1, 0, bit), deny)
         else:
-            # Behind the comparisons lies the refusal, which a jump leads over or into.
+            # The refusal follows the comparisons; a jump skips it or enters it.
             for place, value in enumerate(check.values):
                 yield (_EQUAL, len(check.values) - place, 0, value)
             if check.test == "out":
