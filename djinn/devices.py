@@ -1,4 +1,4 @@
-"""The logical device of lazy tensors, and the session that carries out what is done on it.
+"""The logical device of lazy tensors, and the session that runs their operations.
 
 Recording asks here for the session, which is composed of recording: so the session itself is installed from above.
 """

@@ -28,7 +28,7 @@ MODULES = {
 
 
 def load(name: str) -> Any:
-    """Import the module of a name, and return what it provides.
+    """Import the module of a name, and return the object of that name.
 
     Raises:
         KeyError: No library provides that name.

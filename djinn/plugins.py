@@ -159,7 +159,7 @@ class Plugins:
         )
 
     def call_alone(self, name: str, hook: str, **arguments: Any) -> None:
-        """Call a hook of one plugin, so that what it does can be put down to it."""
+        """Call a hook of one plugin, so that errors can be attributed to it."""
         others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
         try:
             self._manager.subset_hook_caller(hook, others)(**arguments)

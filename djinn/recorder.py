@@ -52,8 +52,8 @@ class Recorder:
 
     Args:
         session: The session.
-        bind: Works out what is known of an operator.
-        plan: Works out what is known of a call.
+        bind: Makes the binding of an operator.
+        plan: Makes the plan of a call.
         is_debugging: Whether the users' lines are kept.
 
     Concurrency:

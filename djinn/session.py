@@ -404,7 +404,7 @@ class Session:
             log.exception("a plugin's hook djinn_session_closed failed")
 
     def _interrupted(self) -> None:
-        """Have what was handed over not run."""
+        """Cancel the submitted work."""
         if not self.closed and hasattr(self, "backend"):
             self.backend.cancel()
 

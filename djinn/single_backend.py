@@ -1,4 +1,4 @@
-"""The backend of a session with one executor: what goes over its connection, in which order, and what comes back."""
+"""The backend of a session with one executor: the batches on its connection, and their answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SingleBackend:
 
     Args:
         connection: An open connection.
-        tape: What is to be handed over.
+        tape: The tape that it takes nodes from.
         released: Numbers of values that the program no longer refers to.
         arrange: Asked once per new program for the order of its nodes; ``None`` means program order.
         pace: When to hand over; told when it happens.
@@ -196,7 +196,7 @@ class SingleBackend:
         self._cache = open_cache()
 
     def cancel(self) -> None:
-        """Have nothing run any more of what was handed over."""
+        """Cancel the submitted work."""
         # As if it had failed: it has to be computed again.
         self._cache.answered(failed=True)
         if isinstance(self.connection, CancellingConnection) and self._broken is None:

@@ -71,9 +71,9 @@ def let_die(session: Session, messages: int = 0, *, delivers: bool = False) -> N
 
 @contextmanager
 def recovering(session: Session) -> Iterator[Any]:
-    """Let a running session recover from deaths for a while, on connections of its own.
+    """Let a running session recover from deaths for a while, on new connections.
 
-    What is made in the block belongs to it, and has to be gone at its end. Gives the backend, whose checkpoints and
+    Tensors made in the block must be dropped before it ends. Gives the backend, whose checkpoints and
     journal are the plugin's own.
     """
     with session.lock:

@@ -57,7 +57,7 @@ class Scattered:
 
 
 def scatter(session: Session, seed: int) -> SupportsPlacement:
-    """Let operations of a session with several executors run anywhere from now on.
+    """Let operations of a session with several executors run anywhere.
 
     Raises:
         TypeError: The session has one executor.

@@ -41,7 +41,7 @@ class RemoteExecutor(Protocol):
 
     @property
     def connection(self) -> Connection:
-        """What goes to it goes through this."""
+        """The connection to it."""
 
     @property
     def is_broken(self) -> bool:
@@ -154,7 +154,7 @@ class Backend(Protocol):
         """
 
     def cancel(self) -> None:
-        """Let nothing run of what was submitted and has not begun; see `CancellingConnection.cancel`."""
+        """Cancel the submitted work that has not begun; see `CancellingConnection.cancel`."""
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
         """Drop the caches of results, and use others.
@@ -164,7 +164,7 @@ class Backend(Protocol):
         """
 
     def stats(self) -> Mapping[str, int]:
-        """Count what was sent, received and held."""
+        """Return counters of messages, bytes and values."""
 
     def close(self) -> None:
         """Close the connections. Never raises."""
@@ -185,7 +185,7 @@ class PluginRegistry(Protocol):
 
 @attrs.frozen(eq=False)
 class BackendContext:
-    """What a session gives to those who make or wrap its backend."""
+    """The parts of a session that a backend, or a wrapper of one, needs."""
 
     config: Config
     plugins: PluginRegistry
@@ -218,7 +218,7 @@ class BackendFactory(Protocol):
         """Make a backend.
 
         Args:
-            connections: One open connection for each executor; the backend's from now on.
+            connections: One open connection for each executor; the backend owns them.
             tape: The tape that it takes nodes from.
             released: Numbers of values that the program no longer refers to.
             context: The rest.

@@ -181,7 +181,7 @@ class Fleet:
         self._distribute(self.placement.place(nodes, released, self.where), set(released))
 
     def cancel(self) -> None:
-        """Have nothing run any more of what was handed over."""
+        """Cancel the submitted work on every executor."""
         for link in self.executors:
             link.cancel()
 
@@ -198,7 +198,7 @@ class Fleet:
                 "bytes_transferred": self.transferred_bytes}
 
     def _asked(self, slots: Sequence[Slot], ask: Callable[[SingleBackend, list[Slot]], list[Any]]) -> list[Any]:
-        """Ask every executor for what it has. All have all commands by then: one may wait for another's values."""
+        """Ask every executor for its values. All commands are submitted first: an executor may wait for another."""
         self._submit()
         groups: dict[int, list[int]] = {}
         for position, slot in enumerate(slots):

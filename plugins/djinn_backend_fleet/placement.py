@@ -49,7 +49,7 @@ class ExplicitPlacement:
         return 0 if device is None else device.index or 0
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> Placed:
-        """Let each node run on the device of what it makes or writes."""
+        """Run each node on the device of its result, or of the tensor that it writes."""
         return [(node, _device_index(node)) for node in nodes]
 
     def pin(self, executor: int | None) -> None:
@@ -152,7 +152,7 @@ class AutomaticPlacement:
         return member.memory_bytes is None or bool(held_bytes + size_bytes <= share * member.memory_bytes)
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> Placed:
-        """Ask the scheduler, or remember what it said of such a piece."""
+        """Ask the scheduler, once per structure and distribution of the inputs."""
         if not nodes:
             return []
         if self._pinned is not None:

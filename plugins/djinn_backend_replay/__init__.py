@@ -1,4 +1,4 @@
-"""Recovery: a session goes on when its server dies.
+"""Recovery: a session survives the death of its server.
 
 A `djinn_backend_replay.recovering.Recovering` wraps the session's backend. It keeps a journal of how every value that
 the program can still use came to be. When a server dies, it makes the same values again on another one and repeats the

@@ -48,7 +48,7 @@ def open_recovering(
 
 
 def _devices_of(backend: Backend, first: torch.device) -> list[torch.device | None]:
-    """List the devices that have random numbers of their own; ``None`` stands for the only one."""
+    """List the devices with separate random number generators; ``None`` stands for the only device."""
     if backend.device_count == 1:
         return [None]
     return [torch.device(first.type, index) for index in range(backend.device_count)]

@@ -192,7 +192,7 @@ class Recovering:
         self._hands.backend.close()
 
     def stats(self) -> dict[str, int]:
-        """Count what went over all links that there ever were, and what was recovered."""
+        """Return the counters of all backends so far, and those of recovery."""
         now = self._hands.backend.stats()
         if not self._is_alive:
             # Its counts are included in the past ones already, and it holds no values.

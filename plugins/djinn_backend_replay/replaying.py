@@ -23,7 +23,7 @@ log = logging.getLogger("djinn.recovery")
 
 @attrs.frozen(eq=False)
 class Hands:
-    """A backend for the present connections, with a tape and a queue of released values of its own."""
+    """A backend for the present connections, with its tape and its queue of released values."""
 
     backend: Backend
     tape: Tape

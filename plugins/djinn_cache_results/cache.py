@@ -117,7 +117,7 @@ class _Piece(_Known):
 
 
 class ResultCache(SubmissionCache):
-    """What is known of results that an executor holds, and of values that were fetched; see `SubmissionCache`.
+    """Knows results that an executor holds, and values that were fetched; see `SubmissionCache`.
 
     Args:
         max_bytes: Limit for results that the executor holds only for the cache.
@@ -249,13 +249,13 @@ class ResultCache(SubmissionCache):
                 self._forget(piece)
 
     def fetched(self, slots: Sequence[Slot]) -> list[torch.Tensor | None]:
-        """Look for values that have come home since they were last written; the caller owns what is found."""
+        """Return the values that were fetched since they were last written; the caller owns them."""
         found = [self._home(slot) for slot in slots]
         self._not_fetched += sum(tensor is not None for tensor in found)
         return found
 
     def keep_fetched(self, slot: Slot, value: object) -> None:
-        """Keep a value that has come home, if it is small."""
+        """Keep a fetched value, if it is small."""
         if slot.number == GENERATOR_HANDLE or not isinstance(value, torch.Tensor) or value.nbytes > MAX_HOME_BYTES:
             return
         name = self._name_of(slot)

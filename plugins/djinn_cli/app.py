@@ -101,7 +101,7 @@ def _add_plugins(
 ) -> None:
     @app.command("plugins")
     def list_plugins(as_json: JsonOption = False) -> None:
-        """List what is active, where it comes from, and what it replaced."""
+        """List the active plugins, their distributions, and the plugins that they replace."""
         rows = rows_of(plugins, commands)
         if as_json:
             _print_json({"plugins": rows, "problems": [_told(problem) for problem in problems]})
@@ -125,7 +125,7 @@ def _add_doctor(
         token: Annotated[str, typer.Option(help="Token to try, instead of DJINN_TOKEN.")] = "",
         as_json: JsonOption = False,
     ) -> None:
-        """Check everything that a session needs, and say what to do about what is wrong."""
+        """Check everything that a session needs, and say how to fix each problem."""
         found = list(problems)
         rest = {name: value for name, value in environ.items() if name != "DJINN_PLUGINS"}
         given = {"server": server or None, "token": token or None, "plugins": plugins.selection}

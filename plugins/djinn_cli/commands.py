@@ -22,7 +22,7 @@ def add_commands(plugins: Plugins, app: typer.Typer, problems: list[PluginError]
     Args:
         plugins: The plugins.
         app: The program.
-        problems: Receives what is wrong with single plugins, whose commands are then left out.
+        problems: Receives the errors of single plugins, whose commands are then left out.
     """
     found: list[Registered] = []
     for name in sorted(plugins.distributions):

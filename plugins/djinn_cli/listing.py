@@ -1,4 +1,4 @@
-"""What ``djinn plugins`` says: which objects plugins register, which of them a session would use, and why not others."""
+"""Lists the objects that plugins register, and which of them a session would use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
 
 
 def rows_of(plugins: Plugins, commands: Iterable[Registered] = ()) -> list[Row]:
-    """List what is active, where it comes from and what it replaced, one row per object.
+    """List the objects of all plugins: whether a session would use each, its distribution, and the plugin it replaces.
 
     Args:
         plugins: The plugins.

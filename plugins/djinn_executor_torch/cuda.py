@@ -239,7 +239,7 @@ class CudaExecutor(TorchExecutor):
         return self._shelf.stats()
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
-        """Resolve every operator, and run the checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
+        """Resolve every operator, and run checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
         return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf,
                                relieve=self.relieve)
 

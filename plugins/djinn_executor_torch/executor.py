@@ -49,7 +49,7 @@ class TorchExecutor:
         return self.compile_checked(program, {})
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
-        """Resolve every operator, and run the checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
+        """Resolve every operator, and run checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
         return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
 
     def relieve(self) -> bool:

@@ -391,7 +391,7 @@ class _BySchedule:
 
 @contextlib.contextmanager
 def placed_by_schedule(session: Session, backend: SupportsPlacement) -> Iterator[Callable[[int], None]]:
-    """Let a schedule place what is recorded in the block; gives a function that sets the executor of what follows.
+    """Let a schedule place the nodes recorded in the block; gives a function that sets the executor of the next ones.
 
     Everything is handed over before and behind the block, so that the schedule places nothing else.
     """

@@ -22,7 +22,7 @@ Placed: TypeAlias = list[tuple[Node, int]]
 
 
 class HeldValue(Protocol):
-    """What is known of one value."""
+    """The storage of one value, and its copies."""
 
     @property
     def storage(self) -> int:

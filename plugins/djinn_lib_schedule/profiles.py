@@ -111,7 +111,7 @@ def calibration_of(session: Session, executor: int = 0) -> Calibration:
 
 
 def use_calibration(session: Session, calibration: Calibration) -> None:
-    """Let a session use what was measured."""
+    """Let a session use a new calibration."""
     _used.setdefault(session, {})[calibration.of] = calibration
 
 
