@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from djinn.config import Config
-from djinn.kinds import Connection, ConnectOptions
+from djinn.kinds.backend import PluginRegistry
+from djinn.kinds.transport import Connection, ConnectOptions, Transport
 from djinn.patience import patiently
-from djinn.plugins import Plugins
 
 __all__ = ("connect",)
 
 
-def connect(config: Config, plugins: Plugins, address: str) -> Connection:
+def connect(config: Config, plugins: PluginRegistry, address: str) -> Connection:
     """Connect to an executor; an empty address stands for one in this process.
 
     A server that has too much to do says when to come again, which is done within `Config.connect_timeout_s`.
@@ -19,7 +19,7 @@ def connect(config: Config, plugins: Plugins, address: str) -> Connection:
         TransportError: The server cannot be reached, or refuses.
     """
     scheme = address.partition("://")[0] if address else "local"
-    transport = plugins.transport_for(scheme)
+    transport: Transport = plugins.transport_for(scheme)
     return patiently(lambda left_s: transport.connect(address, ConnectOptions(
         token=config.token, owner=config.owner, connect_timeout_s=left_s,
         request_timeout_s=config.request_timeout_s, resume=config.resume, resume_timeout_s=config.resume_timeout_s,

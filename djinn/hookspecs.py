@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         BackendFactory,
         CacheFactory,
         Classifier,
+        Connection,
         ExecutorFactory,
         Guard,
         Interceptor,
@@ -483,6 +484,27 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
     Returns:
         ``None`` to leave the backend alone. Otherwise a function that is given what opens the backend, and returns what
         opens the wrapped one. A wrapper may open the inner backend again, on other connections.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection] | None:
+    """Wrap the connections to a session's executors.
+
+    Called:
+        Phase *composition*: whenever a backend is opened, also after a recovery. All implementations run. The first in
+        pluggy's order (``@hookimpl(tryfirst=True)``) is the outermost wrapper.
+
+    Args:
+        context: Settings, plugins, and what else a backend needs.
+
+    Returns:
+        ``None`` to leave connections alone. Otherwise a function that is given each connection and returns what takes
+        its place: something with all that a `djinn.kinds.Connection` has, which passes on the optional methods that it
+        finds (`djinn_lib_service.wrapping.ConnectionWrapper` does).
 
     Since:
         0.1.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 from djinn.config import Config
 from djinn.errors import UnsupportedTensorError
+from djinn.interrupts import SessionLock
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Backend
@@ -22,7 +22,7 @@ class HostSession(Protocol):
 
     config: Config
     device: torch.device
-    lock: AbstractContextManager[None]
+    lock: SessionLock
     backend: Backend
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,10 +9,9 @@ from typing import Any
 import attrs
 
 from djinn.ir.phase import ExecutionPhase
-from djinn.ir.program import Program, Step, Template
+from djinn.ir.program import Layout, Program, Step, Template
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn.wire.forecast import Forecast
 from djinn.wire.messages import Command, Define, Forget, Run, to_wire
 
 MAX_PROGRAMS = 2048
@@ -32,17 +31,6 @@ class KnownProgram:
     """The scheduler's order of the nodes, if it differs from program order."""
     telling: tuple[int, ...]
     """Positions of nodes that may reveal the program's phase."""
-
-
-@attrs.frozen
-class Layout:
-    """A piece of tape in canonical form: its structure, its variable parts, and the numbers in wire format."""
-
-    key: tuple[int, ...]
-    inputs: tuple[int, ...]
-    numbers: list[Any]
-    keep: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 def lay_out(nodes: Sequence[Node], released: set[int]) -> Layout:
@@ -108,7 +96,6 @@ class ProgramTable:
     def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None]) -> None:
         self._arrange = arrange
         self._known: OrderedDict[tuple[int, ...], KnownProgram] = OrderedDict()
-        self._forecast = Forecast()
         self._last = 0
         self._phase = self._phase_told = ExecutionPhase.UNKNOWN
         self._silent = 0
@@ -157,9 +144,7 @@ class ProgramTable:
             self._known[key] = known
             commands.append(Define(known.number, known.program))
             if len(self._known) > MAX_PROGRAMS:
-                forgotten = (self._known.popitem(last=False)[1].number,)
-                self._forecast.forget(forgotten)
-                commands.append(Forget(forgotten))
+                commands.append(Forget((self._known.popitem(last=False)[1].number,)))
         self._known.move_to_end(key)
         self._silent = 0 if known.telling else self._silent + 1
         if self._silent > MAX_SILENT:
@@ -169,4 +154,4 @@ class ProgramTable:
             if self._phase is not ExecutionPhase.UNKNOWN:
                 break
         run = Run(known.number, layout.inputs, layout.numbers, layout.outputs, tuple(freed))
-        return [*commands, self._forecast.shorten(run)], nodes, layout
+        return [*commands, run], nodes, layout

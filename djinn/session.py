@@ -23,11 +23,10 @@ from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, ShapeInference
-from djinn.kinds.backend import Backend, BackendContext, OpenBackend
+from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import TellingClassifier
 from djinn.mixing import Mixer
-from djinn.plugins import Plugins
 from djinn.recorder import Recorder
 from djinn.single_backend import SingleBackend
 from djinn.tensor import LazyTensor, reshape_wrapper, wrap
@@ -55,7 +54,7 @@ class Session:
     """
 
     def __init__(
-        self, config: Config, plugins: Plugins, connections: Sequence[Connection], device: torch.device
+        self, config: Config, plugins: PluginRegistry, connections: Sequence[Connection], device: torch.device
     ) -> None:
         self.config = config
         self.plugins = plugins
@@ -466,6 +465,8 @@ class Session:
 def _open_backend(context: BackendContext, connections: Sequence[Connection], tape: Tape,
                   released: deque[int]) -> Backend:
     """Make the backend for some executors: the kernel's own for one, unless another is chosen."""
+    for wrapper in reversed(context.plugins.hook.djinn_wrap_connection(context=context)):
+        connections = list(map(wrapper, connections))
     if len(connections) > 1 or "backend" in context.plugins.selection.chosen:
         made: Backend = context.plugins.choose("backend", "fleet").open(connections, tape, released, context)
         return made

@@ -10,13 +10,14 @@ import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, ScheduleError, SessionClosedError, TransportError
 from djinn.flush_policy import Pace
+from djinn.ir.program import Layout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.kinds.backend import Arrange
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.transport import CancellingConnection
-from djinn.programs import Layout, ProgramTable
+from djinn.programs import ProgramTable
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import (
     Batch,

@@ -222,7 +222,7 @@ class LazyTensor(torch.Tensor):
     @property
     def operation(self) -> str:
         """The pending operation that gives this tensor, or ``""`` if nothing is pending."""
-        return devices.current_session().producer_of(self)
+        return str(devices.current_session().producer_of(self))
 
 
 def _factory(make: Callable[..., Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.connecting import connect
 from djinn.errors import TransportError
@@ -18,7 +19,7 @@ from djinn.wire.messages import Batch, Define, Rerun, Result, Run
 __all__ = ("DyingConnection", "VirtualTime", "handing_over_each", "let_die", "recovering")
 
 
-class DyingConnection:
+class DyingConnection(ConnectionWrapper):
     """A connection that breaks permanently after a number of messages.
 
     Args:
@@ -28,29 +29,26 @@ class DyingConnection:
     """
 
     def __init__(self, plain: Any, messages: int, *, delivers: bool) -> None:
-        self._plain = plain
+        super().__init__(plain)
         self._left = messages
         self._delivers = delivers
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch, or break."""
         if self._may_pass():
-            self._plain.submit(batch, tensors)
+            self.plain.submit(batch, tensors)
             return
         if self._delivers:
-            self._plain.submit(batch, tensors)
+            self.plain.submit(batch, tensors)
         self._break()
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer, or break."""
         if self._may_pass():
-            answer: tuple[Result, list[torch.Tensor]] = self._plain.request(batch, tensors)
+            answer: tuple[Result, list[torch.Tensor]] = self.plain.request(batch, tensors)
             return answer
         if self._delivers:
-            self._plain.request(batch, tensors)
+            self.plain.request(batch, tensors)
         self._break()
         raise AssertionError
 
@@ -59,7 +57,7 @@ class DyingConnection:
         return self._left >= 0
 
     def _break(self) -> None:
-        raise TransportError(f"The connection to {self._plain.address} was cut.")
+        raise TransportError(f"The connection to {self.plain.address} was cut.")
 
 
 def let_die(session: Session, messages: int = 0, *, delivers: bool = False) -> None:
@@ -114,11 +112,11 @@ class VirtualTime:
 
         def ruled(meters: Sequence[Any]) -> Any:
             for meter in meters:
-                meter._plain = _ByTheClock(meter._plain, self)
+                meter.plain = _ByTheClock(meter.plain, self)
             return make(meters)
 
         for meter in layer._meters:
-            meter._plain = _ByTheClock(meter._plain, self)
+            meter.plain = _ByTheClock(meter.plain, self)
         layer._make = ruled
 
     def work(self, operations: int) -> float:
@@ -127,27 +125,24 @@ class VirtualTime:
         return operations * self._node_s
 
 
-class _ByTheClock:
+class _ByTheClock(ConnectionWrapper):
     """A connection whose server reports run times by a clock that counts operations."""
 
     def __init__(self, plain: Any, clock: VirtualTime) -> None:
-        self._plain = plain
+        super().__init__(plain)
         self._clock = clock
         self._lengths: dict[int, int] = {}
         self._ran_s = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
-
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch, and advance the clock."""
         self._look(batch)
-        self._plain.submit(batch, tensors)
+        self.plain.submit(batch, tensors)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch, advance the clock, and wait for the answer."""
         self._look(batch)
-        result, data = self._plain.request(batch, tensors)
+        result, data = self.plain.request(batch, tensors)
         ran_s, self._ran_s = self._ran_s, 0.0
         return msgspec.structs.replace(result, run_ns=round(ran_s * 1e9)), data
 

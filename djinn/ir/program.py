@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import attrs
 import msgspec
 
 from djinn.errors import ProtocolError
@@ -143,3 +144,14 @@ def count_tensors(argument: Argument, depth: int = 0) -> int:
 
 Number: TypeAlias = Any
 """An int, float, complex, or list of these: one lifted number of a run. Complex is sent as a two-element map."""
+
+
+@attrs.frozen
+class Layout:
+    """A piece of tape in canonical form: its structure, its variable parts, and the numbers in wire format."""
+
+    key: tuple[int, ...]
+    inputs: tuple[int, ...]
+    numbers: list[Any]
+    keep: tuple[int, ...]
+    outputs: tuple[int, ...]

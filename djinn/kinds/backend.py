@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from djinn._plugin_selection import PluginSelection
     from djinn.config import Config
     from djinn.flush_policy import Pace
+    from djinn.ir.program import Layout
     from djinn.ir.tape import Node, Tape
     from djinn.ir.value import Slot
-    from djinn.programs import Layout
 
 __all__ = ("Arrange", "Backend", "BackendContext", "BackendFactory", "OpenBackend", "RemoteExecutor")
 
@@ -178,6 +178,19 @@ class PluginRegistry(Protocol):
     """The session's plugins: a `djinn.plugins.Plugins`."""
 
     selection: PluginSelection
+
+    @property
+    def hook(self) -> Any:
+        """All plugins' implementations of hooks."""
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether a plugin of that name is there and not switched off."""
+
+    def all(self, kind: str) -> list[Any]:
+        """Return all objects of a kind of which many are used."""
+
+    def transport_for(self, scheme: str) -> Any:
+        """Choose the transport for addresses of a scheme."""
 
     def choose(self, kind: str, default: str | None = None) -> Any:
         """Choose one object of a kind; see `djinn.plugins.Plugins.choose`."""

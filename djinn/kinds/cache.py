@@ -11,9 +11,9 @@ import torch
 from djinn.kinds.classifier import Classifier
 
 if TYPE_CHECKING:
+    from djinn.ir.program import Layout
     from djinn.ir.tape import Node
     from djinn.ir.value import Slot
-    from djinn.programs import Layout
 
 __all__ = ("CacheFactory", "SubmissionCache")
 

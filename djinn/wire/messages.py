@@ -211,7 +211,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
 
 
 class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
-    """Run a program as predicted from its last two runs, with the given differences; see `djinn.wire.forecast`.
+    """Run a program as predicted from its last two runs, with the given differences; see `djinn_lib_service.delta`.
 
     Attributes:
         program: Its number.

@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from djinn_lib_graph.views import is_view
 from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.errors import ConfigurationError
 from djinn.flush_policy import Pace
 from djinn.interrupts import deferral
+from djinn.ir.program import Layout
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
-from djinn.ir.views import is_view
 from djinn.kinds import Connection
 from djinn.kinds.cache import SubmissionCache
-from djinn.programs import Layout
 from djinn.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Held, Whereabouts

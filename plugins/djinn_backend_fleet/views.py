@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from djinn_lib_graph.views import is_view_anywhere
+
 from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.tape import Node
-from djinn.ir.views import is_view_anywhere
 from djinn_backend_fleet.directory import Whereabouts
 
 

@@ -8,11 +8,11 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_graph.views import is_view, is_view_anywhere
 
 from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
-from djinn.ir.views import is_view, is_view_anywhere
 from djinn_backend_replay.retained import Kept
 
 GENERATOR: Final = 0

@@ -15,10 +15,10 @@ from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn import errors
 from djinn.errors import DjinnError, SessionClosedError, TokenEndedError, TransportError
+from djinn.ir.program import Layout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection, RemoteExecutor, SubmissionCache
-from djinn.programs import Layout
 from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_backend_replay.checkpointing import BYTES_PER_S, Checkpointer
 from djinn_backend_replay.checkpoints import plan

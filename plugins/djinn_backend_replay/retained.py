@@ -6,8 +6,8 @@ import hashlib
 
 import attrs
 import torch
+from djinn_lib_service.fingerprint import mark_of
 
-from djinn.wire.fingerprint import mark_of
 from djinn.wire.tensors import buffer_of, header_of
 
 MAX_COPIED_BYTES = 2**20

@@ -17,11 +17,12 @@ import attrs
 import msgspec
 import torch
 
+from djinn.ir.program import Layout
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import CandidClassifier, Classifier
-from djinn.programs import Layout, lay_out
+from djinn.programs import lay_out
 from djinn.wire.messages import GENERATOR_HANDLE
 from djinn.wire.tensors import buffer_of, header_of
 from djinn_cache_results.effects import Function, Natures, Share

@@ -142,8 +142,15 @@ def _systems(plugins: Plugins) -> list[Check]:
     """Ask plugins which features of this system they can use."""
     checks: list[Check] = []
     problems: list[PluginError] = []
-    plugins.examine_system(lambda name, found, remedy: checks.append(Check(name, ok=True, found=found, remedy=remedy)),
-                           problems=problems)
+
+    def report(name: str, found: str, remedy: str) -> None:
+        checks.append(Check(name, ok=True, found=found, remedy=remedy))
+
+    for plugin in sorted(plugins.distributions):
+        try:
+            plugins.call_alone(plugin, "djinn_examine_system", report=report)
+        except PluginError as error:
+            problems.append(error)
     return checks + [_failed("system", problem) for problem in problems]
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from djinn.ir.program import Layout
 from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.ir.tape import Node, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import OperationClass
-from djinn.programs import Layout, lay_out
+from djinn.programs import lay_out
 
 if TYPE_CHECKING:
     from djinn.session import Session

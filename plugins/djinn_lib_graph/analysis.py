@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -29,7 +29,7 @@ def _plugins() -> Plugins:
     """Return the running session's plugins; without a session, those of the environment. Starts no session."""
     global _loaded
     if runtime.is_initialized():
-        return runtime.current().plugins
+        return cast("Plugins", runtime.current().plugins)
     if _loaded is None:
         _loaded = Plugins.load(PluginSelection.parse(os.environ.get("DJINN_PLUGINS", "")))
     return _loaded

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn_lib_trace.spans import connections_through
 
 from djinn import runtime
@@ -107,7 +108,7 @@ def _pass(run: Run, ends: dict[int, int]) -> tuple[dict[int, list[int]], LazyTup
     return cuts, results
 
 
-class _Watch:
+class _Watch(ConnectionWrapper):
     """A connection that requests timings, and otherwise forwards to the wrapped connection.
 
     Attributes:
@@ -117,14 +118,11 @@ class _Watch:
     """
 
     def __init__(self, plain: Connection) -> None:
-        self.plain = plain
+        super().__init__(plain)
         self.runs = 0
         self.sent: dict[int, tuple[int, int]] = {}
         self.timings: list[Timing] = []
         self._offset_ns = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain, name)
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Submit a batch."""

@@ -14,6 +14,7 @@ from djinn_lib_graph.graph import Graph
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 
 from djinn import runtime
+from djinn.devices import logical_device
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.costs import CostModel
@@ -124,10 +125,10 @@ def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:
     if devices is None:
         if runtime.is_initialized():
             return devices_of(runtime.current(), graph)
-        return [DeviceInfo(str(devices.logical_device()))]
+        return [DeviceInfo(str(logical_device()))]
     if isinstance(devices, int):
         first = devices_of(runtime.current())[0] if runtime.is_initialized() else DeviceInfo("")
-        kind = devices.logical_device().type
+        kind = logical_device().type
         # Assume that they are empty: the question is a hypothetical placement, not the movement of existing values.
         infos = [attrs.evolve(first, id=f"{kind}:{position}", held_bytes=0, holds=frozenset(), copies=frozenset(),
                               links={}) for position in range(devices)]

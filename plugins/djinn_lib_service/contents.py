@@ -23,9 +23,9 @@ import msgspec
 import torch
 
 from djinn.errors import ConfigurationError, ProtocolError
-from djinn.wire.fingerprint import mark_of
 from djinn.wire.messages import DIGEST_BYTES, TensorHeader
 from djinn.wire.tensors import buffer_of, header_of, size_bytes
+from djinn_lib_service.fingerprint import mark_of
 
 MIN_KEPT_BYTES = 64 * 1024
 """Smaller uploads are always sent: identifying them takes as long as sending them."""

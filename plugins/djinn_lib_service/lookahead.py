@@ -16,8 +16,8 @@ from typing import Any
 import attrs
 
 from djinn.errors import ProtocolError
-from djinn.wire.forecast import Forecast
 from djinn.wire.messages import Rerun, Run
+from djinn_lib_service.delta import Forecast
 
 CONFIDENT = 3
 """How many times in a row one program must have followed another, as predicted, before it runs ahead."""

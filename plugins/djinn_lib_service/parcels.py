@@ -16,7 +16,6 @@ import torch
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
-from djinn.wire.frames import MAX_BODY_BYTES
 from djinn.wire.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
 from djinn.wire.tensors import (
     DTYPE_NAMES,
@@ -27,6 +26,7 @@ from djinn.wire.tensors import (
     is_dense,
     size_bytes,
 )
+from djinn_lib_service.frames import MAX_BODY_BYTES
 
 ALIGNMENT_BYTES = 64
 MAX_WASTE = 2

@@ -15,7 +15,6 @@ import torch
 from msgspec import Meta
 
 from djinn.errors import TransportError
-from djinn.wire.fingerprint import mark_of
 from djinn.wire.messages import (
     DIGEST_BYTES,
     DIGESTS_HANDLE,
@@ -31,6 +30,7 @@ from djinn.wire.messages import (
 )
 from djinn.wire.tensors import size_bytes
 from djinn_lib_service.contents import digest_of, is_worth_keeping
+from djinn_lib_service.fingerprint import mark_of
 
 if TYPE_CHECKING:
     from djinn.kinds.transport import Connection

@@ -14,7 +14,6 @@ from djinn.errors import DjinnError, LimitError, PeerError, ProtocolError, Unkno
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Watch
 from djinn.wire import messages
-from djinn.wire.forecast import Forecast
 from djinn.wire.messages import (
     GENERATOR_HANDLE,
     Batch,
@@ -42,6 +41,7 @@ from djinn.wire.tensors import copy_of, describe, header_of, placed_in
 from djinn_lib_service import parcels
 from djinn_lib_service.abilities import Allowance, EarlyProgram, PartialProgram, SharingExecutor, Turns
 from djinn_lib_service.contents import Contents
+from djinn_lib_service.delta import Forecast
 from djinn_lib_service.holdings import Holdings
 from djinn_lib_service.known import KnownProgram, made_ready
 from djinn_lib_service.lookahead import Lookahead

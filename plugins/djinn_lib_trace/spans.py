@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.kinds.transport import Connection
 from djinn.wire.messages import Batch, Define, Rerun, Result, Run, Upload
@@ -141,11 +142,11 @@ def connections_through(
                 each()
 
 
-class _TimedConnection:
-    """A connection that measures how long its requests take, and otherwise forwards to the wrapped connection."""
+class _TimedConnection(ConnectionWrapper):
+    """A connection that measures how long its requests take."""
 
     def __init__(self, plain: Connection, spans: Spans, remote: RemoteExecutor) -> None:
-        self._plain = plain
+        super().__init__(plain)
         self._spans = spans
         self._remote = remote
         self._free_ns = time.perf_counter_ns()
@@ -153,21 +154,18 @@ class _TimedConnection:
         self._waiting_ns: int | None = None
         """Since when the executor has been busy, as far as the client knows; ``None`` if it is idle."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
-
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Submit a batch."""
         facts = self._recorded(batch, tensors)
         with self._timed("hand over", facts):
-            self._plain.submit(batch, tensors)
+            self.plain.submit(batch, tensors)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Submit a batch and wait for its answer."""
         facts = self._recorded(batch, tensors)
         told = self._spans.executions
         with self._timed("ask and wait", facts):
-            answer = self._plain.request(batch, tensors)
+            answer = self.plain.request(batch, tensors)
         begin_ns, self._waiting_ns = self._waiting_ns, None
         if self._spans.executions == told and begin_ns is not None:
             self._spans.add("executor, seen from here", Stage.EXECUTION, begin_ns, is_estimated=True)
@@ -175,15 +173,15 @@ class _TimedConnection:
 
     @contextlib.contextmanager
     def _timed(self, name: str, facts: Mapping[str, Any]) -> Iterator[None]:
-        received, sent = self._plain.bytes_received, self._plain.bytes_sent
+        received, sent = self.plain.bytes_received, self.plain.bytes_sent
         begin_ns = time.perf_counter_ns()
         if self._waiting_ns is None:
             self._waiting_ns = begin_ns
         try:
             yield
         finally:
-            self._spans.add(name, Stage.WIRE, begin_ns, **facts, bytes_sent=self._plain.bytes_sent - sent,
-                            bytes_received=self._plain.bytes_received - received)
+            self._spans.add(name, Stage.WIRE, begin_ns, **facts, bytes_sent=self.plain.bytes_sent - sent,
+                            bytes_received=self.plain.bytes_received - received)
             self._free_ns = time.perf_counter_ns()
 
     def _recorded(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> dict[str, int]:

@@ -25,8 +25,8 @@ from djinn.tensor import LazyTensor, wrap
 from djinn.wire.tensors import describe, is_dense
 
 if TYPE_CHECKING:
+    from djinn.ir.program import Layout
     from djinn.ir.tape import Node
-    from djinn.programs import Layout
     from djinn.wire.messages import Description, Welcome
 
 HINT = "djinn.capture() records what is done with data."

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
 
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.kinds.transport import ListenOptions
 from djinn.wire import messages
-from djinn.wire.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
 from djinn.wire.messages import Goodbye, Message, Refusal
 from djinn_transport_tcp.address import format_address, parse_address, parse_path
 from djinn_transport_tcp.sockets import ByteStream, configure

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-
-from djinn.errors import ProtocolError
-from djinn.wire import messages
-from djinn.wire.frames import (
+from djinn_lib_service.frames import (
     HEAD,
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
@@ -19,6 +16,9 @@ from djinn.wire.frames import (
     padding,
     tensor_headers,
 )
+
+from djinn.errors import ProtocolError
+from djinn.wire import messages
 from djinn.wire.messages import Message, TensorHeader
 from djinn.wire.tensors import buffer_of, size_bytes
 from djinn_transport_tcp.memory import Reserve

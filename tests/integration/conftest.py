@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import attrs
 import pytest
 import trustme
+from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
@@ -26,7 +27,6 @@ from warm import WarmPython
 import djinn
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.wire import messages
-from djinn.wire.frames import encode_head
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
 START_TIMEOUT_S = 180.0

@@ -12,13 +12,13 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.transport import TcpTransport
 
 from djinn.errors import RefusedError
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire import messages
-from djinn.wire.frames import encode_head
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.frames import HEAD, encode_head
 from djinn_server.waiting import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
@@ -28,7 +29,6 @@ from tcp_support import WELCOME
 
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.wire.frames import HEAD, encode_head
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Upload
 from djinn.wire.tensors import buffer_of, header_of
 

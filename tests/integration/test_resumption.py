@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
+from djinn_lib_service.frames import HEAD, encode_head
 from djinn_server.server import Server
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, listen
@@ -35,7 +36,6 @@ from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.plugins import Plugins
 from djinn.wire import messages
-from djinn.wire.frames import HEAD, encode_head
 from djinn.wire.messages import Batch, Free, Hello, Upload, Welcome
 from djinn.wire.tensors import header_of
 

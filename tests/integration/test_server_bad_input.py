@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import pytest
 import torch
+from djinn_lib_service.frames import HEAD, MAGIC, encode_head
 from djinn_transport_tcp.client import SocketConnection, connect
 
 from djinn.errors import RefusedError
@@ -29,7 +30,6 @@ from djinn.ir.program import (
 from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire import messages
-from djinn.wire.frames import HEAD, MAGIC, encode_head
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.client import connect
 from fuzz_feeding import resident_bytes
 
@@ -22,7 +23,6 @@ from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire import messages
-from djinn.wire.frames import encode_head
 from djinn.wire.messages import (
     Batch,
     Define,

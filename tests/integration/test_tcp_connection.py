@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.frames import HEAD, MAGIC
 from djinn_transport_tcp.client import connect
 from djinn_transport_tcp.listener import SocketChannel, listen
 from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
@@ -22,7 +23,6 @@ from djinn.errors import (
     TransportError,
 )
 from djinn.kinds.transport import ConnectOptions, ListenOptions
-from djinn.wire.frames import HEAD, MAGIC
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,

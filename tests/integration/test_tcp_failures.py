@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.listener import SocketChannel
 from djinn_transport_tcp.sockets import is_silent
 from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import ProtocolError, RefusedError, RemoteTimeoutError, TransportError
-from djinn.wire.frames import encode_head
 from djinn.wire.messages import (
     Batch,
     Failure,

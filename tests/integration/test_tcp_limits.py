@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.frames import HEAD, MAGIC, MAX_HEADER_BYTES, encode_head
 from tcp_support import frame
 
 from djinn.errors import ProtocolError, RemoteTimeoutError, TransportError
 from djinn.wire import messages
-from djinn.wire.frames import HEAD, MAGIC, MAX_HEADER_BYTES, encode_head
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Result, TensorHeader, Upload
 from djinn.wire.tensors import header_of
 

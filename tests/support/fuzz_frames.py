@@ -13,11 +13,11 @@ from typing import Any
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.frames import ALIGNMENT, HEAD, MAGIC, encode_head
 from fault_proxy import FaultProxy
 from torch import nn
 
 import djinn
-from djinn.wire.frames import ALIGNMENT, HEAD, MAGIC, encode_head
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
 DEVICE = "remote_accelerator:0"

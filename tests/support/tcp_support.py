@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.frames import HEAD
 from djinn_transport_tcp.client import SocketConnection
 from djinn_transport_tcp.listener import SocketChannel
 from djinn_transport_tcp.sockets import ByteStream
@@ -17,7 +18,6 @@ from djinn_transport_tcp.stream import FrameStream
 
 from djinn.errors import TransportError
 from djinn.wire import messages
-from djinn.wire.frames import HEAD
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Welcome
 
 WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from djinn_lib_service.delta import Forecast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
-from djinn.wire.forecast import Forecast
 from djinn.wire.messages import Batch, Rerun, Run, to_wire
 
 ODD_ONES = [0.0, -0.0, 1.0, 1, -1, True, 2.5, float("nan"), float("inf")]

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
+from djinn_lib_service.delta import Forecast
 from djinn_lib_service.lookahead import CONFIDENT
 from djinn_lib_service.service import SessionService
 from hypothesis import given, settings
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 
 from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.wire.forecast import Forecast
 from djinn.wire.messages import Batch, Command, Define, Free, Result, Run, Seed, TensorHeader, Upload
 from djinn.wire.tensors import header_of
 

@@ -7,6 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from djinn_lib_service.frames import (
+    ALIGNMENT,
+    HEAD,
+    MAGIC,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    Head,
+    body_length,
+    decode_head,
+    decode_header,
+    encode_head,
+    tensor_headers,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -24,19 +37,6 @@ from djinn.ir.program import (
     TorchArgument,
 )
 from djinn.wire import messages
-from djinn.wire.frames import (
-    ALIGNMENT,
-    HEAD,
-    MAGIC,
-    MAX_BODY_BYTES,
-    MAX_HEADER_BYTES,
-    Head,
-    body_length,
-    decode_head,
-    decode_header,
-    encode_head,
-    tensor_headers,
-)
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,

@@ -16,6 +16,16 @@ import attrs
 import msgspec
 import pytest
 import torch
+from djinn_lib_service.frames import (
+    HEAD,
+    MAGIC,
+    body_length,
+    decode_head,
+    decode_header,
+    encode_head,
+    padding,
+    tensor_headers,
+)
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import (
@@ -29,16 +39,6 @@ from djinn.ir.program import (
     TorchArgument,
 )
 from djinn.wire import messages
-from djinn.wire.frames import (
-    HEAD,
-    MAGIC,
-    body_length,
-    decode_head,
-    decode_header,
-    encode_head,
-    padding,
-    tensor_headers,
-)
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,

@@ -54,7 +54,7 @@ MUTANTS = (
            "layout.numbers, layout.outputs",
            "globals().setdefault('_first', {}).setdefault(known.number, layout.numbers), layout.outputs",
            within="optimizers/Adam/scheduled/*"),
-    mutant("what-was-not-expected-is-lost", "session.optimizers_equal", "djinn.wire.forecast:_changed",
+    mutant("what-was-not-expected-is-lost", "session.optimizers_equal", "djinn_lib_service.delta:_changed",
            "made[place] = new", "pass",
            within="optimizers/Adam/scheduled/*"),
     mutant("complex-number-loses-its-sign", "session.samples_forward", "djinn.wire.messages:to_wire",

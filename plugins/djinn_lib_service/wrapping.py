@@ -1,0 +1,72 @@
+"""A base class for connections that wrap another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from djinn.kinds.transport import Connection
+from djinn.wire.messages import Batch, Result
+
+__all__ = ("ConnectionWrapper",)
+
+
+class ConnectionWrapper:
+    """Passes everything on to another connection; see `djinn.kinds.transport.Connection`.
+
+    It has the optional methods and counters of connections too. They do nothing, or count nothing, where the wrapped
+    connection lacks them.
+
+    Args:
+        plain: The wrapped connection; owned by the wrapper.
+    """
+
+    def __init__(self, plain: Connection) -> None:
+        self.plain = plain
+        self.address = plain.address
+        self.welcome = plain.welcome
+        self.flush_every = plain.flush_every
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far."""
+        return self.plain.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far."""
+        return self.plain.bytes_received
+
+    @property
+    def bytes_not_sent(self) -> int:
+        """Bytes of tensors that the server had already."""
+        return int(getattr(self.plain, "bytes_not_sent", 0))
+
+    @property
+    def round_trips(self) -> int:
+        """Answers that the connection has awaited on its own account."""
+        return int(getattr(self.plain, "round_trips", 0))
+
+    @property
+    def reconnections(self) -> int:
+        """How often the session was resumed on another connection."""
+        return int(getattr(self.plain, "reconnections", 0))
+
+    def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a batch that wants no answer."""
+        self.plain.submit(batch, tensors)
+
+    def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Send a batch and wait for its answer."""
+        return self.plain.request(batch, tensors)
+
+    def cancel(self) -> None:
+        """Cancel the submitted work, if the wrapped connection can."""
+        cancel = getattr(self.plain, "cancel", None)
+        if cancel is not None:
+            cancel()
+
+    def close(self) -> None:
+        """End the session."""
+        self.plain.close()

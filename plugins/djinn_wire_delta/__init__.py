@@ -1,0 +1,16 @@
+"""Delta-encodes repeated runs: only fields that differ from a prediction are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import BackendContext, Connection
+
+
+@hookimpl(trylast=True)
+def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection] | None:
+    """Wrap connections, innermost: other wrappers see whole runs."""
+    from djinn_wire_delta.connection import DeltaConnection
+
+    return DeltaConnection
