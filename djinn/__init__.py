@@ -16,7 +16,7 @@ from djinn.gc_pause import paused_collection
 if TYPE_CHECKING:
     from djinn_lib_graph.analysis import annotate_graph, build_graph, find_patterns
     from djinn_lib_graph.annotated import AnnotatedGraph
-    from djinn_lib_graph.capture import Captured, capture, explain, get_graph, is_capturing
+    from djinn_lib_graph.capture import Captured, capture, get_graph, is_capturing
     from djinn_lib_graph.metadata import (
         DataResidency,
         MemoryPattern,
@@ -29,15 +29,19 @@ if TYPE_CHECKING:
     from djinn_lib_schedule.execution import ExecutionStrategy, execute
     from djinn_lib_schedule.liveness import MemoryEstimator
     from djinn_lib_schedule.profiles import Calibration
+    from djinn_lib_schedule.report import explain
     from djinn_lib_schedule.schedule import CostEstimate, ExecutionSchedule
     from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
 
 with paused_collection():
-    from djinn import devices, errors, later, runtime
+    from djinn import errors, later
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.ir.phase import ExecutionPhase
-    from djinn.logs import set_debug_level
-    from djinn.runtime import (
+    from djinn.record import devices
+    from djinn.record.tensor import LazyTensor, LazyTuple
+    from djinn.session import runtime
+    from djinn.session.logs import set_debug_level
+    from djinn.session.runtime import (
         RuntimeState,
         ensure_initialized,
         get_initialization_time_ms,
@@ -50,7 +54,6 @@ with paused_collection():
         shutdown,
         stats,
     )
-    from djinn.tensor import LazyTensor, LazyTuple
 
 __version__ = "0.1.0"
 __all__ = (

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
 
     Session: TypeAlias = Any
-    """A `djinn.session.Session`; contracts import nothing that is built on them."""
+    """A `djinn.session.session.Session`; contracts import nothing that is built on them."""
     RegisterOfLibrary: TypeAlias = Callable[[Any], None]
     """For contracts that libraries define; the kernel imports none."""
     RegisterInterceptor: TypeAlias = Callable[[Interceptor], None]

@@ -12,7 +12,7 @@ __all__ = ("MODULES", "load")
 
 MODULES = {
     **dict.fromkeys(("annotate_graph", "build_graph", "find_patterns"), "djinn_lib_graph.analysis"),
-    **dict.fromkeys(("Captured", "capture", "explain", "get_graph", "is_capturing"), "djinn_lib_graph.capture"),
+    **dict.fromkeys(("Captured", "capture", "get_graph", "is_capturing"), "djinn_lib_graph.capture"),
     **dict.fromkeys(("DataResidency", "MemoryPattern", "MetadataPlaceholder", "Modality", "SemanticMetadata",
                      "WorkloadProfile"), "djinn_lib_graph.metadata"),
     **dict.fromkeys(("tensor_html", "tensor_text"), "djinn_lib_graph.display"),
@@ -21,6 +21,7 @@ MODULES = {
     **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn_lib_schedule.schedule"),
     **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn_lib_schedule.execution"),
     **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn_lib_schedule.scheduling"),
+    "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",
     "MemoryEstimator": "djinn_lib_schedule.liveness",
 }

@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
-from djinn import runtime
 from djinn.plugins import DEFAULTS, Registered
-from djinn.session import Session
+from djinn.session import runtime
+from djinn.session.session import Session
 from djinn_conformance.harness import served
 from djinn_conformance.scattered import scatter
 from djinn_conformance.serving import Servers

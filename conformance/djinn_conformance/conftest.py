@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from djinn.kinds import Executor
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.capabilities import missing
 from djinn_conformance.compositions import running
 from djinn_conformance.harness import Place

@@ -15,8 +15,8 @@ from typing import Any
 import attrs
 import torch
 
-from djinn import runtime
 from djinn.errors import UnknownOperatorError, UnsupportedTensorError
+from djinn.session import runtime
 from djinn_conformance.lazily import compare, copies, sent
 from djinn_conformance.seeding import undisturbed
 

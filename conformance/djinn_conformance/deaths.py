@@ -11,9 +11,9 @@ import msgspec
 import torch
 from djinn_lib_service.wrapping import ConnectionWrapper
 
-from djinn.connecting import connect
 from djinn.errors import TransportError
-from djinn.session import Session
+from djinn.session.connecting import connect
+from djinn.session.session import Session
 from djinn.wire.messages import Batch, Define, Rerun, Result, Run
 
 __all__ = ("DyingConnection", "VirtualTime", "handing_over_each", "let_die", "recovering")

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch.utils._pytree import tree_leaves
 
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.families import OperatorSpec, domains
 from djinn_conformance.oracle import copied, seeded
 from djinn_conformance.programs import Recording, fill

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import torch
 
-from djinn import runtime
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_conformance.assertions import Tolerance, describe, expect_equal, expect_same_tensor, same_value, violated
 
 __all__ = ("Journal", "expect_same_journals", "kept")

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 from djinn_conformance.assertions import (
     Tolerance,
     expect_equal,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import djinn
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.lines import Drawer, table
 from djinn_conformance.twins import (

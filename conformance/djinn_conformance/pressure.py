@@ -18,7 +18,7 @@ from djinn_memory_tiered.service import BudgetedService
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Command, Result, Welcome
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.harness import watch_over

@@ -12,7 +12,7 @@ import attrs
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's conventional name
 
-from djinn import runtime
+from djinn.session import runtime
 from djinn_conformance.database import MOST_ELEMENTS, Direction, Unit, operators
 from djinn_conformance.expectations import expected
 from djinn_conformance.lazily import compare, copies, sent

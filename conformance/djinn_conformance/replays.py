@@ -10,8 +10,8 @@ import attrs
 import torch
 
 from djinn.kinds import OutputSpec
-from djinn.session import Session
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session.session import Session
 from djinn.wire.messages import Description
 from djinn.wire.tensors import dtype_named
 from djinn_conformance.assertions import (

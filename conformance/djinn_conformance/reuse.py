@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.machine import Machine, Statistics
 from djinn_conformance.refusals import overlaps_itself
 from djinn_conformance.twins import Line, compare_values

@@ -10,7 +10,7 @@ from djinn_lib_schedule.placing import Placed, SupportsPlacement, ValueDirectory
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.ir.tape import Node
-from djinn.session import Session
+from djinn.session.session import Session
 
 __all__ = ("Scattered", "scatter")
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from djinn import devices
+from djinn.record import devices
 from djinn_conformance.oracle import seeded
 
 __all__ = ("Call", "asking_calls", "calls", "content", "straight_calls")

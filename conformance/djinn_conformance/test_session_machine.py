@@ -12,7 +12,7 @@ from hypothesis import seed, settings
 from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import run_state_machine_as_test
 
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.assertions import expect
 from djinn_conformance.compositions import is_second
 from djinn_conformance.laws import active_profile, as_found, is_thorough, law

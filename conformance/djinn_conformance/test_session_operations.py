@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn.kinds import OutputSpec
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.derivatives import derivatives, derivatives_remotely, differentiable
 from djinn_conformance.families import OperatorSpec
 from djinn_conformance.family_groups import Group, groups

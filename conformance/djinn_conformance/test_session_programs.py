@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djinn.session import Session
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session.session import Session
 from djinn_conformance.assertions import Tolerance, expect_equal, expect_same_tensor
 from djinn_conformance.deaths import handing_over_each, let_die, recovering
 from djinn_conformance.families import OperatorSpec, specs_of

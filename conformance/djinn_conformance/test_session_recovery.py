@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.assertions import expect, expect_equal, expect_same_tensor
 from djinn_conformance.deaths import VirtualTime, let_die, recovering
 from djinn_conformance.laws import law

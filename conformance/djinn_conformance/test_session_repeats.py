@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.repeats import Repeat, combinations, differences, named, repeats
 from djinn_conformance.replays import unflushed

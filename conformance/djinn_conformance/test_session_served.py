@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djinn.connecting import connect
-from djinn.session import Session
+from djinn.session.connecting import connect
+from djinn.session.session import Session
 from djinn_conformance.assertions import expect_equal, expect_same_tensor, expect_same_value
 from djinn_conformance.families import OperatorSpec
 from djinn_conformance.family_groups import Group, groups

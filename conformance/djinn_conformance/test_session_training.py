@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 import torch
 
-from djinn import devices
-from djinn.session import Session
+from djinn.record import devices
+from djinn.session.session import Session
 from djinn_conformance import modules, optimizers
 from djinn_conformance.compositions import is_second, session_of
 from djinn_conformance.laws import active_profile, is_thorough, law

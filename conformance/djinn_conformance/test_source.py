@@ -15,7 +15,7 @@ from djinn_lib_graph.kinds import GraphSource
 from hypothesis import given
 from torch.utils import _pytree as pytree
 
-from djinn import runtime
+from djinn.session import runtime
 from djinn_conformance.assertions import expect, expect_equal, expect_raises, expect_same_tensor
 from djinn_conformance.laws import law
 from djinn_conformance.small_models import Call, asking_calls, calls, content, straight_calls

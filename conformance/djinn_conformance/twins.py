@@ -17,7 +17,7 @@ import attrs
 import torch
 
 import djinn
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 from djinn_conformance.assertions import same_bits, violated
 from djinn_conformance.strategies import filled
 

@@ -8,13 +8,13 @@ from typing import Any
 import attrs
 import torch
 
-from djinn.connecting import connect
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
-from djinn.programs import lay_out, program_of
-from djinn.session import Session
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session.connecting import connect
+from djinn.session.programs import lay_out, program_of
+from djinn.session.session import Session
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Define, Poisoned, Run, Seed, TensorHeader, Upload, from_wire, to_wire
 from djinn.wire.tensors import header_of

@@ -159,7 +159,7 @@ def serve(lines: Iterable[str], settings: dict[str, Any]) -> Iterator[str]:
         Verdicts as JSON.
     """
     import djinn
-    from djinn import devices
+    from djinn.record import devices
 
     torch.set_num_threads(THREADS)
     djinn.init(**settings)

@@ -15,12 +15,12 @@ from djinn.kinds.transport import Connection
 from djinn.wire.messages import Welcome
 
 if TYPE_CHECKING:
-    from djinn._plugin_selection import PluginSelection
-    from djinn.config import Config
-    from djinn.flush_policy import Pace
     from djinn.ir.program import Layout
     from djinn.ir.tape import Node, Tape
     from djinn.ir.value import Slot
+    from djinn.plugins.selection import PluginSelection
+    from djinn.record.flush_policy import Pace
+    from djinn.session.config import Config
 
 __all__ = ("Arrange", "Backend", "BackendContext", "BackendFactory", "OpenBackend", "RemoteExecutor")
 
@@ -150,7 +150,7 @@ class Backend(Protocol):
         Args:
             nodes: The segment; its slots carry the numbers of this run.
             released: Numbers of its results that the program does not refer to.
-            layout: What `djinn.programs.lay_out` makes of them.
+            layout: What `djinn.session.programs.lay_out` makes of them.
         """
 
     def cancel(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 Session: TypeAlias = Any
-"""A `djinn.session.Session`, which is built on this contract."""
+"""A `djinn.session.session.Session`, which is built on this contract."""
 Handler: TypeAlias = Callable[[Any, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 """Executes an operator itself: ``handler(session, operator, args, kwargs)``."""
 FunctionHandler: TypeAlias = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

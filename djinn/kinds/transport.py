@@ -21,7 +21,7 @@ class ConnectOptions:
 
     token: str = ""
     owner: str = ""
-    """Owner of the uploads that the server keeps; see `djinn.config.Config.owner`. Empty: the server keeps none."""
+    """Owner of the uploads that the server keeps; see `djinn.session.config.Config`. Empty: the server keeps none."""
     connect_timeout_s: float = 10.0
     request_timeout_s: float | None = None
     """How long an answer may make no progress; ``None``: no limit while the server is alive."""
@@ -135,8 +135,8 @@ class ResumingConnection(Connection, Protocol):
 class CancellingConnection(Connection, Protocol):
     """Optional method of a `Connection` that cancels the batches sent so far.
 
-    Where interrupts are deferred (see `djinn.interrupts`), an interrupt ends the waiting in `submit` and `request`. The
-    batch then counts as sent.
+    Where interrupts are deferred (see `djinn.session.interrupts`), an interrupt ends the waiting in `submit` and
+    `request`. The batch then counts as sent.
     """
 
     def cancel(self) -> None:

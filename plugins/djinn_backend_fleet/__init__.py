@@ -1,6 +1,6 @@
 """The backend of sessions with several executors.
 
-A `djinn_backend_fleet.fleet.Fleet` has one `djinn.single_backend.SingleBackend` for each executor. It keeps a
+A `djinn_backend_fleet.fleet.Fleet` has one `djinn.session.single_backend.SingleBackend` for each executor. It keeps a
 directory of where values are, lets a placement decide where operations run, and sends values that are needed elsewhere
 from server to server.
 """

@@ -13,15 +13,15 @@ from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.errors import ConfigurationError
-from djinn.flush_policy import Pace
-from djinn.interrupts import deferral
 from djinn.ir.program import Layout
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.kinds.cache import SubmissionCache
-from djinn.single_backend import SingleBackend
+from djinn.record.flush_policy import Pace
+from djinn.session.interrupts import deferral
+from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Held, Whereabouts
 from djinn_backend_fleet.views import changes_metadata, view_chain

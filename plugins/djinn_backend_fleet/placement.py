@@ -19,7 +19,7 @@ from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 from djinn.errors import OutOfMemoryError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
-from djinn.programs import lay_out
+from djinn.session.programs import lay_out
 from djinn.wire.messages import Welcome
 
 log = logging.getLogger("djinn.placement")

@@ -11,8 +11,8 @@ from functools import partial
 import attrs
 
 from djinn.errors import DjinnError, TokenEndedError, TransportError
-from djinn.interrupts import sleep, through
 from djinn.kinds import Connection
+from djinn.session.interrupts import sleep, through
 
 log = logging.getLogger("djinn.recovery")
 

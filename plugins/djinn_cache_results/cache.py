@@ -22,7 +22,7 @@ from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import CandidClassifier, Classifier
-from djinn.programs import lay_out
+from djinn.session.programs import lay_out
 from djinn.wire.messages import GENERATOR_HANDLE
 from djinn.wire.tensors import buffer_of, header_of
 from djinn_cache_results.effects import Function, Natures, Share

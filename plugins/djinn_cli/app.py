@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from djinn.config import Config
 from djinn.errors import ConfigurationError, DjinnError, PluginError
 from djinn.plugins import Plugins, PluginSelection, Registered
+from djinn.session.config import Config
 from djinn_cli.commands import add_commands
 from djinn_cli.doctor import Check, djinn_version, examine
 from djinn_cli.listing import Row, rows_of

@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from typer.main import get_command_name, solve_typer_info_defaults
 
-from djinn._plugin_checks import remedy
 from djinn.errors import PluginError, PluginValidationError
 from djinn.plugins import Plugins, Registered
+from djinn.plugins.checks import remedy
 
 __all__ = ("add_commands",)
 

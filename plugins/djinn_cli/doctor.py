@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import attrs
 import torch
 
-from djinn.config import Config
 from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
 from djinn.kinds import Connection, ConnectOptions
 from djinn.kinds.transport import CertifiedConnection
 from djinn.plugins import DEFAULTS, Plugins
+from djinn.session.config import Config
 from djinn.wire.messages import Batch, Free, Upload
 from djinn.wire.tensors import header_of
 

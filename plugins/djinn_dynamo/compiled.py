@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from djinn import runtime
+from djinn.session import runtime
 from djinn.wire.tensors import is_dense
 from djinn_dynamo.bridge import Call, Crossing, fetch
 from djinn_dynamo.plans import Plan, PlannedCall, make_plan
@@ -21,8 +21,8 @@ from djinn_dynamo.results import Results
 from djinn_dynamo.weights import Copies, check
 
 if TYPE_CHECKING:
-    from djinn.session import Session
-    from djinn.tensor import LazyTensor
+    from djinn.record.tensor import LazyTensor
+    from djinn.session.session import Session
 
 log = logging.getLogger("djinn.dynamo")
 

@@ -14,10 +14,10 @@ from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.ir.tape import Node, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import OperationClass
-from djinn.programs import lay_out
+from djinn.session.programs import lay_out
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 _numbers = itertools.count(1)
 _short_keys: weakref.WeakKeyDictionary[Session, dict[tuple[int, ...], tuple[int, ...]]] = weakref.WeakKeyDictionary()

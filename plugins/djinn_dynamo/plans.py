@@ -9,14 +9,14 @@ import attrs
 import torch
 
 from djinn.ir.value import Slot, Value
-from djinn.tensor import LazyTensor, wrap
+from djinn.record.tensor import LazyTensor, wrap
 from djinn.wire.tensors import is_dense
 from djinn_dynamo.pieces import Piece, make_piece
 from djinn_dynamo.recording import Recording, is_repeatable, listen
 
 if TYPE_CHECKING:
     from djinn.ir.spec import TensorSpec
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 
 @attrs.frozen(eq=False)

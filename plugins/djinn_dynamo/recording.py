@@ -11,13 +11,13 @@ import torch
 
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn.tensor import LazyTensor, wrap
+from djinn.record.tensor import LazyTensor, wrap
 from djinn_dynamo.pieces import Piece, can_be_repeated
 from djinn_dynamo.remote_mode import recording_remotely
 from djinn_dynamo.results import Fetched, Results, sort_out
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 
 _LEAVES_VALUES = "aten::detach_"

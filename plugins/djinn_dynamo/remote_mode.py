@@ -10,8 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from djinn import devices
-from djinn.tensor import LazyTensor
+from djinn.record import devices
+from djinn.record.tensor import LazyTensor
 
 _NAMES_A_DEVICE = frozenset({torch.Tensor.to, torch.amp.autocast_mode._enter_autocast})
 """Functions that take a device, or its type, as a positional string."""

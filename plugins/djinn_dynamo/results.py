@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 
 @attrs.frozen

@@ -13,8 +13,8 @@ from djinn.errors import UnsupportedTensorError
 
 if TYPE_CHECKING:
     from djinn.ir.spec import TensorSpec
-    from djinn.session import Session
-    from djinn.tensor import LazyTensor
+    from djinn.record.tensor import LazyTensor
+    from djinn.session.session import Session
 
 _ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _UNCOUNTED = -1

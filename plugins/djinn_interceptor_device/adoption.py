@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from djinn import runtime
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _ASKED = (

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend
 
-from djinn import runtime
 from djinn.ir.spec import TensorSpec
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_interceptor_device import autocast
 
 _choices: dict[tuple[Any, ...], bool] = {}

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import torch
 
-from djinn import runtime
 from djinn.ir.spec import tensors_in
+from djinn.session import runtime
 
 _NAME = "remote_accelerator"
 _KEY = "AutocastPrivateUse1"

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from djinn import devices, runtime
-from djinn.tensor import pending_errors
+from djinn.record import devices
+from djinn.record.tensor import pending_errors
+from djinn.session import runtime
 from djinn_interceptor_device import autocast
 
 _SEED_BYTES = 9

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 
 def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

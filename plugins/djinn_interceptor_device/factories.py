@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from djinn import runtime
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_interceptor_device import adoption, attention, layouts, pinning
 from djinn_interceptor_device.handlers import WHOLE
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from djinn.kinds.interceptor import Handler
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 
 def can_depend_on_gradient(first: Any, second: Any) -> bool:

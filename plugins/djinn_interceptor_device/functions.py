@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
-from djinn import runtime
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.tensor import LazyTensor, pending_errors
+from djinn.record.tensor import LazyTensor, pending_errors
+from djinn.session import runtime
 from djinn_interceptor_device import adoption, copying, gradients, losses, recurrent, saving, shortcuts
 from djinn_interceptor_device.attention import allowed_kernels, attend
 from djinn_interceptor_device.interrupts import interrupts

@@ -13,9 +13,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from djinn import devices, runtime
 from djinn.ir.spec import tensors_in
-from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
+from djinn.record import devices
+from djinn.record.tensor import HomeGradientError, LazyTensor, MixedGradientError
+from djinn.session import runtime
 
 
 class _Upload(torch.autograd.Function):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from djinn import devices
-from djinn.binding import placeholder
 from djinn.kinds.interceptor import Handler
-from djinn.tensor import LazyTensor
+from djinn.record import devices
+from djinn.record.call_plans import placeholder
+from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
 from djinn_interceptor_device import histograms, zeros
 from djinn_interceptor_device.adoption import become
@@ -19,7 +19,7 @@ from djinn_interceptor_device.sequences import pack_padded
 from djinn_interceptor_device.uninitialized import keep_uninitialized, keep_uninitialized_at_home
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 aten = torch.ops.aten
 UNDECLARED_VIEWS = {

@@ -10,9 +10,9 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from djinn.errors import DeviceNameTakenError
-from djinn.interrupts import use_interrupt_handler
 from djinn.kinds.interceptor import FunctionHandler, Handler
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session.interrupts import use_interrupt_handler
 from djinn_interceptor_device import (
     factories,
     folding,
@@ -28,7 +28,7 @@ from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
 from djinn_interceptor_device.interrupts import interrupts
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 DEVICE_NAME = "remote_accelerator"
 _UNCLAIMED = "privateuseone"

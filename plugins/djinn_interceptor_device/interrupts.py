@@ -19,15 +19,13 @@ from typing import Any
 import torch
 
 import djinn
-from djinn.interrupts import InterruptHandler
+from djinn.session.interrupts import InterruptHandler
 
 __all__ = ("DeviceInterruptHandler", "interrupts")
 
 _KERNEL = Path(djinn.__file__).parent
-_RECORDING = (
-    f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", f"{_KERNEL / 'model'}{os.sep}",
-    *(str(_KERNEL / f"{name}.py") for name in (
-        "binding", "interrupts", "link", "mixing", "recorder", "session", "tensor")))
+_RECORDING = tuple(f"{folder}{os.sep}" for folder in (
+    Path(torch.__file__).parent, Path(__file__).parent, *(_KERNEL / name for name in ("ir", "record", "session"))))
 """Files whose functions may have PyTorch running beneath them."""
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _CALLED = (_LIBRARY, "<attrs generated", "<frozen ")

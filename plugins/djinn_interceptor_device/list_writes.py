@@ -12,7 +12,7 @@ from djinn.kinds.interceptor import Handler
 from djinn_interceptor_device.handlers import record
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 _PREFIX = "aten::_foreach_"
 

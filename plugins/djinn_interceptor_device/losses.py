@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 __all__ = ("linear_cross_entropy",)
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 
 def follow(device: str) -> None:

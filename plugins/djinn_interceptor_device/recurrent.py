@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
-from djinn import runtime
+from djinn.session import runtime
 from djinn_interceptor_device import autocast, gradients
 
 _without_functions = torch._C.DisableTorchFunctionSubclass

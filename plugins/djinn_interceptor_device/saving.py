@@ -11,9 +11,10 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from djinn import devices, runtime
 from djinn.errors import UnsupportedTensorError
-from djinn.tensor import LazyTensor
+from djinn.record import devices
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15

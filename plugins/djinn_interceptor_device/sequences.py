@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 
 def pack_padded(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from djinn import runtime
-from djinn.binding import Plan
 from djinn.ir.schema import ReturnKind, operator_named
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.recorder import scan
-from djinn.tensor import LazyTensor
+from djinn.record.call_plans import Plan
+from djinn.record.recorder import scan
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_interceptor_device import folding
 
 if TYPE_CHECKING:
     from djinn.ir.tape import Node, Signature
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 MAX_SHORTCUTS = 2048
 """Entries of each of two generations: an entry is evicted after that many others were used in the meantime."""
@@ -53,9 +53,9 @@ _unknown: Any = object()
 _by_value: Any = object()
 """Marker: the real numbers of a call are part of the key."""
 _shortcuts: dict[tuple[Any, ...], tuple[Plan, list[Any] | None] | None] = {}
-"""By function and arguments, as described by `djinn.recorder.scan`: the plan, and the operation's numbers, including
-defaults, if they are the same for every such call. ``None`` where there is no shortcut. If an operation has several
-results, the function returned the first one."""
+"""By function and arguments, as described by `djinn.record.recorder.scan`: the plan, and the operation's numbers,
+including defaults, if they are the same for every such call. ``None`` where there is no shortcut. If an operation has
+several results, the function returned the first one."""
 _older: dict[tuple[Any, ...], Any] = {}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import parameter
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 _Mixin: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # missing in the stubs
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from djinn import runtime
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds.interceptor import Handler
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 aten = torch.ops.aten
 

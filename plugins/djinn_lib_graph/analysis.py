@@ -11,9 +11,9 @@ from typing import Any, cast
 import attrs
 import torch
 
-from djinn import runtime
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError, PluginValidationError
 from djinn.plugins import DEFAULTS, Plugins, PluginSelection
+from djinn.session import runtime
 from djinn_lib_graph import annotated as model
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.graph import Graph, GraphNode

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import attrs
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from djinn import devices, runtime
+from djinn.ir.tape import needed_for
+from djinn.record import devices
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_lib_graph.analysis import annotate_graph
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.from_tape import graph_of
@@ -20,11 +23,6 @@ from djinn_lib_graph.graph import RecordedGraph
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 from djinn_lib_graph.provenance import Watch
-
-if TYPE_CHECKING:
-    from djinn_lib_schedule.profiling import MeasuredPiece, Measurement
-    from djinn_lib_schedule.report import Explanation
-    from djinn_lib_schedule.schedule import ExecutionSchedule
 
 _local = threading.local()
 _GRADIENTS = frozenset({torch.Tensor.backward, torch.autograd.grad})
@@ -149,31 +147,8 @@ def get_graph() -> RecordedGraph:
     return stack[-1].graph if stack else graph_of(runtime.current().tape.nodes[:])
 
 
-@overload
-def explain(subject: torch.Tensor) -> str: ...
-@overload
-def explain(
-    subject: ExecutionSchedule, measured: Measurement | Sequence[MeasuredPiece] | None = None
-) -> Explanation: ...
-def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> str | Explanation:
-    """Explain which operations are pending behind a lazy tensor and why, or what a schedule does. Executes nothing.
-
-    Args:
-        subject: A tensor, or the result of `djinn.schedule`.
-        measured: For a schedule: the result of `djinn_lib_schedule.profiling.measure`.
-
-    Returns:
-        Text for a tensor. For a schedule, an object that prints as tables and bars, is displayed by notebooks, and
-        writes a page with ``to_html(path)``.
-    """
-    if not isinstance(subject, torch.Tensor):
-        from djinn_lib_schedule.report import explain_schedule
-
-        return explain_schedule(subject, measured)
-    tensor = subject
-    from djinn.ir.tape import needed_for
-    from djinn.tensor import LazyTensor
-
+def explain_tensor(tensor: torch.Tensor) -> str:
+    """Explain which operations are pending behind a lazy tensor, and why. Executes nothing."""
     if not isinstance(tensor, LazyTensor):
         return f"An ordinary tensor on {tensor.device}; nothing is pending."
     session = runtime.current()

@@ -15,12 +15,12 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from djinn.ir.tape import Node
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import Origin, RecordedGraph, ValueInfo
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 _OUTSIDE, _OPTIMIZER, _MODULES = range(3)
 """Places where a thread can be; values from the last one up are the modules of the model."""

@@ -14,9 +14,9 @@ import torch
 from djinn_lib_graph.analysis import annotate_graph
 from djinn_lib_graph.capture import capture
 
-from djinn import runtime
 from djinn.errors import DjinnError, PluginError, PluginValidationError
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_lib_schedule import profiles as kept
 from djinn_lib_schedule.fitting import Call, Measured, fit
 from djinn_lib_schedule.placing import SupportsPlacement, pinned
@@ -25,7 +25,7 @@ from djinn_lib_schedule.schedule import LinkProfile
 from djinn_lib_schedule.workloads import Workload
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 __all__ = ("calibrate", "profiles")
 

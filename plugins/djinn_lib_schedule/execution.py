@@ -14,11 +14,12 @@ import attrs
 import torch
 from djinn_lib_graph.graph import Graph, GraphNode, Operand
 
-from djinn import devices, runtime
 from djinn.errors import InputsError, ScheduleError
 from djinn.ir.schema import ReturnKind, facts_of, operator_named
 from djinn.ir.tape import Node
-from djinn.tensor import LazyTensor, LazyTuple
+from djinn.record import devices
+from djinn.record.tensor import LazyTensor, LazyTuple
+from djinn.session import runtime
 from djinn.wire.tensors import dtype_named
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.inputs import Inputs, arrived, bind, laid_out_as, outside_values
@@ -26,7 +27,7 @@ from djinn_lib_schedule.placing import Placement, SupportsPlacement, ValueDirect
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 
 class ExecutionStrategy(StrEnum):

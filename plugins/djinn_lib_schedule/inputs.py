@@ -13,10 +13,10 @@ from djinn_lib_graph.graph import Graph
 
 from djinn.errors import InputsError
 from djinn.ir.spec import TensorSpec
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 Inputs = Mapping[str, Any] | Sequence[Any] | None
 _WEIGHTS = ("parameter", "buffer", "optimizer_state", "gradient")

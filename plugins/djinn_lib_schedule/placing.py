@@ -13,7 +13,7 @@ from djinn.kinds.backend import Backend
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 __all__ = ("Placed", "Placement", "SupportsPlacement", "ValueDirectory", "pinned")
 

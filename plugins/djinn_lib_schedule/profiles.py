@@ -23,7 +23,7 @@ from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
 
 if TYPE_CHECKING:
     from djinn.kinds import Connection, RemoteExecutor
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 __all__ = ("Calibration", "Identity", "calibration_of", "folder", "identity_of", "load", "path_of", "save",
            "use_calibration")

@@ -12,8 +12,8 @@ import torch
 from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn_lib_trace.spans import connections_through
 
-from djinn import runtime
-from djinn.tensor import LazyTuple
+from djinn.record.tensor import LazyTuple
+from djinn.session import runtime
 from djinn.wire.messages import Batch, Rerun, Result, Send, Timing
 from djinn.wire.messages import Run as RunCommand
 from djinn_lib_schedule.execution import Run, flushing

@@ -10,9 +10,11 @@ from html import escape
 from importlib import resources
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
+import torch
+from djinn_lib_graph.capture import explain_tensor
 from djinn_lib_graph.display import amount
 from djinn_lib_graph.graph import GraphNode
 from djinn_lib_graph.html_page import page
@@ -229,6 +231,26 @@ class Explanation:
             [round(bar.span.begin_s * 1e9), round(bar.span.end_s * 1e9), number(bar.name), number(bar.detail),
              number(bar.phase), number(bar.node)] for bar in lane.bars]} for lane in self.lanes]
         return {"end": round(_end_s(self.lanes) * 1e9), "lanes": lanes, "texts": list(texts)}
+
+
+@overload
+def explain(subject: torch.Tensor) -> str: ...
+@overload
+def explain(
+    subject: ExecutionSchedule, measured: Measurement | Sequence[MeasuredPiece] | None = None
+) -> Explanation: ...
+def explain(subject: torch.Tensor | ExecutionSchedule, measured: Any = None) -> str | Explanation:
+    """Explain which operations are pending behind a lazy tensor and why, or what a schedule does. Executes nothing.
+
+    Args:
+        subject: A tensor, or the result of `djinn.schedule`.
+        measured: For a schedule: the result of `djinn_lib_schedule.profiling.measure`.
+
+    Returns:
+        Text for a tensor. For a schedule, an object that prints as tables and bars, is displayed by notebooks, and
+        writes a page with ``to_html(path)``.
+    """
+    return explain_tensor(subject) if isinstance(subject, torch.Tensor) else explain_schedule(subject, measured)
 
 
 def explain_schedule(

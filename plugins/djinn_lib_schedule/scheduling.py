@@ -13,9 +13,9 @@ from djinn_lib_graph.capture import Captured
 from djinn_lib_graph.graph import Graph
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 
-from djinn import runtime
-from djinn.devices import logical_device
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
+from djinn.record.devices import logical_device
+from djinn.session import runtime
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.costs import CostModel
 from djinn_lib_schedule.inputs import alive_values, outside_values
@@ -27,7 +27,7 @@ from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSched
 from djinn_lib_schedule.semantics import meaning_of, with_meaning
 
 if TYPE_CHECKING:
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 Devices = Sequence[DeviceInfo] | int | None
 Metadata = AnnotatedGraph | MetadataPlaceholder | Mapping[str, SemanticMetadata] | None

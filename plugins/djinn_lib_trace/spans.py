@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from djinn.kinds import RemoteExecutor
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 Wrapped = TypeVar("Wrapped", bound=Connection)
 MAX_SPANS = 200_000

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from djinn.config import Config
 from djinn.errors import ConfigurationError, DjinnError
 from djinn.kinds import ConnectOptions
 from djinn.plugins import Plugins
+from djinn.session.config import Config
 from djinn_monitor.reading import Reading, name_of, printable, read
 from djinn_monitor.top_command import MetricsOption, ended
 

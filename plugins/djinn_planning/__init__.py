@@ -8,7 +8,7 @@ from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from djinn.kinds import Arrange
-    from djinn.session import Session
+    from djinn.session.session import Session
 
 
 @hookimpl(trylast=True)

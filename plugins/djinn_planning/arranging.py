@@ -12,7 +12,7 @@ from djinn_lib_schedule.profiles import calibration_of
 from djinn_lib_schedule.schedule import DeviceInfo
 
 from djinn.ir.tape import Node
-from djinn.session import Session
+from djinn.session.session import Session
 
 
 class Arranger:

@@ -292,10 +292,10 @@ def _full(path: str) -> str:
 
 
 def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
-    from djinn.config import Config
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
-    from djinn.logs import configure
     from djinn.plugins import Plugins
+    from djinn.session.config import Config
+    from djinn.session.logs import configure
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
     config = Config.resolve({"token": offer.token, **quiet}, os.environ)

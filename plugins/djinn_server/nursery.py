@@ -318,8 +318,8 @@ def prepare(plugins: Plugins) -> None:
 
 def main() -> None:
     """Run a nursery that `begin_nursery` has started."""
-    from djinn.config import Config
     from djinn.plugins import Plugins
+    from djinn.session.config import Config
 
     ignore_signals()
     _name("djinn-nursery")

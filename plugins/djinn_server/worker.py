@@ -230,9 +230,9 @@ def _obey(
 def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
 ) -> tuple[Server, Inlet, Allowances, Line]:
-    from djinn.config import Config
-    from djinn.logs import configure
     from djinn.plugins import Plugins
+    from djinn.session.config import Config
+    from djinn.session.logs import configure
 
     config = Config.resolve({}, os.environ)
     configure(config)

@@ -11,9 +11,9 @@ from djinn_lib_graph.graph import RecordedGraph
 from torch.export import ExportedProgram
 from torch.nn.utils.stateless import _reparametrize_module
 
-from djinn import runtime
 from djinn.errors import ConfigurationError, SessionClosedError
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_source_fx.reading import given_to_module, given_to_program
 from djinn_source_fx.rehearsal import Rehearsal
 from djinn_source_fx.remote_terms import InRemoteTerms, OnRemote

@@ -20,8 +20,8 @@ from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.ir.value import Slot, Value
 from djinn.kinds import Backend, Connection, OperationClass, RemoteExecutor, SubmissionCache
-from djinn.session import Session
-from djinn.tensor import LazyTensor, wrap
+from djinn.record.tensor import LazyTensor, wrap
+from djinn.session.session import Session
 from djinn.wire.tensors import describe, is_dense
 
 if TYPE_CHECKING:

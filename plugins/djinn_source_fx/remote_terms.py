@@ -10,9 +10,9 @@ import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from djinn import tensor as lazy
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
+from djinn.record import tensor as lazy
 from djinn_source_fx.rehearsal import Rehearsal
 
 _OF_NUMBERS = (torch.tensor, torch.as_tensor)

@@ -14,7 +14,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.ir.tape import Node
-from djinn.tensor import LazyTensor
+from djinn.record.tensor import LazyTensor
 from djinn_source_fx.places import STACK, followed, origin_of
 from djinn_source_fx.rehearsal import HINT, Beside, Rehearsal
 from djinn_source_fx.remote_terms import OnRemote

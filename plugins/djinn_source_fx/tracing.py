@@ -28,9 +28,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from djinn import devices
 from djinn.ir.spec import tensors_in
-from djinn.tensor import LazyTensor
+from djinn.record import devices
+from djinn.record.tensor import LazyTensor
 from djinn_source_fx.places import STACK, followed
 from djinn_source_fx.rehearsal import Beside, Rehearsal
 from djinn_source_fx.remote_terms import OnRemote, is_special

@@ -14,7 +14,7 @@ from djinn_lib_graph.provenance import Watch
 from djinn_lib_trace.spans import Span, Stage
 from torch.nn.modules import module as modules
 
-from djinn import runtime
+from djinn.session import runtime
 
 
 class ScriptWatch:

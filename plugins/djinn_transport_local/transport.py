@@ -29,11 +29,11 @@ from djinn.errors import (
     TransportError,
     UnknownOperatorError,
 )
-from djinn.interrupts import SessionLock, deferral
 from djinn.ir.program import Template
 from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import Executor
 from djinn.kinds.transport import Carrier, ConnectOptions, Listener, ListenOptions
+from djinn.session.interrupts import SessionLock, deferral
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
 
 MAX_BATCHES = 64

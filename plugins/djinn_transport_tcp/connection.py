@@ -17,8 +17,8 @@ from djinn_lib_service.resumption import ALONE_BYTES, ClientEnd, Patience
 from djinn_lib_service.reuse import after
 
 from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
-from djinn.interrupts import acquired, deferral, sleep, through
 from djinn.kinds.transport import ConnectOptions
+from djinn.session.interrupts import acquired, deferral, sleep, through
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
@@ -67,8 +67,8 @@ class SocketConnection:
     A frame is transferred completely, or the connection is closed. So after an exception that is not a
     `TransportError`, such as a `KeyboardInterrupt`, a connection that still works has accepted its batch. The answer to
     an interrupted request is read before the next frame is sent, and its failures are reported with the next answer. If
-    interrupts are deferred (see `djinn.interrupts`) and the session can be resumed, the connection always still works,
-    and the client asks the server to cancel the batches it has sent.
+    interrupts are deferred (see `djinn.session.interrupts`) and the session can be resumed, the connection always still
+    works, and the client asks the server to cancel the batches it has sent.
 
     `submit` blocks in two cases: while more than `MAX_QUEUED_BYTES` would be queued, and, for tensors of more than
     `ALONE_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.

@@ -8,7 +8,7 @@ import msgspec
 import torch
 from djinn_lib_service.resumption import ALONE_BYTES
 
-from djinn.interrupts import deferral
+from djinn.session.interrupts import deferral
 from djinn.wire.messages import Batch, Command, Upload
 from djinn.wire.tensors import size_bytes
 

@@ -9,7 +9,7 @@ import torch
 from djinn_executor_torch.executor import TorchExecutorFactory
 
 import djinn
-from djinn.programs import lay_out, program_of
+from djinn.session.programs import lay_out, program_of
 
 BLOCKS = 40
 BLOCK = """

@@ -13,8 +13,8 @@ from gpt2 import PROMPT, gpt2
 from killing import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
-from djinn.config import Config
-from djinn.session import Session
+from djinn.session.config import Config
+from djinn.session.session import Session
 
 STEPS = int(os.environ.get("DJINN_CHAOS_STEPS", "10000"))
 BUDGET_S = Config().recovery_budget_s

@@ -23,8 +23,8 @@ from warm import WarmPython, run_pytest
 
 import djinn
 from djinn import kinds
-from djinn.config import ENVIRONMENT, Config
 from djinn.plugins import KINDS
+from djinn.session.config import ENVIRONMENT, Config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

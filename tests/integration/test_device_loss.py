@@ -11,11 +11,11 @@ from djinn_executor_torch.executor import TorchExecutor
 from djinn_server.server import Server
 
 import djinn
-from djinn.config import Config
 from djinn.errors import DeviceLostError
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import ListenOptions
 from djinn.plugins import Plugins
+from djinn.session.config import Config
 
 DEVICE = "remote_accelerator:0"
 

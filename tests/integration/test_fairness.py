@@ -25,11 +25,11 @@ from hostile_tenant import hostile_tenant
 from serving import Serving
 from tenants_at_work import Saturating, Worked, percentile, products, products_for, session
 
-from djinn.config import Config
 from djinn.errors import RefusedError
 from djinn.ir.phase import ExecutionPhase
 from djinn.plugins import Plugins
-from djinn.runtime import connect
+from djinn.session.config import Config
+from djinn.session.runtime import connect
 from djinn.wire.messages import Batch, Define, Run
 
 WINDOW_S = 2.5

@@ -11,9 +11,9 @@ import torch
 from djinn_classifier_core.classifier import CoreClassifier
 
 import djinn
-from djinn import runtime
 from djinn.ir.phase import ExecutionPhase
-from djinn.programs import MAX_SILENT
+from djinn.session import runtime
+from djinn.session.programs import MAX_SILENT
 from djinn.wire.messages import Batch
 
 DEVICE = "remote_accelerator:0"

@@ -30,11 +30,11 @@ from tcp_support import raw_socket
 from warm import run_djinn
 
 import djinn
-from djinn.config import Config
 from djinn.errors import RefusedError, RemoteTimeoutError, TransportError
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.plugins import Plugins
+from djinn.session.config import Config
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Free, Hello, Upload, Welcome
 from djinn.wire.tensors import header_of

@@ -18,9 +18,9 @@ from djinn_transport_tcp.client import connect
 from torch import nn
 
 import djinn
-from djinn import config, runtime
 from djinn.errors import TransportError
 from djinn.kinds.transport import ConnectOptions
+from djinn.session import config, runtime
 from djinn.wire.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,

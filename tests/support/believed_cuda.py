@@ -13,7 +13,7 @@ import msgspec
 from djinn_interceptor_device import optimizers
 
 import djinn
-from djinn import runtime
+from djinn.session import runtime
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from djinn_backend_fleet.fleet import Fleet
 
-from djinn.session import Session
+from djinn.session.session import Session
 
 
 def fleet_of(session: Session) -> Fleet:

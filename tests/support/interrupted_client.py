@@ -22,7 +22,7 @@ import torch
 
 import djinn
 from djinn.errors import OperationCancelledError, StateLostError
-from djinn.interrupts import Deferral
+from djinn.session.interrupts import Deferral
 
 DEVICE = "remote_accelerator:0"
 STEPS, SIDE = 4000, 700

@@ -18,7 +18,7 @@ from djinn_lib_schedule.semantics import with_meaning
 from small_gpt import Training
 
 import djinn
-from djinn import runtime
+from djinn.session import runtime
 
 DEVICE = "remote_accelerator:0"
 

@@ -16,7 +16,7 @@ import torch
 from djinn_cli.doctor import _token
 from warm import run_djinn
 
-from djinn.config import Config
+from djinn.session.config import Config
 
 Install = Callable[..., Path]
 

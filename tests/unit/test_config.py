@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from djinn.config import ENVIRONMENT, LOG_LEVELS, Config
 from djinn.errors import ConfigurationError
 from djinn.plugins import PluginSelection
+from djinn.session.config import ENVIRONMENT, LOG_LEVELS, Config
 
 
 def test_nothing_given_gives_the_defaults() -> None:

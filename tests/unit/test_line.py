@@ -15,7 +15,7 @@ from djinn_server.line import Line, Place
 
 from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.ir.phase import ExecutionPhase
-from djinn.patience import MAX_TRIES, patiently
+from djinn.session.retry import MAX_TRIES, patiently
 from djinn.wire.messages import Batch, Free, Run
 
 RUN = Run(1, (), [], ())

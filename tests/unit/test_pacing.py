@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from djinn.flush_policy import MAX_PIECE, Pace
 from djinn.ir.tape import Node, Signature
+from djinn.record.flush_policy import MAX_PIECE, Pace
 
 
 def nodes_of(numbers: list[int]) -> list[Node]:

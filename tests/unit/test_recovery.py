@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import djinn
-from djinn.session import Session
+from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
 EXAMPLES = int(os.environ.get("DJINN_RECOVERY_EXAMPLES", "25"))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import djinn
 from djinn.errors import TransportError
-from djinn.session import Session
+from djinn.session.session import Session
 from djinn.wire.messages import Result
 
 DEVICE = "remote_accelerator:0"

@@ -15,7 +15,7 @@ from djinn_conformance.deaths import let_die
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
-from djinn.session import Session
+from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
 
@@ -28,7 +28,7 @@ def session() -> Iterator[Session]:
 
 def test_without_recovery_nothing_of_it_is_there() -> None:
     session = djinn.init(device="cpu")
-    assert type(session.backend).__module__ == "djinn.single_backend"
+    assert type(session.backend).__module__ == "djinn.session.single_backend"
     assert "recoveries" not in djinn.stats()
     djinn.shutdown()
 

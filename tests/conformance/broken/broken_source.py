@@ -11,8 +11,8 @@ import torch
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_source_fx.source import FxSource
 
-from djinn import devices
 from djinn.hookspecs import hookimpl
+from djinn.record import devices
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "one-name": ("source.graph_well_formed", set()),

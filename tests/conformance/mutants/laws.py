@@ -28,8 +28,8 @@ from djinn_conformance.laws import law_of
 from djinn_conformance.subjects import Subject, installed_plugins, select
 from djinn_conformance.workers import Task
 
-from djinn import devices
-from djinn.session import Session
+from djinn.record import devices
+from djinn.session.session import Session
 from mutants.planting import DEFAULTS, SERVED
 
 _SUITES = (test_session_database, test_session_machine, test_session_operations, test_session_programs,

@@ -8,7 +8,7 @@ import pytest
 from djinn_conformance.scattered import scatter
 
 import djinn
-from djinn.session import Session
+from djinn.session.session import Session
 
 
 @pytest.fixture

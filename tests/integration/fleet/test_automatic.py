@@ -16,7 +16,7 @@ from fleet_support import fleet_of
 
 import djinn
 from djinn.errors import ConfigurationError, ScheduleError
-from djinn.session import Session
+from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
 TWO = ["local://", "local://"]

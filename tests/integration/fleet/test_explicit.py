@@ -7,7 +7,7 @@ import torch
 from fleet_support import fleet_of
 
 import djinn
-from djinn.session import Session
+from djinn.session.session import Session
 
 ZERO, ONE = "remote_accelerator:0", "remote_accelerator:1"
 

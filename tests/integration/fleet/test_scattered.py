@@ -10,7 +10,7 @@ from djinn_conformance.scattered import scatter
 from fleet_support import fleet_of
 
 import djinn
-from djinn.session import Session
+from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
 

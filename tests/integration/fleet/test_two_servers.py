@@ -14,7 +14,7 @@ from gpt2 import generated, gpt2
 import djinn
 from djinn.errors import OutOfMemoryError
 from djinn.ir.tape import Node
-from djinn.session import Session
+from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
 MODEL = {"n_layer": 6, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 64}

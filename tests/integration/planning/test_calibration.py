@@ -19,8 +19,8 @@ from djinn_lib_schedule.workloads import Workload
 from typer.testing import CliRunner
 
 import djinn
-from djinn import runtime
 from djinn.errors import PluginError, PluginValidationError
+from djinn.session import runtime
 
 DEVICE = "remote_accelerator:0"
 TRIES = 3

@@ -20,7 +20,7 @@ from torch import nn
 
 import djinn
 from djinn.errors import ScheduleError
-from djinn.session import Session
+from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
 

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import djinn
-from djinn import runtime
 from djinn.ir.tape import Node
+from djinn.session import runtime
 
 REMOTE = "remote_accelerator:0"
 Tensors = tuple[torch.Tensor, ...]
@@ -141,7 +141,7 @@ def test_a_repeated_call_does_not_pass_the_dispatcher(operands: tuple[Tensors, T
         assert x + y is not x + y
         before = runtime.current().recorder.dispatch
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("djinn.tensor._dispatch", lambda *_: pytest.fail("dispatched"))
+            patch.setattr("djinn.record.tensor._dispatch", lambda *_: pytest.fail("dispatched"))
             made = x + y
         assert runtime.current().recorder.dispatch == before
     assert torch.equal(made.cpu(), operands[0][0] + operands[0][1])
@@ -212,7 +212,7 @@ def test_another_session_learns_anew() -> None:
 
 def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djinn_interceptor_device.shortcuts.MAX_SHORTCUTS", 8)
-    monkeypatch.setattr("djinn.recorder.MAX_PLANS", 8)
+    monkeypatch.setattr("djinn.record.recorder.MAX_PLANS", 8)
     with torch.no_grad():
         for _ in range(3):
             for size in range(1, 40):

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from djinn import LazyTensor, runtime
+from djinn import LazyTensor
+from djinn.session import runtime
 
 
 def statistics_of_dropped_results(device: str) -> Any:

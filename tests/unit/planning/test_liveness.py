@@ -24,7 +24,7 @@ from torch.nn import functional
 import djinn
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
-from djinn.programs import lay_out, program_of
+from djinn.session.programs import lay_out, program_of
 
 DEVICE = "remote_accelerator:0"
 Work = Callable[[], Any]

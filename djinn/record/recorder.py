@@ -1,7 +1,7 @@
 """Recording: converts an operator call to a node on the tape and lazy results.
 
 The fast path, for an operation seen before with the same metadata, is `Recorder.dispatch` down to ``return``.
-Everything else is off that path, in `djinn.binding` and the session.
+Everything else is off that path, in `djinn.record.call_plans` and the session.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import attrs
 import torch
 
-from djinn.binding import Binding, Plan, change_metadata
-from djinn.devices import logical_device
-from djinn.flush_policy import Pace
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
-from djinn.tensor import LazyTensor, user_line, wrap
+from djinn.record.call_plans import Binding, Plan, change_metadata
+from djinn.record.devices import logical_device
+from djinn.record.flush_policy import Pace
+from djinn.record.tensor import LazyTensor, user_line, wrap
 
 MAX_PLANS = 2048
 """Entries in each of the metadata cache's two generations; an entry not used for that many others is dropped."""

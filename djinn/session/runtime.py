@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from djinn import devices
-from djinn import tensor as lazy
-from djinn.connecting import connect
 from djinn.errors import UnsupportedTensorError
-from djinn.interrupts import use_pythons_handler
 from djinn.kinds import Connection, Interceptor
+from djinn.record import devices
+from djinn.record import tensor as lazy
+from djinn.session.connecting import connect
+from djinn.session.interrupts import use_pythons_handler
 
 if TYPE_CHECKING:
-    from djinn.config import Config
-    from djinn.session import Session
+    from djinn.session.config import Config
+    from djinn.session.session import Session
 
 log = logging.getLogger("djinn.runtime")
 
@@ -62,7 +62,7 @@ def init(server: str | None = None, **settings: Any) -> Session:
     Args:
         server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``,
             operations run in this process.
-        **settings: See `djinn.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
+        **settings: See `djinn.session.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
             ``tls_cert``, ``tls_key``, ``device``, ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``,
             ``log_component``, ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``,
             ``recovery_timeout_s``, ``local_fallback``.
@@ -72,7 +72,7 @@ def init(server: str | None = None, **settings: Any) -> Session:
         PluginError: A plugin is missing, broken or ambiguous.
         TransportError: The server cannot be reached, or refuses the connection.
     """
-    from djinn.config import Config
+    from djinn.session.config import Config
 
     overrides = {**settings} if server is None else {**settings, "server": server}
     config = Config.resolve(overrides, os.environ)
@@ -97,9 +97,9 @@ def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
 
 def _start(config: Config) -> Session:
     global _session, _process, _init_time_ms
-    from djinn.logs import configure
-    from djinn.plugins import Plugins
-    from djinn.session import Session
+    from djinn.plugins.manager import Plugins
+    from djinn.session.logs import configure
+    from djinn.session.session import Session
 
     if torch.utils.data.get_worker_info() is not None:
         # PyTorch would collate the tensors into shared memory on their device, which would end the worker.
@@ -138,7 +138,7 @@ def current() -> Session:
     session = _session
     if session is not None and _process == os.getpid():
         return session
-    from djinn.config import Config
+    from djinn.session.config import Config
 
     with _lock:
         if _session is not None and _process == os.getpid():

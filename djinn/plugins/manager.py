@@ -15,14 +15,14 @@ import attrs
 import pluggy
 
 from djinn import hookspecs
-from djinn._plugin_checks import check_hooks, check_object, remedy
-from djinn._plugin_selection import DEFAULTS, KINDS, PluginSelection
 from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
+from djinn.plugins.checks import check_hooks, check_object, remedy
+from djinn.plugins.selection import KINDS, PluginSelection
 
 if TYPE_CHECKING:
     from djinn.kinds import Transport
 
-__all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "installed")
+__all__ = ("Plugins", "Registered", "installed")
 
 _HOOKS: Mapping[str, str] = MappingProxyType({
     kind: f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}" for kind in KINDS

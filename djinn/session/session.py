@@ -11,12 +11,7 @@ from typing import Any
 
 import torch
 
-from djinn.binding import Binding, Plan, Planner, change_metadata
-from djinn.config import Config
-from djinn.connecting import connect
 from djinn.errors import ConfigurationError, DjinnError, SessionClosedError, TransportError
-from djinn.flush_policy import Pace
-from djinn.interrupts import SessionLock, interrupt_handler
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
@@ -26,10 +21,15 @@ from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Sha
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import TellingClassifier
-from djinn.mixing import Mixer
-from djinn.recorder import Recorder
-from djinn.single_backend import SingleBackend
-from djinn.tensor import LazyTensor, reshape_wrapper, wrap
+from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
+from djinn.record.flush_policy import Pace
+from djinn.record.host_interop import Mixer
+from djinn.record.recorder import Recorder
+from djinn.record.tensor import LazyTensor, reshape_wrapper, wrap
+from djinn.session.config import Config
+from djinn.session.connecting import connect
+from djinn.session.interrupts import SessionLock, interrupt_handler
+from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Description
 from djinn.wire.tensors import dtype_named, to_dense_cpu
 
@@ -130,13 +130,13 @@ class Session:
             log.warning("streaming flush failed; the next materialization reports it: %s", error)
 
     def flush_after(self, operations: int | str | None) -> None:
-        """Set after how many operations pending nodes are submitted; see `djinn.config.Config.flush_every`."""
+        """Set after how many operations pending nodes are submitted; see `djinn.session.config.Config.flush_every`."""
         usual = self._usual_flush_every
         self.flush_every = usual if operations == "auto" else int(operations or 0)
         self.pace.set(self.flush_every, is_fixed=operations != "auto")
 
     def keep_results(self, max_bytes: int) -> None:
-        """Set how many bytes of results are kept for reuse; see `djinn.config.Config.result_cache_bytes`."""
+        """Set how many bytes of results are kept for reuse; see `djinn.session.config.Config.result_cache_bytes`."""
         with self.lock:
             self.backend.use_cache(partial(self._open_cache, max_bytes))
 

@@ -27,7 +27,7 @@ def use_sessions(current: Callable[[], Any], running: Callable[[], Any]) -> None
     """Set how to find the session.
 
     Args:
-        current: Returns the running `djinn.session.Session`, and starts one if there is none.
+        current: Returns the running `djinn.session.session.Session`, and starts one if there is none.
         running: Returns it, or ``None``.
     """
     global _current, _running
@@ -35,12 +35,12 @@ def use_sessions(current: Callable[[], Any], running: Callable[[], Any]) -> None
 
 
 def current_session() -> Any:
-    """Return the running `djinn.session.Session`; start one if there is none."""
+    """Return the running `djinn.session.session.Session`; start one if there is none."""
     return _current()
 
 
 def running_session() -> Any:
-    """Return the running `djinn.session.Session`, or ``None``."""
+    """Return the running `djinn.session.session.Session`, or ``None``."""
     return _running()
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal, NoReturn
 
 import attrs
 
-from djinn._plugin_selection import PluginSelection
 from djinn.errors import ConfigurationError
+from djinn.plugins.selection import PluginSelection
 
 __all__ = ("ENVIRONMENT", "LOG_LEVELS", "Config")
 

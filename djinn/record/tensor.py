@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import register_pytree_node
 
-from djinn import devices, later
+from djinn import later
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.value import Value
+from djinn.record import devices
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_functions = torch._C.DisableTorchFunctionSubclass

@@ -9,7 +9,6 @@ import attrs
 import msgspec
 import torch
 
-from djinn.devices import checked_device
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import (
@@ -26,7 +25,8 @@ from djinn.ir.schema import ReturnKind, SchemaFacts
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.ir.tape import Signature
 from djinn.kinds import Inference, OperationClass, OutputSpec
-from djinn.tensor import LazyTensor, reshape_wrapper
+from djinn.record.devices import checked_device
+from djinn.record.tensor import LazyTensor, reshape_wrapper
 from djinn.wire.tensors import DTYPE_NAMES
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from djinn.config import Config
 from djinn.kinds.backend import PluginRegistry
 from djinn.kinds.transport import Connection, ConnectOptions, Transport
-from djinn.patience import patiently
+from djinn.session.config import Config
+from djinn.session.retry import patiently
 
 __all__ = ("connect",)
 

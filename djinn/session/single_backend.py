@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, ScheduleError, SessionClosedError, TransportError
-from djinn.flush_policy import Pace
 from djinn.ir.program import Layout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
@@ -17,7 +16,8 @@ from djinn.kinds import Connection
 from djinn.kinds.backend import Arrange
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.transport import CancellingConnection
-from djinn.programs import ProgramTable
+from djinn.record.flush_policy import Pace
+from djinn.session.programs import ProgramTable
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import (
     Batch,
@@ -182,7 +182,7 @@ class SingleBackend:
         Args:
             nodes: The piece; its slots contain the current numbers.
             released: Numbers of results that are released at once.
-            layout: The result of `djinn.programs.lay_out` for them.
+            layout: The result of `djinn.session.programs.lay_out` for them.
         """
         self._take(None)
         self._cache.ran(nodes)

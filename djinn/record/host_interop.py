@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from djinn.config import Config
 from djinn.errors import UnsupportedTensorError
-from djinn.interrupts import SessionLock
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Backend
-from djinn.tensor import HomeGradientError, LazyTensor, MixedGradientError
+from djinn.record.tensor import HomeGradientError, LazyTensor, MixedGradientError
+from djinn.session.config import Config
+from djinn.session.interrupts import SessionLock
 
 
 class HostSession(Protocol):

@@ -1,0 +1,8 @@
+"""Plugins: finding them, checking them, choosing among them."""
+
+from __future__ import annotations
+
+from djinn.plugins.manager import Plugins, Registered, installed
+from djinn.plugins.selection import DEFAULTS, KINDS, PluginSelection
+
+__all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "installed")

@@ -1,0 +1,1 @@
+"""Sessions: settings, connections, and the backend that takes recorded operations to executors."""
