@@ -110,7 +110,8 @@ def _install() -> None:
     """Install the interceptor that the environment chooses. An error is raised when the interceptor is first needed."""
     import os
 
-    from djinn.plugins import Plugins, PluginSelection
+    from djinn.plugins.manager import Plugins
+    from djinn.plugins.selection import PluginSelection
 
     try:
         selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))

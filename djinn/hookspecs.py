@@ -465,6 +465,9 @@ def djinn_arrange_programs(session: Session) -> Arrange | None:
         Called once for each new program, with its nodes in program order. It gives their positions in the order in
         which they run, or ``None`` for program order.
 
+    Raises:
+        Exception: Ends `djinn.init`, which raises it.
+
     Since:
         0.1.0
     """
@@ -484,6 +487,9 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
     Returns:
         ``None`` to leave the backend alone. Otherwise a function that is given what opens the backend, and returns what
         opens the wrapped one. A wrapper may open the inner backend again, on other connections.
+
+    Raises:
+        Exception: Ends `djinn.init`, which raises it.
 
     Since:
         0.1.0
@@ -505,6 +511,9 @@ def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Con
         ``None`` to leave connections alone. Otherwise a function that is given each connection and returns what takes
         its place: something with all that a `djinn.kinds.Connection` has, which passes on the optional methods that it
         finds (`djinn_lib_service.wrapping.ConnectionWrapper` does).
+
+    Raises:
+        Exception: Ends `djinn.init`, which raises it.
 
     Since:
         0.1.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from djinn.plugins.in_process import register
 from djinn.plugins.manager import Plugins, Registered, installed
 from djinn.plugins.selection import DEFAULTS, KINDS, PluginSelection
 
-__all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "installed")
+__all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "installed", "register")

@@ -82,6 +82,18 @@ def _unknown_hook(hook: str, owner: str, name: str) -> PluginValidationError:
     return PluginValidationError(f"{owner} implements the unknown hook {hook}.", hint=meant + remedy(name))
 
 
+def hook_of(kind: str) -> str:
+    """Return the hook that registers objects of a kind."""
+    return f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}"
+
+
+def kinds_of(value: Any) -> list[str]:
+    """Return the kinds whose members an object has. One whose members are among those of another does not count."""
+    found = {kind: {member for member, _ in _members(_protocol(kind))} for kind in _PROTOCOLS}
+    fitting = {kind: members for kind, members in found.items() if all(hasattr(value, member) for member in members)}
+    return [kind for kind, members in fitting.items() if not any(members < other for other in fitting.values())]
+
+
 def check_object(kind: str, value: Any, owner: str, name: str) -> None:
     """Check that an object has all members of its kind's Protocol.
 

@@ -16,17 +16,31 @@ import pluggy
 
 from djinn import hookspecs
 from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
-from djinn.plugins.checks import check_hooks, check_object, remedy
+from djinn.plugins.checks import check_hooks, check_object, hook_of, remedy
 from djinn.plugins.selection import KINDS, PluginSelection
 
 if TYPE_CHECKING:
     from djinn.kinds import Transport
 
-__all__ = ("Plugins", "Registered", "installed")
+__all__ = ("IN_PROCESS", "InProcess", "Plugins", "Registered", "installed")
 
-_HOOKS: Mapping[str, str] = MappingProxyType({
-    kind: f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}" for kind in KINDS
-})
+_HOOKS: Mapping[str, str] = MappingProxyType({kind: hook_of(kind) for kind in KINDS})
+
+
+@attrs.frozen
+class InProcess:
+    """A plugin of this process; as much of an entry point as is needed to load it."""
+
+    name: str
+    plugin: Any
+
+    def load(self) -> Any:
+        """Return the plugin."""
+        return self.plugin
+
+
+IN_PROCESS: dict[str, InProcess] = {}
+"""The plugins of this process, by name; see `djinn.plugins.in_process`."""
 
 
 @attrs.frozen
@@ -50,7 +64,9 @@ def installed() -> tuple[str, ...]:
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
 
 
-def _distribution_of(entry_point: EntryPoint) -> str:
+def _distribution_of(entry_point: EntryPoint | InProcess) -> str:
+    if isinstance(entry_point, InProcess):
+        return "this process"
     found = entry_point.dist
     return "an unknown distribution" if found is None else f"{found.name} {found.version}"
 
@@ -104,15 +120,15 @@ class Plugins:
                     raise
                 problems.append(error)
 
-        found: dict[str, list[EntryPoint]] = {}
-        for entry_point in entry_points(group=hookspecs.GROUP):
+        found: dict[str, list[EntryPoint | InProcess]] = {}
+        for entry_point in (*entry_points(group=hookspecs.GROUP), *IN_PROCESS.values()):
             found.setdefault(entry_point.name, []).append(entry_point)
         wanted = sorted(found) if names is None else list(names)
         for name in dict.fromkeys([*wanted, *sorted(made.selection.disabled)] if names is None else wanted):
             attempt(lambda name=name: made._load(name, found))  # type: ignore[misc]  # default binds the loop variable
         return made
 
-    def _load(self, name: str, found: Mapping[str, list[EntryPoint]]) -> None:
+    def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]]) -> None:
         candidates = found.get(name)
         if candidates is None:
             close = difflib.get_close_matches(name, found, 1)
@@ -137,7 +153,7 @@ class Plugins:
             self._manager.unregister(name=name)
             raise
 
-    def _import(self, name: str, entry_point: EntryPoint) -> None:
+    def _import(self, name: str, entry_point: EntryPoint | InProcess) -> None:
         try:
             plugin = entry_point.load()
         except Exception as error:

@@ -13,6 +13,7 @@ import torch
 
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError, PluginValidationError
 from djinn.plugins import DEFAULTS, Plugins, PluginSelection
+from djinn.plugins.manager import IN_PROCESS
 from djinn.session import runtime
 from djinn_lib_graph import annotated as model
 from djinn_lib_graph.annotated import AnnotatedGraph
@@ -30,7 +31,7 @@ def _plugins() -> Plugins:
     global _loaded
     if runtime.is_initialized():
         return cast("Plugins", runtime.current().plugins)
-    if _loaded is None:
+    if _loaded is None or IN_PROCESS:
         _loaded = Plugins.load(PluginSelection.parse(os.environ.get("DJINN_PLUGINS", "")))
     return _loaded
 

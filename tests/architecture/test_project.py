@@ -17,7 +17,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-FOLDERS = sorted(path.name for path in (ROOT / "plugins").iterdir() if path.is_dir() and path.name.startswith("djinn_"))
+PACKAGES = sorted(path.name for path in (ROOT / "plugins").glob("djinn_*") if path.is_dir())
+NO_PLUGINS = {"djinn_cli", "djinn_memory_tiered"}
+"""The command line, and a policy of servers that has no hook yet; libraries are no plugins either."""
+LIBRARIES = [name for name in PACKAGES if name.startswith("djinn_lib_")]
+FOLDERS = [name for name in PACKAGES if name not in {*NO_PLUGINS, *LIBRARIES}]
 COMMAND = "python3 -m pip install -c constraints.txt nox && python3 -m nox"
 
 
@@ -29,14 +33,13 @@ def test_every_folder_of_plugins_is_an_entry_point_and_the_other_way_round() -> 
 def test_the_import_contracts_know_every_package() -> None:
     linter = PROJECT["tool"]["importlinter"]
     contracts = {contract["id"]: contract for contract in linter["contracts"]}
-    assert sorted(linter["root_packages"]) == sorted(["djinn", "djinn_conformance", *FOLDERS])
-    assert sorted(contracts["kernel"]["forbidden_modules"]) == sorted(["djinn_conformance", *FOLDERS])
+    assert sorted(linter["root_packages"]) == sorted(["djinn", "djinn_conformance", *PACKAGES])
+    assert sorted(contracts["kernel"]["forbidden_modules"]) == sorted(["djinn_conformance", *PACKAGES])
     assert sorted(contracts["plugins"]["modules"]) == FOLDERS
     assert sorted(contracts["conformance"]["forbidden_modules"]) == FOLDERS
-    own = {path.stem for path in (ROOT / "djinn").iterdir()
-           if path.suffix == ".py" or (path.is_dir() and (path / "__init__.py").exists())}
-    listed = [*contracts["model"]["source_modules"], *contracts["model"]["forbidden_modules"]]
-    assert {name.removeprefix("djinn.") for name in listed} == own - {"__init__"}
+    assert sorted(contracts["libraries-plugins"]["source_modules"]) == LIBRARIES
+    assert sorted(contracts["libraries-plugins"]["forbidden_modules"]) == sorted(
+        ["djinn_conformance", *FOLDERS, *NO_PLUGINS])
 
 
 def test_the_readme_has_the_two_commands_and_ci_runs_the_second() -> None:
@@ -67,8 +70,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_carries_kernel_plugins_kit_and_specs(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    sources = {path for root in ("djinn", *(f"plugins/{folder}" for folder in FOLDERS), "conformance/djinn_conformance")
-               for path in (ROOT / root).rglob("*.py")}
+    roots = ("djinn", *(f"plugins/{folder}" for folder in PACKAGES), "conformance/djinn_conformance")
+    sources = {path for root in roots for path in (ROOT / root).rglob("*.py")}
     wanted = {os.fspath(path.relative_to(ROOT)).removeprefix("plugins/").removeprefix("conformance/")
               for path in sources}
     wanted |= {f"djinn_conformance/{path.relative_to(ROOT)}" for path in (ROOT / "specs").rglob("*.toml")}
@@ -78,7 +81,7 @@ def test_the_wheel_carries_kernel_plugins_kit_and_specs(wheel: zipfile.ZipFile) 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == {"djinn", "djinn_conformance", "djinn_start.py", "djinn_torch-0.1.0.dist-info", *FOLDERS}
+    assert tops == {"djinn", "djinn_conformance", "djinn_start.py", "djinn_torch-0.1.0.dist-info", *PACKAGES}
     assert not [name for name in wheel.namelist() if "__pycache__" in name]
 
 
