@@ -15,7 +15,7 @@ QUICK_S = 0.05
 PREFILL_SHARE = 0.2
 """Fraction of the limit up to which KV caches are evicted no sooner than other cold storages."""
 DECODE_SHARE = 0.6
-"""The same fraction while a session decodes; see `djinn.planning`."""
+"""The same fraction while a session decodes; see `djinn_lib_schedule`."""
 
 
 class Rank(IntEnum):

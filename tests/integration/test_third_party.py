@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
+from djinn_cli.listing import rows_of
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.schedule import DeviceInfo
@@ -68,7 +69,7 @@ def test_the_scheduler_is_found_by_entry_point_and_replaces_the_default() -> Non
     found = plugins.find("scheduler", "single")
     assert (found.name, found.plugin) == ("reverse", "djinn-scheduler-reverse")
     assert found.distribution == "djinn-scheduler-reverse 0.1.0"
-    row = next(row for row in plugins.rows() if row.plugin == "djinn-scheduler-reverse")
+    row = next(row for row in rows_of(plugins) if row.plugin == "djinn-scheduler-reverse")
     assert (row.active, row.replaced) == (True, "djinn-scheduler-single")
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import typer
+from djinn_cli.commands import add_commands
+from djinn_cli.listing import rows_of
+from djinn_lib_schedule.schedule import ExecutionSchedule
 
+import djinn
+import djinn.plugins
 from djinn.errors import (
     AmbiguousPluginError,
     ConfigurationError,
@@ -120,7 +127,7 @@ def test_a_plugin_that_is_switched_off_is_not_imported(install: Install) -> None
     install("acme-broken", "raise RuntimeError('must not be imported')")
     plugins = Plugins.load(PluginSelection.parse("-acme-broken"))
     assert plugins.disabled == {"acme-broken": "acme-broken 1.2.3"}
-    assert [(row.active, row.note) for row in plugins.rows() if row.plugin == "acme-broken"] == [
+    assert [(row.active, row.note) for row in rows_of(plugins) if row.plugin == "acme-broken"] == [
         (False, "switched off")]
 
 
@@ -131,9 +138,9 @@ def test_a_replacement_is_used_and_says_what_it_replaced(install: Install, selec
     names = ["acme-scheduler", "djinn-scheduler-single"]
     plugins = Plugins.load(PluginSelection.parse(selection), names=names)
     assert plugins.choose("scheduler", "single").name == "acme"
-    row = next(row for row in plugins.rows() if row.name == "acme")
+    row = next(row for row in rows_of(plugins) if row.name == "acme")
     assert (row.active, row.replaced) == (True, "djinn-scheduler-single")
-    assert [row.active for row in plugins.rows() if row.plugin == "djinn-scheduler-single"] == [False]
+    assert [row.active for row in rows_of(plugins) if row.plugin == "djinn-scheduler-single"] == [False]
 
 
 def test_two_plugins_with_one_name_are_ambiguous_until_one_is_switched_off(install: Install) -> None:
@@ -358,15 +365,16 @@ def test_session_hooks_reach_every_plugin(install: Install) -> None:
     plugins = Plugins.load()
     plugins.hook.djinn_session_closed(stats={"operations": 3})
     assert sys.modules["acme_watcher"].seen == [{"operations": 3}]
-    assert ("hook", "djinn_session_closed") in [(row.kind, row.name) for row in plugins.rows()]
+    assert ("hook", "djinn_session_closed") in [(row.kind, row.name) for row in rows_of(plugins)]
 
 
 def test_commands_are_added_and_put_down_to_their_plugin(install: Install) -> None:
     install("acme-command", COMMAND.format(name="greet"))
     app = typer.Typer()
     plugins = Plugins.load()
-    plugins.add_commands(app)
-    assert ("command", "greet", "acme-command") in [(row.kind, row.name, row.plugin) for row in plugins.rows()]
+    commands = add_commands(plugins, app, [])
+    assert ("command", "greet", "acme-command") in [
+        (row.kind, row.name, row.plugin) for row in rows_of(plugins, commands)]
     assert "greet" in [command.name for command in app.registered_commands]
 
 
@@ -375,11 +383,9 @@ def test_two_commands_of_one_name_are_an_error_and_the_second_is_taken_back(inst
     install("zeta-command", COMMAND.format(name="greet"))
     problems: list[PluginError] = []
     app = typer.Typer()
-    Plugins.load().add_commands(app, problems=problems)
+    add_commands(Plugins.load(), app, problems)
     assert [command.name for command in app.registered_commands].count("greet") == 1
     assert ["zeta-command" in problem.summary and "greet" in problem.summary for problem in problems] == [True]
-    with pytest.raises(PluginValidationError, match="zeta-command"):
-        Plugins.load().add_commands(typer.Typer())
 
 
 def test_loading_only_some_plugins_leaves_the_others_alone(install: Install) -> None:
@@ -393,3 +399,81 @@ def test_importing_the_plugin_machinery_imports_nothing_heavy() -> None:
     code = "import sys, djinn.plugins; print(sorted({'cattrs', 'rich', 'typer', 'networkx'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Plugins of this process.
+
+
+def test_a_scheduler_a_pattern_and_an_observer_need_no_package() -> None:
+    seen: list[str] = []
+
+    class Backwards:
+        name = "backwards"
+
+        def schedule(self, graph: Any, devices: Any) -> ExecutionSchedule:
+            seen.append(self.name)
+            order = tuple(node.id for node in graph.topological_sort())
+            return ExecutionSchedule(order, dict.fromkeys(order, devices[0].id), scheduler=self.name)
+
+    class Nothing:
+        name = "nothing"
+
+        def find(self, graph: Any) -> list[Any]:
+            seen.append(self.name)
+            return []
+
+    class Reader:
+        name = "reader"
+
+        def observe(self, stats: Mapping[str, int]) -> None:
+            seen.append(self.name)
+
+    taken_back = [djinn.plugins.register(plugin) for plugin in (Backwards(), Nothing(), Reader())]
+    try:
+        djinn.init(plugins=["scheduler=backwards"])
+        assert (torch.ones(3, device="remote_accelerator:0") * 2).sum().item() == 6
+        with djinn.capture() as captured:
+            torch.ones(3, device="remote_accelerator:0") + 1
+        assert captured.patterns == ()
+    finally:
+        djinn.shutdown()
+        for take_back in taken_back:
+            take_back()
+    assert seen[0] == "backwards"
+    assert {"nothing", "reader"} <= set(seen)
+    assert "backwards" not in Plugins.load().registered("scheduler")
+
+
+def test_a_cell_that_runs_again_replaces_its_plugin() -> None:
+    class Reader:
+        name = "reader"
+
+        def observe(self, stats: Mapping[str, int]) -> None:
+            """Read nothing."""
+
+    first, second = Reader(), Reader()
+    djinn.plugins.register(first)
+    take_back = djinn.plugins.register(second)
+    try:
+        assert second in Plugins.load().all("observer")
+        assert first not in Plugins.load().all("observer")
+    finally:
+        take_back()
+
+
+def test_an_object_of_no_kind_is_refused_and_so_is_one_of_several() -> None:
+    with pytest.raises(PluginValidationError, match="is of no kind"):
+        djinn.plugins.register(object())
+
+    class Both:
+        name = "both"
+
+        def find(self, graph: Any) -> list[Any]:
+            return []
+
+        def observe(self, stats: Mapping[str, int]) -> None:
+            """Read nothing."""
+
+    with pytest.raises(PluginValidationError, match="is of pattern and observer"):
+        djinn.plugins.register(Both())
+    djinn.plugins.register(Both(), "observer")()
