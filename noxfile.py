@@ -85,9 +85,9 @@ def tests(session: nox.Session) -> None:
     for report in reports:
         report.unlink(missing_ok=True)
     together, alone = (("-o", "junit_family=xunit1", f"--junitxml={report}") for report in reports)
-    # By file, since tests of one file share servers; in the order of `testpaths`. Six processes more than there are
+    # By file, since tests of one file share servers; in the order of `testpaths`. Three processes more than there are
     # processors, because tests wait for servers, and others may be at work. One thread each.
-    processes = min(8, (os.cpu_count() or 1) + 6)
+    processes = min(8, (os.cpu_count() or 1) + 3)
     session.run("pytest", "-n", str(processes), "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone",
                 *together, env={**PROFILE, "OMP_NUM_THREADS": "1"}, success_codes=[0, 1])
     session.run("pytest", "-m", "alone", *alone, env=PROFILE, success_codes=[0, 1])

@@ -306,6 +306,11 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     plugins = Plugins.load(config.selection)
     for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
         plugins.choose(kind, usual)
+    # Only this process may see the secrets.
+    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
+    knows_secrets = bool(config.token or not _SECRETS.isdisjoint(os.environ))
+    nursery = begin_nursery(environment) if knows_secrets else fork_nursery(partial(prepare, plugins))
     scheme = offer.address.partition("://")[0]
     transport = plugins.transport_for(scheme)
     hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
@@ -329,11 +334,6 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
                      memory_warning=now.memory_warning, memory_critical=now.memory_critical,
                      public_digests=public_digests, takes_turns=bool(now.tokens), lease_s=now.lease_s)
 
-    # Only this process may see the secrets.
-    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
-    # Forks inherit what this process has in memory.
-    knows_secrets = bool(offer.tokens or offer.tls_cert or config.token or not _SECRETS.isdisjoint(os.environ))
-    nursery = begin_nursery(environment) if knows_secrets else fork_nursery(partial(prepare, plugins))
     exchange = Exchange(PeerRules.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
                         plugins.transport_for)
     supervisor = Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}, devices=offer.devices,

@@ -25,7 +25,9 @@ _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch._dynamo"])
+# What djinn imports of others is the same for everybody, too.
+_FORKS.set_forkserver_preload(
+    ["torch._dynamo", "attrs", "http.server", "msgspec", "pluggy", "rich.table", "typer.main"])
 
 
 class WarmPython:
