@@ -33,16 +33,26 @@ def _opened(subject: Subject, max_bytes: int) -> Iterator[Session]:
 
 
 @law("cache.results_equal", effort=0.5)
-@given(chain=chains(6))
-def test_results_equal(subject: Subject, chain: Chain) -> None:
-    """Run a program several times on the same values, which it may write, and compare its results each time."""
+@given(chain=chains(6), written=st.integers(0, 2), amount=st.sampled_from([0.5, -1.0, 2.0]))
+def test_results_equal(subject: Subject, chain: Chain, written: int, amount: float) -> None:
+    """Run a program several times on the same values, which it may write, and which are written in between."""
     with _opened(subject, _MANY_BYTES) as session:
         mine, theirs = [tensor.to(session.device) for tensor in given_matrices()], given_matrices()
-        for time in range(_TIMES):
-            there, here = apply_chain(chain, mine), apply_chain(chain, theirs)
+        for time in range(2 * _TIMES):
+            there, here = _pure(mine), _pure(theirs)
+            expect_same_tensor(there.cpu(), here, f"what is kept, the {time + 1}. time", f"{subject}: {chain}")
+            if time == _TIMES:
+                mine[written].mul_(amount)
+                theirs[written].mul_(amount)
+            made, wanted = apply_chain(chain, mine), apply_chain(chain, theirs)
             for index in (-1, 0):
-                expect_same_tensor(there[index].cpu(), here[index], f"value {index}, the {time + 1}. time",
+                expect_same_tensor(made[index].cpu(), wanted[index], f"value {index}, the {time + 1}. time",
                                    f"{subject}: {chain}")
+
+
+def _pure(given: list[torch.Tensor]) -> torch.Tensor:
+    """Compute something that is worth keeping, of all that is given."""
+    return ((given[0] @ given[1]).tanh() @ given[2]).sum(0)
 
 
 @law("cache.limit_kept", effort=0.3)

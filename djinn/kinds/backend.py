@@ -82,7 +82,8 @@ class Backend(Protocol):
         A backend owns its connections.
 
     Laws:
-        Those of the kind ``backend``, in ``specs/kinds/backend.toml``, and those of sessions.
+        backend.results_equal, backend.tape_taken, backend.values_freed, backend.failures_raised, backend.random_equal,
+        backend.executors_listed, backend.closed_is_final
     """
 
     materializations: int
@@ -221,7 +222,7 @@ class BackendFactory(Protocol):
     """Makes backends for sessions with several executors.
 
     Laws:
-        Those of the kind ``backend``, in ``specs/kinds/backend.toml``.
+        Those of `Backend`.
     """
 
     name: str

@@ -28,7 +28,7 @@ class SubmissionCache:
         One thread at a time.
 
     Laws:
-        session.reuse_invisible
+        cache.results_equal, cache.limit_kept, cache.values_freed, cache.counts_named
     """
 
     counts: Mapping[str, int] = MappingProxyType(dict.fromkeys(
@@ -78,11 +78,7 @@ class SubmissionCache:
 
 
 class CacheFactory(Protocol):
-    """Makes caches of results.
-
-    Laws:
-        session.reuse_invisible
-    """
+    """Makes caches of results."""
 
     name: str
 

@@ -11,8 +11,7 @@ import msgspec
 import torch
 
 from djinn.errors import DjinnError, LimitError, PeerError, ProtocolError, UnknownHandleError
-from djinn.kinds.executor import Executor
-from djinn.kinds.guard import Watch
+from djinn.kinds import Executor, Watch
 from djinn.wire import messages
 from djinn.wire.messages import (
     GENERATOR_HANDLE,

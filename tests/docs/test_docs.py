@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import importlib
 import inspect
 import json
 import os
@@ -19,10 +20,10 @@ import attrs
 import pytest
 import typer.main
 from djinn_cli.app import build
+from djinn_conformance import specs
 from warm import WarmPython, run_pytest
 
 import djinn
-from djinn import kinds
 from djinn.plugins import KINDS
 from djinn.session.config import ENVIRONMENT, Config
 
@@ -31,9 +32,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 EVERYTHING = "\n".join(page.read_text() for page in PAGES)
 HOW_TOS = {kind: DOCS / "plugins" / f"{kind}.md" for kind in KINDS}
-OTHERWISE_NAMED = {"shapes": kinds.ShapeInference, "executor": kinds.ExecutorFactory, "source": kinds.GraphSource}
-PROTOCOLS = OTHERWISE_NAMED | {
-    kind: getattr(kinds, kind.capitalize()) for kind in KINDS if kind not in OTHERWISE_NAMED}
+PROTOCOLS = {kind: specs.kind_spec(kind).protocol for kind in KINDS}
 ADDRESS = "tcp://127.0.0.1:7777"
 """Where the documents let the server listen; the tests' own listens on a free port instead."""
 QUICK = ("analyzer", "classifier", "exporter", "observer", "source")
@@ -222,11 +221,13 @@ def test_the_example_of_a_kind_keeps_its_laws(kind: str, tmp_path: Path, site: P
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_page_of_a_kind_names_its_hook_members_laws_and_check(kind: str) -> None:
     text = HOW_TOS[kind].read_text()
-    protocol = PROTOCOLS[kind]
+    module, _, name = PROTOCOLS[kind].rpartition(".")
+    protocol = getattr(importlib.import_module(module), name)
+    public = module if module.endswith(".kinds") else module.rpartition(".")[0]
     members = {name for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"}
     members |= set(inspect.get_annotations(protocol))
     laws = tomllib.loads((ROOT / "specs" / "kinds" / f"{kind}.toml").read_text())["laws"]
-    wanted = [f"djinn_register_{kind.rstrip('s')}", f"djinn.kinds.{protocol.__name__}", f"specs/kinds/{kind}.toml",
+    wanted = [f"djinn_register_{kind.rstrip('s')}", f"{public}.{name}", f"specs/kinds/{kind}.toml",
               *(law["id"] for law in laws)]
     assert [word for word in wanted if word not in text] == []
     assert [name for name in sorted(members) if not re.search(rf"`{name}\b", text)] == []

@@ -33,7 +33,7 @@ def by_hand(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> to
 def told() -> Iterator[list[ExecutionPhase]]:
     """Phases of the messages that a session sends, as its server understands them."""
     djinn.init()
-    connection: Any = runtime.current().handing_over.links[0].connection
+    connection: Any = runtime.current().backend.executors[0].connection
     phases: list[ExecutionPhase] = []
     latest = UNKNOWN
     submit, request = connection.submit, connection.request

@@ -45,6 +45,14 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
 _shared: list[SessionService] = []
 
 
+def _without_lowest_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is torch.bool or not tensor.numel():
+        return tensor
+    made = tensor.clone()
+    made.as_strided((made.numel(),), (1,)).view(torch.uint8)[::made.itemsize] = 0
+    return made
+
+
 class _Connection:
     def __init__(self, address: str, executor: Executor, flaw: str) -> None:
         self.address = address
@@ -89,7 +97,7 @@ class _Connection:
         if self._flaw == "contiguous":
             data = [tensor.contiguous() for tensor in data]
         if self._flaw == "halves":
-            data = [tensor.half().to(tensor.dtype) if tensor.dtype is torch.float32 else tensor for tensor in data]
+            data = list(map(_without_lowest_bytes, data))
         return result, data
 
     def close(self) -> None:

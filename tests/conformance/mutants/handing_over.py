@@ -66,7 +66,7 @@ MUTANTS = (
            "djinn_executor_torch.random:TorchRandomState.lent_to_device", "self._state = generator.get_state()", "pass",
            within=_DRAWS),
     mutant("state-set-too-late", "session.programs_equal", "djinn.session.session:Session.set_random_state",
-           "self.link.flush()", "pass",
+           "self.backend.flush()", "pass",
            within="random_state:*"),
     # Lifetimes.
     mutant("never-freed", "session.handles_freed", "djinn.session.single_backend:SingleBackend._take",

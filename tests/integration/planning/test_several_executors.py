@@ -80,11 +80,11 @@ def test_nodes_run_where_the_schedule_says_and_move_what_it_says(session: Sessio
     x = torch.randn(4, WIDE).to(DEVICE)
     djinn.synchronize()
     fleet = fleet_of(session)
-    before = [link.nodes_sent for link in fleet.links]
+    before = [link.nodes_sent for link in fleet.executors]
     djinn.reset_stats()
     djinn.execute(schedule, [x])
     djinn.synchronize()
-    sent = [link.nodes_sent - count for link, count in zip(fleet.links, before, strict=True)]
+    sent = [link.nodes_sent - count for link, count in zip(fleet.executors, before, strict=True)]
     expected = [sum(place == f"remote_accelerator:{index}" for place in schedule.devices.values())
                 + sum(f"remote_accelerator:{index}" in places for places in schedule.replicas.values())
                 for index in range(3)]
