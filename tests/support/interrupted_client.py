@@ -275,9 +275,14 @@ def storm() -> None:
     layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(10)]).to(DEVICE)
     optimizer = torch.optim.SGD(layers.parameters())
     given = torch.ones(4, 8).to(DEVICE)
-    heard = 0
+    heard, has_begun = 0, False
 
     def train() -> None:
+        nonlocal has_begun
+        if not has_begun:
+            # From here on the next interrupt may come, also before this function returns.
+            has_begun = True
+            say("waits")
         while heard < STORM:
             hidden = layers(given)
             hidden.register_hook(lambda gradient: gradient * 1)
@@ -293,7 +298,6 @@ def storm() -> None:
             except KeyboardInterrupt:
                 heard += 1
 
-    say("waits")
     # The next one may come before the first of these knows that it has heard one.
     again(lambda: again(lambda: again(train)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
