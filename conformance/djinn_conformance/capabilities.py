@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from djinn.errors import ConfigurationError
-from djinn.kinds import CarryingTransport, ConnectOptions, ListenOptions
+from djinn.kinds import ConnectOptions, ListenOptions, PeerTransport
 from djinn_conformance.assertions import Tolerance
 from djinn_conformance.certificates import certificates
 from djinn_conformance.oracle import has_eager_stream
@@ -77,7 +77,7 @@ FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "executor.eager_stream": _has_eager_stream,
     "session.computes": _computes,
     "session.served": lambda subject: bool(subject.registered.value.served),
-    "transport.carries": lambda subject: isinstance(subject.registered.value, CarryingTransport),
+    "transport.carries": lambda subject: isinstance(subject.registered.value, PeerTransport),
     "transport.listens": listens,
     "transport.resumes": lambda subject: bool(getattr(subject.registered.value, "resumes", False)),
 }

@@ -12,7 +12,7 @@ from djinn.plugins import DEFAULTS, Registered
 from djinn.session import runtime
 from djinn.session.session import Session
 from djinn_conformance.harness import served
-from djinn_conformance.scattered import scatter
+from djinn_conformance.random_placement import scatter
 from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
 from djinn_conformance.tally import IN_PROCESS, SERVED

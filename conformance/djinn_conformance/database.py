@@ -17,7 +17,7 @@ import torch
 
 from djinn.errors import UnknownOperatorError, UnsupportedTensorError
 from djinn.session import runtime
-from djinn_conformance.lazily import compare, copies, sent
+from djinn_conformance.remote_calls import compare, copies, sent
 from djinn_conformance.seeding import undisturbed
 
 __all__ = ("DTYPES", "STATUSES", "Difference", "Direction", "Unit", "Verdict", "judge", "operators", "units")

@@ -15,25 +15,25 @@ from typing import Self
 
 import msgspec
 import torch
-from djinn_lib_service.mailbox import MailRoom
-from djinn_lib_service.post import MailPost, deliver
+from djinn_lib_service.mailbox import InboxRegistry
+from djinn_lib_service.peer_exchange import PeerExchange, deliver
+from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions
 from djinn_lib_service.service import SessionService
-from djinn_lib_service.steady import Resumable, SteadyChannel
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
 from djinn.kinds import (
     Bounds,
-    Carrier,
-    CarryingTransport,
     Channel,
     Connection,
     ConnectOptions,
     Executor,
     Listener,
+    PeerConnection,
+    PeerTransport,
     Transport,
     Watch,
 )
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Hello, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, PeerHello, Welcome
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 
@@ -67,13 +67,13 @@ class Place:
     def __init__(self, subject: Subject, change: Callable[[Channel], Channel] = lambda channel: channel) -> None:
         self._subject = subject
         self._change = change
-        self._resumable = Resumable()
+        self._resumable = ResumableSessions()
         self._transport: Transport = subject.registered.value
         self._listener: Listener | None = None
         self._executor: Executor | None = None
         self._channels: list[Channel] = []
         self._threads: list[threading.Thread] = []
-        self._room = MailRoom()
+        self._room = InboxRegistry()
         self.faults: list[BaseException] = []
         self.address = f"{self._transport.scheme}://"
         if listens(subject):
@@ -146,7 +146,7 @@ class Place:
         session = secrets.token_hex(8)
         welcome = Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder,
                           self._executor.device, session)
-        if isinstance(hello, Courier):
+        if isinstance(hello, PeerHello):
             deliver(channel, sequence, hello, self._room, welcome)
             return False
         if not isinstance(hello, Hello):
@@ -156,13 +156,13 @@ class Place:
                 channel, sequence, msgspec.structs.replace(welcome, resume=hello.resume, lease_s=LEASE_S, taken=taken)))
             return True
         mailbox = self._room.open()
-        steady = SteadyChannel(channel, sequence, LEASE_S if hello.resumes else 0.0)
+        steady = ResumableChannel(channel, sequence, LEASE_S if hello.resumes else 0.0)
         key = self._resumable.add(steady)
         channel.send(sequence, msgspec.structs.replace(
             welcome, mailbox=mailbox.key, resume=key if hello.resumes else b"", lease_s=steady.lease_s, taken=sequence))
         channel.greeted()
         self._channels.append(steady)
-        post = MailPost(session, mailbox, self._carry)
+        post = PeerExchange(session, mailbox, self._carry)
         try:
             self._answer_all(steady, SessionService(self._executor, travels=True, post=post,
                                                      watch=watch_over(self._executor)))
@@ -173,8 +173,8 @@ class Place:
             self._room.remove(mailbox)
         return False
 
-    def _carry(self, address: str, courier: Courier) -> Carrier:
-        if not isinstance(self._transport, CarryingTransport):
+    def _carry(self, address: str, courier: PeerHello) -> PeerConnection:
+        if not isinstance(self._transport, PeerTransport):
             raise ProtocolError(f"{self._transport.name} carries nothing to {address}.")
         return self._transport.carry(address, courier, ConnectOptions())
 

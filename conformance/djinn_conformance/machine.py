@@ -20,8 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import djinn
 from djinn.session.session import Session
 from djinn_conformance.assertions import expect, expect_equal, violated
-from djinn_conformance.lines import Drawer, table
-from djinn_conformance.twins import (
+from djinn_conformance.differential import (
     Line,
     Twin,
     brought_home,
@@ -33,6 +32,7 @@ from djinn_conformance.twins import (
     settle,
     version_offset,
 )
+from djinn_conformance.program_forms import Drawer, table
 
 __all__ = ("FLUSHES", "Machine", "Statistics")
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from djinn_conformance.journal import Journal
-from djinn_conformance.lazily import sent
+from djinn_conformance.remote_calls import sent
 from djinn_conformance.training import Case, training_spec
 
 __all__ = ("cases",)

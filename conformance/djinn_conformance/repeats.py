@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812  # PyTorch's conventional name
 from djinn.session import runtime
 from djinn_conformance.database import MOST_ELEMENTS, Direction, Unit, operators
 from djinn_conformance.expectations import expected
-from djinn_conformance.lazily import compare, copies, sent
+from djinn_conformance.remote_calls import compare, copies, sent
 from djinn_conformance.seeding import quietly, undisturbed
 
 __all__ = ("Repeat", "combinations", "differences", "named", "repeats")

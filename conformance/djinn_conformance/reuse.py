@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from djinn.session.session import Session
+from djinn_conformance.differential import Line, compare_values
 from djinn_conformance.machine import Machine, Statistics
 from djinn_conformance.refusals import overlaps_itself
-from djinn_conformance.twins import Line, compare_values
 
 __all__ = ("ReusingMachine", "reused")
 

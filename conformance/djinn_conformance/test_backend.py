@@ -19,7 +19,7 @@ from djinn.session.session import Session
 from djinn_conformance.assertions import expect, expect_equal, expect_same_tensor, violated
 from djinn_conformance.chains import Chain, apply_chain, chains, given_matrices
 from djinn_conformance.laws import law
-from djinn_conformance.scattered import scatter
+from djinn_conformance.random_placement import scatter
 from djinn_conformance.subjects import Subject
 
 _EXECUTORS = 2

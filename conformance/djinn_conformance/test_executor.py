@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.abilities import EarlyProgram, StoppableProgram
+from djinn_lib_service.capabilities import StoppableProgram, SupportsSpeculation
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -114,7 +114,7 @@ _TAKEN_OVER = Recording(tuple(filled((2, 3), torch.float32, number) for number i
 def test_purity_true(subject: Subject, executor: Executor, recording: Recording) -> None:
     """Run programs declared pure twice, and check everything that they might have changed."""
     (part, compiled), = prepare(executor, _cut(recording, []))
-    if not isinstance(compiled, EarlyProgram) or not compiled.is_pure(list(part.numbers)):
+    if not isinstance(compiled, SupportsSpeculation) or not compiled.is_pure(list(part.numbers)):
         return
     where, random = f"{subject}: {recording}", executor.random_state(0)
     inputs = [executor.put(tensor) for tensor in recording.inputs]

@@ -16,9 +16,9 @@ from djinn.session.session import Session
 from djinn_conformance.assertions import expect
 from djinn_conformance.compositions import is_second
 from djinn_conformance.laws import active_profile, as_found, is_thorough, law
-from djinn_conformance.lines import table
 from djinn_conformance.machine import FLUSHES, Machine, Statistics
-from djinn_conformance.pressure import PressedMachine, pressed
+from djinn_conformance.memory_pressure import PressedMachine, pressed
+from djinn_conformance.program_forms import table
 from djinn_conformance.refusals import leaves_out_overlaps
 from djinn_conformance.reuse import ReusingMachine
 from djinn_conformance.subjects import Subject

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from djinn.record.tensor import LazyTensor
 from djinn.session.session import Session
 from djinn_conformance.assertions import Tolerance, expect_equal, expect_same_tensor
-from djinn_conformance.deaths import handing_over_each, let_die, recovering
+from djinn_conformance.crashes import handing_over_each, let_die, recovering
 from djinn_conformance.families import OperatorSpec, specs_of
 from djinn_conformance.family_groups import Group, groups
 from djinn_conformance.family_strategies import programs

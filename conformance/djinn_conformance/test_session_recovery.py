@@ -9,7 +9,7 @@ import torch
 
 from djinn.session.session import Session
 from djinn_conformance.assertions import expect, expect_equal, expect_same_tensor
-from djinn_conformance.deaths import VirtualTime, let_die, recovering
+from djinn_conformance.crashes import VirtualTime, let_die, recovering
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from djinn.ir.tape import Node, Tape
     from djinn.ir.value import Slot
     from djinn.plugins.selection import PluginSelection
-    from djinn.record.flush_policy import Pace
+    from djinn.record.flush_policy import AdaptiveFlush
     from djinn.session.config import Config
 
 __all__ = ("Arrange", "Backend", "BackendContext", "BackendFactory", "OpenBackend", "RemoteExecutor")
@@ -206,7 +206,7 @@ class BackendContext:
     device: torch.device
     """The logical device; the first, if there are several."""
     classifier: Classifier
-    pace: Pace
+    pace: AdaptiveFlush
     """When to hand over; to be told when that happens."""
     numbers: Iterator[int]
     """Gives numbers to values."""

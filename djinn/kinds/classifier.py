@@ -59,7 +59,7 @@ class Classifier(Protocol):
 
 
 @runtime_checkable
-class TellingClassifier(Classifier, Protocol):
+class SupportsPhase(Classifier, Protocol):
     """Optional methods of a `Classifier` that let servers learn which work is urgent."""
 
     def tells_phase(self, operator: torch._ops.OpOverload) -> bool:
@@ -75,7 +75,7 @@ class TellingClassifier(Classifier, Protocol):
 
 
 @runtime_checkable
-class CandidClassifier(Classifier, Protocol):
+class SupportsEffects(Classifier, Protocol):
     """Optional methods of a `Classifier` that allow results to be reused."""
 
     def hides_effects(self, operator: torch._ops.OpOverload) -> bool:

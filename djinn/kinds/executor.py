@@ -33,7 +33,7 @@ class RandomState(Protocol):
 class CompiledProgram(Protocol):
     """A program ready to run.
 
-    A program that may run before the client requests it is also a `djinn_lib_service.abilities.EarlyProgram`.
+    A program that may run before the client requests it is also a `djinn_lib_service.capabilities.SupportsSpeculation`.
     """
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.kinds.executor import Executor
-from djinn.wire.messages import Batch, Courier, Message, Parcel, Result, Welcome
+from djinn.wire.messages import Batch, Message, Parcel, PeerHello, Result, Welcome
 
 PINNED_NAME = "worker.djinn.invalid"
 """The name in pinned certificates. It is never resolved: a client trusts exactly one certificate."""
@@ -44,7 +44,7 @@ class ConnectOptions:
     open_executor: Callable[[], Executor] | None = None
     """Opens an executor in this process, for transports without a server."""
     is_gone: Callable[[], bool] | None = None
-    """Whether a `Carrier` is no longer needed; checked while a transfer makes no progress."""
+    """Whether a `PeerConnection` is no longer needed; checked while a transfer makes no progress."""
 
 
 @attrs.frozen
@@ -291,7 +291,7 @@ class Transport(Protocol):
         """
 
 
-class Carrier(Protocol):
+class PeerConnection(Protocol):
     """The sending end of a courier's connection, which carries values from session to session.
 
     Concurrency:
@@ -317,10 +317,10 @@ class Carrier(Protocol):
 
 
 @runtime_checkable
-class CarryingTransport(Transport, Protocol):
+class PeerTransport(Transport, Protocol):
     """Optional method of a `Transport` that carries values from server to server."""
 
-    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect to another server and greet it as a courier.
 
         Raises:
@@ -334,8 +334,8 @@ class CarryingTransport(Transport, Protocol):
 
 
 @runtime_checkable
-class MovableCarrier(Carrier, Protocol):
-    """Optional method of a `Carrier` that another process can take over."""
+class MovablePeerConnection(PeerConnection, Protocol):
+    """Optional method of a `PeerConnection` that another process can take over."""
 
     def detach(self) -> tuple[int, bytes]:
         """Give up the connection, on which only the greeting has been sent. The carrier is unusable afterwards.
@@ -349,15 +349,15 @@ class MovableCarrier(Carrier, Protocol):
 
 
 @runtime_checkable
-class RelayingTransport(Protocol):
-    """Optional method of a `CarryingTransport` whose carriers implement `MovableCarrier`."""
+class PeerRelayingTransport(Protocol):
+    """Optional method of a `PeerTransport` whose carriers implement `MovablePeerConnection`."""
 
-    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
-        """Send on a connection from `MovableCarrier.detach`, in any process.
+    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
+        """Send on a connection from `MovablePeerConnection.detach`, in any process.
 
         Args:
             descriptor: Its file descriptor, which the carrier then owns.
             received: Bytes that were already read from it.
             address: The address that it leads to.
-            options: As for `CarryingTransport.carry`.
+            options: As for `PeerTransport.carry`.
         """

@@ -16,7 +16,7 @@ sooner the pieces of a loop repeat.
 """
 
 
-class Pace:
+class AdaptiveFlush:
     """Length of the pieces of tape that are submitted early.
 
     After a wait the other side is idle, so the first piece is very short. Recording is faster than running the recorded

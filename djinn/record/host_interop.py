@@ -12,13 +12,13 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Backend
-from djinn.record.tensor import HomeGradientError, LazyTensor, MixedGradientError
+from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
 from djinn.session.config import Config
 from djinn.session.interrupts import SessionLock
 
 
 class HostSession(Protocol):
-    """The session of a `Mixer`, as far as that needs one."""
+    """The session of a `HostInterop`, as far as that needs one."""
 
     config: Config
     device: torch.device
@@ -44,7 +44,7 @@ class HostSession(Protocol):
         """Continue the random numbers from a state."""
 
 
-class Mixer:
+class HostInterop:
     """Uploads ordinary tensors that are combined with lazy ones, and runs operations that write them locally."""
 
     def __init__(self, session: HostSession) -> None:
@@ -74,7 +74,7 @@ class Mixer:
         if self._session.config.strict and (writes_home or any(t.dim() for t in _not_indices(operator, args, kwargs))):
             raise RuntimeError(message)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (everything if writes_home else ordinary)):
-            raise (HomeGradientError if writes_home else MixedGradientError)(message)
+            raise (HostGradientError if writes_home else MixedGradientError)(message)
         if writes_home:
             return self.at_home(operator, args, kwargs)
         return self._session.dispatch(operator, *self._lifted(args, kwargs))

@@ -19,7 +19,7 @@ from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
 from djinn.record.call_plans import Binding, Plan, change_metadata
 from djinn.record.devices import logical_device
-from djinn.record.flush_policy import Pace
+from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.tensor import LazyTensor, user_line, wrap
 
 MAX_PLANS = 2048
@@ -34,7 +34,7 @@ class RecordingSession(Protocol):
 
     tape: Tape
     released: deque[int]
-    pace: Pace
+    pace: AdaptiveFlush
 
     def ask(self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
             numbers: Sequence[Any]) -> tuple[Any, Plan | None]:

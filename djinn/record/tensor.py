@@ -49,7 +49,7 @@ class MixedGradientError(RuntimeError):
     """A gradient was requested for an operation on lazy and ordinary tensors that autograd did not see as mixed."""
 
 
-class HomeGradientError(MixedGradientError):
+class HostGradientError(MixedGradientError):
     """The same, where the operation writes to an ordinary tensor."""
 
 

@@ -20,10 +20,10 @@ from djinn.ir.value import Slot, Value
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, ShapeInference
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
 from djinn.kinds.cache import SubmissionCache
-from djinn.kinds.classifier import TellingClassifier
+from djinn.kinds.classifier import SupportsPhase
 from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
-from djinn.record.flush_policy import Pace
-from djinn.record.host_interop import Mixer
+from djinn.record.flush_policy import AdaptiveFlush
+from djinn.record.host_interop import HostInterop
 from djinn.record.recorder import Recorder
 from djinn.record.tensor import LazyTensor, reshape_wrapper, wrap
 from djinn.session.config import Config
@@ -66,7 +66,7 @@ class Session:
         self.specs = SpecTable()
         self.closed = False
         self.flush_every = self._usual_flush_every = min(connection.flush_every for connection in connections)
-        self.pace = Pace(self.flush_every, is_fixed=False)
+        self.pace = AdaptiveFlush(self.flush_every, is_fixed=False)
         self.flush_after(config.flush_every)
         self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
@@ -74,7 +74,7 @@ class Session:
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
         self.backend = self._compose_backend(connections)
-        self.mixer = Mixer(self)
+        self.mixer = HostInterop(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
 
@@ -426,7 +426,7 @@ class Session:
 
     def _phase_told(self, operator: Any) -> Callable[[Sequence[torch.Size]], ExecutionPhase] | None:
         classifier = self.classifier
-        if not isinstance(classifier, TellingClassifier) or not classifier.tells_phase(operator):
+        if not isinstance(classifier, SupportsPhase) or not classifier.tells_phase(operator):
             return None
         return lambda sizes: classifier.phase_told(operator, sizes)
 

@@ -16,7 +16,7 @@ from djinn.kinds import Connection
 from djinn.kinds.backend import Arrange
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.transport import CancellingConnection
-from djinn.record.flush_policy import Pace
+from djinn.record.flush_policy import AdaptiveFlush
 from djinn.session.programs import ProgramTable
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import (
@@ -60,7 +60,7 @@ class SingleBackend:
     """
 
     def __init__(
-        self, connection: Connection, tape: Tape, released: deque[int], arrange: Arrange, pace: Pace,
+        self, connection: Connection, tape: Tape, released: deque[int], arrange: Arrange, pace: AdaptiveFlush,
         is_debugging: bool, reported: set[tuple[str, int]] | None = None, cache: SubmissionCache | None = None,
     ) -> None:
         self.address = connection.address

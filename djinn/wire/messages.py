@@ -91,7 +91,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     taken: Size = 0
 
 
-class Courier(msgspec.Struct, frozen=True, tag="courier"):
+class PeerHello(msgspec.Struct, frozen=True, tag="courier"):
     """First message of another server that delivers values; answered by a `Welcome` without a session.
 
     Attributes:
@@ -429,7 +429,7 @@ class Goodbye(msgspec.Struct, frozen=True, omit_defaults=True, tag="goodbye"):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """Memory layout of a value that is sent in another layout; see `djinn_lib_service.parcels`.
+    """Memory layout of a value that is sent in another layout; see `djinn_lib_service.transfers`.
 
     Attributes:
         size: Sizes of the value's dimensions.
@@ -483,7 +483,7 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
 
 
 Message: TypeAlias = (
-    Hello | Welcome | Redirect | Starting | Refusal | Courier | Batch | Result | Taken | Goodbye | Parcel)
+    Hello | Welcome | Redirect | Starting | Refusal | PeerHello | Batch | Result | Taken | Goodbye | Parcel)
 
 
 class _Complex(msgspec.Struct, frozen=True):

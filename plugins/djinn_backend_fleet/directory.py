@@ -23,7 +23,7 @@ class Held:
     """Executors, other than the storage's home, that hold its current contents."""
 
 
-class Whereabouts:
+class Directory:
     """Tracks where the values of a fleet are.
 
     All values of a storage are on its home executor, where they share memory as in eager mode. Copies on other

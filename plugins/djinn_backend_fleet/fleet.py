@@ -19,11 +19,11 @@ from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.kinds.cache import SubmissionCache
-from djinn.record.flush_policy import Pace
+from djinn.record.flush_policy import AdaptiveFlush
 from djinn.session.interrupts import deferral
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
-from djinn_backend_fleet.directory import Held, Whereabouts
+from djinn_backend_fleet.directory import Directory, Held
 from djinn_backend_fleet.views import changes_metadata, view_chain
 
 
@@ -47,15 +47,15 @@ class Fleet:
     """
 
     def __init__(
-        self, connections: Sequence[Connection], tape: Tape, released: deque[int], placement: Placement, pace: Pace,
-        *, is_debugging: bool,
+        self, connections: Sequence[Connection], tape: Tape, released: deque[int], placement: Placement,
+        pace: AdaptiveFlush, *, is_debugging: bool,
     ) -> None:
         reported: set[tuple[str, int]] = set()
         self.executors = [SingleBackend(connection, Tape(), deque(), _in_order, pace, is_debugging, reported)
                           for connection in connections]
         self.address = ", ".join(executor.address for executor in self.executors)
         self.welcome = self.executors[0].welcome
-        self.where = Whereabouts(len(self.executors))
+        self.where = Directory(len(self.executors))
         self.materializations = 0
         self.nodes_taken = 0
         self.transfers = 0

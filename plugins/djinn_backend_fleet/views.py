@@ -8,7 +8,7 @@ from djinn_lib_graph.views import is_view_anywhere
 
 from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.tape import Node
-from djinn_backend_fleet.directory import Whereabouts
+from djinn_backend_fleet.directory import Directory
 
 
 @lru_cache(maxsize=4096)
@@ -17,7 +17,7 @@ def changes_metadata(operator: str) -> bool:
     return facts_of(operator_named(operator)).changes_metadata
 
 
-def view_chain(number: int, executor: int, where: Whereabouts) -> tuple[list[Node], int]:
+def view_chain(number: int, executor: int, where: Directory) -> tuple[list[Node], int]:
     """List the operations that make a value, as a view of a view of ..., of one that an executor has.
 
     Returns:

@@ -17,7 +17,7 @@ from djinn_backend_replay.budget import CHECKPOINT_SHARE, Budget
 from djinn_backend_replay.checkpoints import Candidate, Plan, plan
 from djinn_backend_replay.entries import Generators
 from djinn_backend_replay.journal import Journal
-from djinn_backend_replay.replaying import Hands
+from djinn_backend_replay.replaying import ReplayTarget
 from djinn_backend_replay.retained import Kept, size_of
 
 log = logging.getLogger("djinn.recovery")
@@ -75,7 +75,7 @@ class Checkpointer:
         self._journal.measured(took_s)
         self._budget.measured()
 
-    def checkpoint(self, hands: Hands) -> None:
+    def checkpoint(self, hands: ReplayTarget) -> None:
         """Make a checkpoint if it is worthwhile. All submitted work must have been answered."""
         journal, budget = self._journal, self._budget
         began_s = time.thread_time()
@@ -103,7 +103,7 @@ class Checkpointer:
                          f"{CHECKPOINT_SHARE:.0%} of the time: there is one every {takes_s / CHECKPOINT_SHARE:.3g} s",
                          "Use a faster connection, or set recovery_budget_s to what is good enough for you.")
 
-    def fetch(self, hands: Hands, found: Plan) -> None:
+    def fetch(self, hands: ReplayTarget, found: Plan) -> None:
         """Fetch the planned values and the random states, and drop the operations that produced them."""
         began_s = self._clock()
         states = [Slot(GENERATOR_HANDLE, index) for index in range(len(self._devices))]
@@ -130,7 +130,7 @@ class Checkpointer:
         """Return above how many kept bytes, mostly uploads, a checkpoint should free some of them."""
         return max(self._journal.limit_bytes // 2, self._journal.size_bytes + self._journal.size_bytes // 4)
 
-    def _fetched(self, hands: Hands, slots: Sequence[Slot]) -> dict[Slot, Any]:
+    def _fetched(self, hands: ReplayTarget, slots: Sequence[Slot]) -> dict[Slot, Any]:
         """Fetch values; failed ones are left out and remembered."""
         try:
             return dict(zip(slots, hands.backend.fetch(slots, whole=True), strict=True))

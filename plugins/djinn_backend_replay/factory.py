@@ -13,7 +13,7 @@ from djinn.kinds import Backend, BackendContext, Connection, OpenBackend
 from djinn_backend_replay.metering import MeteredConnection
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.recovering import PlacingRecovering, Recovering
-from djinn_backend_replay.replaying import Hands
+from djinn_backend_replay.replaying import ReplayTarget
 
 __all__ = ("open_recovering",)
 
@@ -35,9 +35,9 @@ def open_recovering(
         config.addresses, context.connect, config.recovery_timeout_s,
         fills_up=config.placement == "explicit", falls_back=config.local_fallback)
 
-    def make(opened: Sequence[Connection]) -> Hands:
+    def make(opened: Sequence[Connection]) -> ReplayTarget:
         own_tape, own_released = Tape(), deque[int]()
-        return Hands(opens(opened, own_tape, own_released), own_tape, own_released)
+        return ReplayTarget(opens(opened, own_tape, own_released), own_tape, own_released)
 
     meters = list(map(MeteredConnection, connections))
     hands = make(meters)

@@ -12,7 +12,7 @@ from djinn_backend_replay.entries import GENERATOR
 from djinn_backend_replay.journal import Journal
 
 
-class Losses:
+class LostValues:
     """Tracks storages whose contents are lost, and finds the values that depend on them.
 
     Args:

@@ -23,11 +23,11 @@ from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_backend_replay.checkpointing import BYTES_PER_S, Checkpointer
 from djinn_backend_replay.checkpoints import plan
 from djinn_backend_replay.journal import MAX_NODES, Journal
-from djinn_backend_replay.losses import Losses
+from djinn_backend_replay.losses import LostValues
 from djinn_backend_replay.metering import MeteredConnection
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.renumbering import repeated
-from djinn_backend_replay.replaying import Hands, Replay
+from djinn_backend_replay.replaying import Replay, ReplayTarget
 
 log = logging.getLogger("djinn.recovery")
 
@@ -62,8 +62,8 @@ class Recovering:
     """
 
     def __init__(
-        self, make: Callable[[Sequence[Connection]], Hands], meters: Sequence[MeteredConnection], hands: Hands,
-        reconnector: Reconnector, tape: Tape, released: deque[int], numbers: Iterator[int],
+        self, make: Callable[[Sequence[Connection]], ReplayTarget], meters: Sequence[MeteredConnection],
+        hands: ReplayTarget, reconnector: Reconnector, tape: Tape, released: deque[int], numbers: Iterator[int],
         devices: Sequence[torch.device | None], limit_bytes: int, budget_s: float,
     ) -> None:
         self.journal = Journal(limit_bytes)
@@ -78,7 +78,7 @@ class Recovering:
         self._numbers = numbers
         self._devices = devices
         self._dead: set[int] = set()
-        self._losses = Losses(self.journal)
+        self._losses = LostValues(self.journal)
         self._is_alive = True
         self._ended: DjinnError | None = None
         self._tries = 0
@@ -238,7 +238,7 @@ class Recovering:
         self._dead = self._dead - gone
         return gone
 
-    def _handed_over(self, act: Callable[[Hands], None]) -> None:
+    def _handed_over(self, act: Callable[[ReplayTarget], None]) -> None:
         """Do something that needs no answer. Work recorded in the journal is not repeated here."""
         self._checkpointer.handed_over()
         if self._is_alive and self._ended is None:
@@ -252,7 +252,7 @@ class Recovering:
                 self._died(error)
         self._recover()
 
-    def _asked(self, slots: Sequence[Slot], ask: Callable[[Hands], _T]) -> _T:
+    def _asked(self, slots: Sequence[Slot], ask: Callable[[ReplayTarget], _T]) -> _T:
         """Request an answer, and recover as often as necessary to get it."""
         self._checkpointer.handed_over()
         if self._unheard:
@@ -373,7 +373,7 @@ class Recovering:
                     self.address, connected_s, replay.nodes, f"{replay.size_bytes:,}", replayed_s,
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
 
-    def _open(self, meters: Sequence[MeteredConnection]) -> Hands:
+    def _open(self, meters: Sequence[MeteredConnection]) -> ReplayTarget:
         """Open another backend."""
         return self._make(meters)
 
@@ -463,19 +463,19 @@ class PlacingRecovering(Recovering):
         return self._placing(self._hands).devices(values)
 
     @staticmethod
-    def _placing(hands: Hands) -> SupportsPlacement:
+    def _placing(hands: ReplayTarget) -> SupportsPlacement:
         backend = hands.backend
         assert isinstance(backend, SupportsPlacement)
         return backend
 
-    def _open(self, meters: Sequence[MeteredConnection]) -> Hands:
+    def _open(self, meters: Sequence[MeteredConnection]) -> ReplayTarget:
         hands = super()._open(meters)
         if self._pinned is not None:
             self._placing(hands).pin(min(self._pinned, len(hands.backend.executors) - 1))
         return hands
 
 
-def _add(hands: Hands, nodes: Sequence[Node], gone: Sequence[int]) -> None:
+def _add(hands: ReplayTarget, nodes: Sequence[Node], gone: Sequence[int]) -> None:
     hands.tape.nodes.extend(nodes)
     hands.released.extend(gone)
 

@@ -15,14 +15,14 @@ from djinn.kinds import Backend
 from djinn.wire.messages import GENERATOR_HANDLE
 from djinn_backend_replay.entries import Cut, Entry, Generators, Seed, Snapshot, Upload, outputs_of
 from djinn_backend_replay.journal import Journal
-from djinn_backend_replay.losses import Losses
+from djinn_backend_replay.losses import LostValues
 from djinn_backend_replay.retained import Kept, size_of
 
 log = logging.getLogger("djinn.recovery")
 
 
 @attrs.frozen(eq=False)
-class Hands:
+class ReplayTarget:
     """A backend for the present connections, with its tape and its queue of released values."""
 
     backend: Backend
@@ -69,8 +69,8 @@ class Replay:
         size_bytes: Bytes of kept tensors that were sent.
     """
 
-    def __init__(self, journal: Journal, hands: Hands) -> None:
-        self.losses = Losses(journal)
+    def __init__(self, journal: Journal, hands: ReplayTarget) -> None:
+        self.losses = LostValues(journal)
         self.nodes = 0
         self.size_bytes = 0
         self._journal = journal

@@ -21,7 +21,7 @@ from djinn.ir.program import Layout
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.kinds.cache import SubmissionCache
-from djinn.kinds.classifier import CandidClassifier, Classifier
+from djinn.kinds.classifier import Classifier, SupportsEffects
 from djinn.session.programs import lay_out
 from djinn.wire.messages import GENERATOR_HANDLE
 from djinn.wire.tensors import buffer_of, header_of
@@ -128,7 +128,7 @@ class ResultCache(SubmissionCache):
         One thread at a time.
     """
 
-    def __init__(self, max_bytes: int, classifier: CandidClassifier) -> None:
+    def __init__(self, max_bytes: int, classifier: SupportsEffects) -> None:
         self._max_bytes = max_bytes
         self._natures = Natures(classifier)
         self._pieces: OrderedDict[_Key, _Piece] = OrderedDict()
@@ -393,7 +393,7 @@ class ResultCacheFactory:
 
     def open(self, max_bytes: int, classifier: Classifier) -> SubmissionCache:
         """Make a cache; one that caches nothing if the classifier does not tell which operators are pure."""
-        if not isinstance(classifier, CandidClassifier):
+        if not isinstance(classifier, SupportsEffects):
             log.warning("results are not kept: the classifier %r does not tell which operators hide effects",
                         classifier.name)
             return SubmissionCache()

@@ -12,7 +12,7 @@ from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn.kinds.classifier import CandidClassifier
+from djinn.kinds.classifier import SupportsEffects
 
 SMALL_BYTES = 64 * 1024
 """If all results together are not larger than this, copying them costs as little as copying nothing."""
@@ -76,7 +76,7 @@ class Natures:
         classifier: The session's classifier; it knows which operators do more than their schemas say.
     """
 
-    def __init__(self, classifier: CandidClassifier) -> None:
+    def __init__(self, classifier: SupportsEffects) -> None:
         self._classifier = classifier
         self._known: dict[int, _Nature] = {}
 

@@ -11,8 +11,8 @@ import torch
 from djinn.ir.value import Slot, Value
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.wire.tensors import is_dense
-from djinn_dynamo.pieces import Piece, make_piece
 from djinn_dynamo.recording import Recording, is_repeatable, listen
+from djinn_dynamo.segments import Piece, make_piece
 
 if TYPE_CHECKING:
     from djinn.ir.spec import TensorSpec

@@ -12,9 +12,9 @@ import torch
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.record.tensor import LazyTensor, wrap
-from djinn_dynamo.pieces import Piece, can_be_repeated
 from djinn_dynamo.remote_mode import recording_remotely
 from djinn_dynamo.results import Fetched, Results, sort_out
+from djinn_dynamo.segments import Piece, can_be_repeated
 
 if TYPE_CHECKING:
     from djinn.session.session import Session

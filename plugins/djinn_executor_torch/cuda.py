@@ -22,8 +22,8 @@ from djinn.ir.program import Program
 from djinn.kinds.guard import CallCheck
 from djinn.wire.tensors import DTYPE_NAMES, is_dense
 from djinn_executor_torch.calls import bind
+from djinn_executor_torch.cuda_graphs import NotRecordedError, Shelf
 from djinn_executor_torch.executor import TorchExecutor
-from djinn_executor_torch.graphs import NotRecordedError, Shelf
 from djinn_executor_torch.recorded import RecordedProgram
 from djinn_executor_torch.staging import Staging
 
@@ -239,7 +239,7 @@ class CudaExecutor(TorchExecutor):
         return self._shelf.stats()
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
-        """Resolve every operator, and run checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
+        """Resolve every operator, and check calls; see `djinn_lib_service.capabilities.CheckingExecutor`."""
         return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf,
                                relieve=self.relieve)
 
@@ -276,11 +276,11 @@ class CudaExecutor(TorchExecutor):
             return made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SharingExecutor`."""
         return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor for immediate reading; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SharingExecutor`."""
         return self.get(value)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ class TorchExecutor:
         return self.compile_checked(program, {})
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
-        """Resolve every operator, and run checks before calls; see `djinn_lib_service.abilities.CheckingExecutor`."""
+        """Resolve every operator, and check calls; see `djinn_lib_service.capabilities.CheckingExecutor`."""
         return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
 
     def relieve(self) -> bool:
@@ -88,21 +88,21 @@ class TorchExecutor:
             return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SharingExecutor`."""
         return tensor if self._device.type == "cpu" else self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor for immediate reading; see `djinn_lib_service.abilities.SharingExecutor`."""
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SharingExecutor`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
     def settle(self) -> None:
-        """Wait until the device has finished its work; see `djinn_lib_service.abilities.SettlingExecutor`."""
+        """Wait until the device has finished its work; see `djinn_lib_service.capabilities.SettlingExecutor`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def loss(self) -> str:
-        """Return the reason if the device is lost; see `djinn_lib_service.abilities.LosableExecutor`.
+        """Return the reason if the device is lost; see `djinn_lib_service.capabilities.LosableExecutor`.
 
         An assertion that fails in a kernel, for example for an index out of range, ends a process's use of CUDA: after
         that, every call of the runtime fails. Querying a stream is the cheapest of these calls.
@@ -156,14 +156,14 @@ class TorchProgram:
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or a part of it; see `djinn_lib_service.abilities.StoppableProgram`."""
+        """Run once, or a part of it; see `djinn_lib_service.capabilities.StoppableProgram`."""
         return self.run_without(inputs, numbers, random, report, {}, stop)
 
     def run_without(
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once without some steps; see `djinn_lib_service.abilities.PartialProgram`."""
+        """Run once without some steps; see `djinn_lib_service.capabilities.SupportsSkippedSteps`."""
         if len(numbers) != self._numbers:
             raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
         # This call sets the thread count of this thread as PyTorch's own loops do; otherwise MKL's FFT uses its own

@@ -18,11 +18,9 @@ from djinn.kinds.executor import RandomState, Report
 from djinn.wire.messages import Poisoned
 from djinn_executor_torch.calls import Call
 from djinn_executor_torch.codegen import Compiled
+from djinn_executor_torch.cuda_graphs import NotRecordedError, Recording, Shelf, places_of, record
 from djinn_executor_torch.executor import TorchProgram
-from djinn_executor_torch.graphs import NotRecordedError, Recording, Shelf, places_of, record
-from djinn_executor_torch.interpreter import interpret
-from djinn_executor_torch.random import TorchRandomState
-from djinn_executor_torch.repetition import (
+from djinn_executor_torch.graph_eligibility import (
     MIN_SAVED,
     Candidate,
     Form,
@@ -34,6 +32,8 @@ from djinn_executor_torch.repetition import (
     storage_of,
     watched,
 )
+from djinn_executor_torch.interpreter import interpret
+from djinn_executor_torch.random import TorchRandomState
 
 __all__ = ("RecordedProgram",)
 
@@ -80,7 +80,7 @@ class RecordedProgram(TorchProgram):
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or a part of it (`djinn_lib_service.abilities.StoppableProgram`). A recording is played whole."""
+        """Run once, or in part (`djinn_lib_service.capabilities.StoppableProgram`). A recording is played whole."""
         if not self._is_watched or not self._shelf.recorder.is_usable:
             if self._changes_metadata:
                 self._shelf.metadata_changes += 1
@@ -103,7 +103,7 @@ class RecordedProgram(TorchProgram):
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once without some steps, recording nothing; see `djinn_lib_service.abilities.PartialProgram`."""
+        """Run once without some steps, recording nothing; see `djinn_lib_service.capabilities.SupportsSkippedSteps`."""
         if refused and self._changes_metadata:
             self._shelf.metadata_changes += 1
         return super().run_without(inputs, numbers, random, report, refused, stop)

@@ -9,10 +9,10 @@ import attrs
 import torch
 
 from djinn.kinds import Prepared
-from djinn_guard_core.expectations import too_large
 from djinn_guard_core.faults import FAULTS, JOINING
 from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
+from djinn_guard_core.preconditions import too_large
 from djinn_guard_core.sizes import RESULT_BYTES, size_rule
 
 __all__ = ("Asked", "check_of")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from djinn_guard_core.expectations import Named, expect, has_elements, numel_is, within
+from djinn_guard_core.preconditions import Named, expect, has_elements, numel_is, within
 
 __all__ = ("ctc_loss", "ctc_loss_backward")
 

@@ -16,7 +16,7 @@ from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec, ShapeInference
 from djinn.wire.tensors import DTYPES
 from djinn_guard_core.calls import Asked
-from djinn_guard_core.quick import QUICK, Metadata
+from djinn_guard_core.fast_sizes import QUICK, Metadata
 
 __all__ = ("UNKNOWN", "Answer", "Answers", "Called")
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from djinn_guard_core.expectations import Named, expect, has_elements, same_size, size_is
-from djinn_guard_core.layers import Rule
+from djinn_guard_core.fused_kernels import Rule
+from djinn_guard_core.preconditions import Named, expect, has_elements, same_size, size_is
 
 __all__ = ("FAULTS", "JOINING")
 

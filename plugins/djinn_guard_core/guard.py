@@ -20,8 +20,8 @@ from djinn.kinds import Bounds, ShapeInference
 from djinn_guard_core.allowlist import require_allowed
 from djinn_guard_core.calls import check_of
 from djinn_guard_core.estimate import Answers, Called
-from djinn_guard_core.forms import check_form, number_kinds
 from djinn_guard_core.runs import CheckedSteps
+from djinn_guard_core.schema_check import check_form, number_kinds
 from djinn_guard_core.sizes import MAX_RESULTS
 
 __all__ = ("CoreGuard",)

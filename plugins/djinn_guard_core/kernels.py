@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from djinn_guard_core import layers
+from djinn_guard_core import fused_kernels as layers
 from djinn_guard_core.ctc import ctc_loss, ctc_loss_backward
-from djinn_guard_core.expectations import (
+from djinn_guard_core.fused_kernels import Rule
+from djinn_guard_core.preconditions import (
     Named,
     dims_exist,
     expect,
@@ -28,7 +29,6 @@ from djinn_guard_core.expectations import (
     size_is,
     within,
 )
-from djinn_guard_core.layers import Rule
 
 __all__ = ("RULES", "Rule")
 

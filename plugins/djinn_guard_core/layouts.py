@@ -23,7 +23,7 @@ import torch
 
 from djinn.ir.schema import facts_of
 from djinn.kinds import Prepared
-from djinn_guard_core.expectations import expect, too_large
+from djinn_guard_core.preconditions import expect, too_large
 
 __all__ = ("Arrangement", "Layout", "arrangement_of", "base_of", "is_proven", "layout_of",
            "proven_groups")

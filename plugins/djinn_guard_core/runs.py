@@ -13,7 +13,7 @@ from djinn.ir.program import Program
 from djinn.ir.schema import ReturnKind
 from djinn.kinds import Bounds, CallCheck
 from djinn_guard_core.estimate import UNKNOWN, Answer, Answers, Called
-from djinn_guard_core.expectations import too_large
+from djinn_guard_core.preconditions import too_large
 
 __all__ = ("CheckedSteps",)
 

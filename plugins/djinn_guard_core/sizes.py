@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from djinn.ir.schema import ReturnKind, facts_of
-from djinn_guard_core.expectations import Named, expect, extent_bytes, has_elements, within
 from djinn_guard_core.kernels import Rule
+from djinn_guard_core.preconditions import Named, expect, extent_bytes, has_elements, within
 
 __all__ = ("MAX_RESULTS", "RESULT_BYTES", "size_rule")
 

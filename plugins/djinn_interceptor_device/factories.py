@@ -9,7 +9,8 @@ import torch
 
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import adoption, attention, layouts, pinning
+from djinn_interceptor_device import attention, layouts, pinning
+from djinn_interceptor_device import in_place_move as adoption
 from djinn_interceptor_device.handlers import WHOLE
 
 _libraries: list[torch.library.Library] = []

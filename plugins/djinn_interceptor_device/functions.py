@@ -13,7 +13,9 @@ import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.record.tensor import LazyTensor, pending_errors
 from djinn.session import runtime
-from djinn_interceptor_device import adoption, copying, gradients, losses, recurrent, saving, shortcuts
+from djinn_interceptor_device import copying, gradients, losses, recurrent, saving
+from djinn_interceptor_device import fast_path as shortcuts
+from djinn_interceptor_device import in_place_move as adoption
 from djinn_interceptor_device.attention import allowed_kernels, attend
 from djinn_interceptor_device.interrupts import interrupts
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from djinn.ir.spec import tensors_in
 from djinn.record import devices
-from djinn.record.tensor import HomeGradientError, LazyTensor, MixedGradientError
+from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
 from djinn.session import runtime
 
 
@@ -87,5 +87,5 @@ def _forget_uploads(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) ->
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     MixedGradientError: _again(_upload),
-    HomeGradientError: _again(_bring_home),
+    HostGradientError: _again(_bring_home),
 }

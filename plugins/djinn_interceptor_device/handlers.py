@@ -13,7 +13,7 @@ from djinn.record.call_plans import placeholder
 from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
 from djinn_interceptor_device import histograms, zeros
-from djinn_interceptor_device.adoption import become
+from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.saving import set_storage
 from djinn_interceptor_device.sequences import pack_padded
 from djinn_interceptor_device.uninitialized import keep_uninitialized, keep_uninitialized_at_home

@@ -13,17 +13,9 @@ from djinn.errors import DeviceNameTakenError
 from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.record.tensor import LazyTensor
 from djinn.session.interrupts import use_interrupt_handler
-from djinn_interceptor_device import (
-    factories,
-    folding,
-    functions,
-    gradients,
-    handlers,
-    list_writes,
-    optimizers,
-    saving,
-    shortcuts,
-)
+from djinn_interceptor_device import factories, functions, gradients, handlers, list_writes, optimizers, saving
+from djinn_interceptor_device import fast_path as shortcuts
+from djinn_interceptor_device import matmul_decomposition as folding
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
 from djinn_interceptor_device.interrupts import interrupts
 

@@ -1,4 +1,4 @@
-"""Losses whose operators PyTorch defines in Python, on first use.
+"""LostValues whose operators PyTorch defines in Python, on first use.
 
 A server does not have these operators: it runs those of the namespace ``aten``, and of others that its operator allows.
 Each consists of ordinary operators, which are recorded instead.

@@ -82,7 +82,7 @@ class _Course:
         )
 
 
-class Forecast:
+class RunPredictor:
     """Predicts the runs of a session's programs, on one side of the connection.
 
     Concurrency:

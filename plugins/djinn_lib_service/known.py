@@ -12,7 +12,7 @@ from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import CompiledProgram, Executor, RandomState, Report
 from djinn.kinds.guard import CheckedProgram
 from djinn.wire.messages import Define, Poisoned
-from djinn_lib_service.abilities import CheckingExecutor, StoppableProgram
+from djinn_lib_service.capabilities import CheckingExecutor, StoppableProgram
 
 
 @attrs.frozen

@@ -216,7 +216,7 @@ class Mailbox:
         return any(delivery.sender == sender for delivery in self._deliveries)
 
 
-class MailRoom:
+class InboxRegistry:
     """The mailboxes of all sessions of one process.
 
     Args:

@@ -12,7 +12,7 @@ import msgspec
 from djinn.kinds.executor import Executor
 from djinn.wire import failures
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
-from djinn_lib_service.abilities import SettlingExecutor
+from djinn_lib_service.capabilities import SettlingExecutor
 
 MAX_FAILURES = 1000
 """Most failures remembered between two answers; later ones are merged into the last."""

@@ -37,15 +37,15 @@ from djinn.wire.messages import (
     Upload,
 )
 from djinn.wire.tensors import copy_of, describe, header_of, placed_in
-from djinn_lib_service import parcels
-from djinn_lib_service.abilities import Allowance, EarlyProgram, PartialProgram, SharingExecutor, Turns
-from djinn_lib_service.contents import Contents
-from djinn_lib_service.delta import Forecast
-from djinn_lib_service.holdings import Holdings
+from djinn_lib_service import transfers as parcels
+from djinn_lib_service.capabilities import Allowance, SharingExecutor, SupportsSkippedSteps, SupportsSpeculation, Turns
+from djinn_lib_service.content_store import Contents
+from djinn_lib_service.delta import RunPredictor
+from djinn_lib_service.handle_table import HandleTable
 from djinn_lib_service.known import KnownProgram, made_ready
-from djinn_lib_service.lookahead import Lookahead
-from djinn_lib_service.post import Post
+from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.reports import Failures, RunTime, Timings
+from djinn_lib_service.speculation import Speculator
 from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
 MAX_TOLD = 16
@@ -92,10 +92,10 @@ class SessionService:
         self._adopt = executor.put if shared is None else shared.adopt
         self._get = executor.get if shared is None else shared.lend
         self._random = executor.random_state(seed)
-        self._values = Holdings()
+        self._values = HandleTable()
         self._programs: dict[int, KnownProgram] = {}
-        self._forecast = Forecast()
-        self._lookahead = Lookahead(self._forecast)
+        self._forecast = RunPredictor()
+        self._lookahead = Speculator(self._forecast)
         self._failures = Failures()
         self._fail = self._failures.add
         self._timings: Timings | None = None
@@ -379,7 +379,7 @@ class SessionService:
         numbers = messages.from_wire(run.numbers)
         if (
             known is None
-            or not isinstance(program, EarlyProgram)
+            or not isinstance(program, SupportsSpeculation)
             or not program.is_pure(numbers)
             or any(isinstance(value, Poisoned) for value in inputs)
             or GENERATOR_HANDLE in run.outputs
@@ -426,7 +426,7 @@ class SessionService:
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
         if not refused:
             outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
-        elif isinstance(program, PartialProgram):
+        elif isinstance(program, SupportsSkippedSteps):
             outputs = self._in_turn(
                 lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop))
         else:

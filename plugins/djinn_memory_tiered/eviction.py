@@ -7,8 +7,8 @@ from enum import IntEnum
 
 import attrs
 
-from djinn_memory_tiered.places import Place, State
 from djinn_memory_tiered.roles import Role
+from djinn_memory_tiered.storages import Place, State
 
 QUICK_S = 0.05
 """Values that took longer to compute are moved to the host rather than recomputed."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from djinn_lib_service.abilities import EarlyProgram
+from djinn_lib_service.capabilities import SupportsSpeculation
 from djinn_lib_service.service import SessionService
 
 from djinn.errors import DjinnError, OutOfMemoryError
@@ -32,9 +32,9 @@ from djinn.wire.messages import (
     Upload,
 )
 from djinn.wire.tensors import bytes_of
-from djinn_memory_tiered.keeper import Keeper
-from djinn_memory_tiered.places import Place, Places, Recipe, State
+from djinn_memory_tiered.manager import MemoryManager
 from djinn_memory_tiered.roles import Role
+from djinn_memory_tiered.storages import Place, Places, Recipe, State
 
 STEADY_GROWTHS = 2
 """After growing this many times in a row, a storage counts as a KV cache, even if no attention is seen to read it."""
@@ -58,7 +58,7 @@ class BudgetedService(SessionService):
         One batch at a time; threads of other sessions may evict its values while they hold the keeper's lock.
     """
 
-    def __init__(self, keeper: Keeper, *arguments: Any, **keywords: Any) -> None:
+    def __init__(self, keeper: MemoryManager, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._keeper = keeper
         self._values = self.places = Places(keeper.accounts, keeper.clock)
@@ -315,7 +315,7 @@ class BudgetedService(SessionService):
         for place in read:
             if place is not None:
                 place.used_at = now
-        if not made or not isinstance(program, EarlyProgram) or not program.is_pure(numbers):
+        if not made or not isinstance(program, SupportsSpeculation) or not program.is_pure(numbers):
             return
         for place in made.values():
             self.places.grant(place, Role.ACTIVATION)
@@ -361,7 +361,7 @@ class BudgetedService(SessionService):
 
 def _effects_of(program: CompiledProgram, numbers: Sequence[Any], inputs: int) -> Effects:
     """Return the effects that a run may have on its inputs."""
-    is_pure = isinstance(program, EarlyProgram) and program.is_pure(numbers)
+    is_pure = isinstance(program, SupportsSpeculation) and program.is_pure(numbers)
     if is_pure:
         return Effects()
     if isinstance(program, CandidProgram):

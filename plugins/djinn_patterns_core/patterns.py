@@ -12,13 +12,13 @@ from djinn_patterns_core.attention import find_attentions
 from djinn_patterns_core.caches import find_caches
 from djinn_patterns_core.convolution import find_convolutions
 from djinn_patterns_core.embedding import find_embeddings
-from djinn_patterns_core.head import find_heads
 from djinn_patterns_core.index import Index, index_of
 from djinn_patterns_core.mlp import find_mlps
 from djinn_patterns_core.moe import find_moes
 from djinn_patterns_core.norm import find_norms
+from djinn_patterns_core.output_head import find_heads
 from djinn_patterns_core.recurrent import find_recurrences
-from djinn_patterns_core.wholes import find_llms, find_vision_encoders
+from djinn_patterns_core.whole_models import find_llms, find_vision_encoders
 
 
 @attrs.define(eq=False)

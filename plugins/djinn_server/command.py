@@ -15,23 +15,24 @@ from typing import Annotated, Any, NoReturn
 
 import attrs
 import typer
-from djinn_lib_service.contents import read_digests
+from djinn_lib_service.content_store import read_digests
 from djinn_memory_tiered.tiers import CRITICAL, WARNING, Tiers
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
 from djinn_server.config_file import reread, use_config
 from djinn_server.control import Setup
-from djinn_server.couriers import UNIX, PeerRules
 from djinn_server.dialing import Exchange
 from djinn_server.draining import DRAIN_S
+from djinn_server.fair_queue import Settings
+from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
-from djinn_server.greeting import LEASE_S
+from djinn_server.handshake import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
 from djinn_server.memory import default_keep_bytes
-from djinn_server.nursery import begin_nursery, fork_nursery, prepare
 from djinn_server.operator_socket import check_path, default_folder
+from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.placement import default_places
 from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import SandboxMode, plan
@@ -39,7 +40,6 @@ from djinn_server.signals import Operation, catch_signals
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant, Tenant
 from djinn_server.tokens import TokenFile
-from djinn_server.turns import Settings
 
 __all__ = ("serve",)
 
@@ -310,7 +310,7 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
     knows_secrets = bool(config.token or not _SECRETS.isdisjoint(os.environ))
-    nursery = begin_nursery(environment) if knows_secrets else fork_nursery(partial(prepare, plugins))
+    forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
     scheme = offer.address.partition("://")[0]
     transport = plugins.transport_for(scheme)
     hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
@@ -334,10 +334,10 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
                      memory_warning=now.memory_warning, memory_critical=now.memory_critical,
                      public_digests=public_digests, takes_turns=bool(now.tokens), lease_s=now.lease_s)
 
-    exchange = Exchange(PeerRules.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
+    exchange = Exchange(PeerPolicy.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
                         plugins.transport_for)
     supervisor = Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}, devices=offer.devices,
-                            turns=offer.turns, nursery=nursery, exchange=exchange)
+                            turns=offer.turns, forkserver=forkserver, exchange=exchange)
     gateway = Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None,
                       max_run_s=offer.max_run_s, control=_control(offer.control))
 
@@ -389,7 +389,7 @@ def _check(offer: Offer, has_token: bool) -> bool:
     except ValueError as error:
         raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
     is_private = bool(offer.unix) or _is_loopback(offer.host)
-    PeerRules.parse(offer.peers, is_private=is_private)
+    PeerPolicy.parse(offer.peers, is_private=is_private)
     if is_private:
         return True
     lacking = [remedy for remedy, has in (

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import msgspec
 from djinn_memory_tiered.tiers import CRITICAL, WARNING
 
-from djinn.wire.messages import Courier
-from djinn_server.counting import Report
-from djinn_server.greeting import LEASE_S
+from djinn.wire.messages import PeerHello
+from djinn_server.counters import Report
+from djinn_server.handshake import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat
 from djinn_server.sandbox.fence import SandboxMode
@@ -263,7 +263,7 @@ class Dial(msgspec.Struct, frozen=True, tag="dial"):
 
     number: int
     address: str
-    courier: Courier
+    courier: PeerHello
 
 
 class Dialed(msgspec.Struct, frozen=True, tag="dialed"):
@@ -283,7 +283,7 @@ class Dialed(msgspec.Struct, frozen=True, tag="dialed"):
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
-    """To a nursery: fork a worker, whose standard input comes with this message.
+    """To a forkserver: fork a worker, whose standard input comes with this message.
 
     Attributes:
         number: Number of this request.
@@ -295,7 +295,7 @@ class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
 
 
 class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
-    """From a nursery: a worker was forked. Comes with a descriptor of its process (pidfd).
+    """From a forkserver: a worker was forked. Comes with a descriptor of its process (pidfd).
 
     Attributes:
         number: Number of the request.
@@ -307,7 +307,7 @@ class Spawned(msgspec.Struct, frozen=True, tag="spawned"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """From a nursery: a worker has ended.
+    """From a forkserver: a worker has ended.
 
     Attributes:
         number: Number of the request that forked it.

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from djinn import errors
 from djinn.errors import DjinnError, PeerError
-from djinn.kinds.transport import CarryingTransport, ConnectOptions, MovableCarrier, RelayingTransport, Transport
-from djinn.wire.messages import Courier
+from djinn.kinds.transport import ConnectOptions, MovablePeerConnection, PeerRelayingTransport, PeerTransport, Transport
+from djinn.wire.messages import PeerHello
 from djinn_server.control import Control, Dial, Dialed
-from djinn_server.couriers import CONNECT_TIMEOUT_S, PeerRules
+from djinn_server.peers import CONNECT_TIMEOUT_S, PeerPolicy
 
 __all__ = ("Dialer", "Exchange")
 
@@ -42,7 +42,7 @@ class Dialer:
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[tuple[Dialed, int | None]]] = {}
 
-    def dial(self, address: str, courier: Courier) -> tuple[int, bytes]:
+    def dial(self, address: str, courier: PeerHello) -> tuple[int, bytes]:
         """Request a connection to another server, greeted by the gateway.
 
         Returns:
@@ -92,7 +92,7 @@ class Exchange:
         Any thread.
     """
 
-    def __init__(self, rules: PeerRules, transport_for: Callable[[str], Transport]) -> None:
+    def __init__(self, rules: PeerPolicy, transport_for: Callable[[str], Transport]) -> None:
         self._rules = rules
         self._transport_for = transport_for
         self._room = threading.BoundedSemaphore(MAX_DIALS)
@@ -117,14 +117,14 @@ class Exchange:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _open(self, address: str, courier: Courier) -> tuple[int, bytes]:
+    def _open(self, address: str, courier: PeerHello) -> tuple[int, bytes]:
         transport = self._transport_for(address.partition("://")[0])
-        if not isinstance(transport, RelayingTransport) or not isinstance(transport, CarryingTransport):
+        if not isinstance(transport, PeerRelayingTransport) or not isinstance(transport, PeerTransport):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, whose connections cannot be handed "
                             "over.", hint="Bring the value home and upload it there.")
         carrier = transport.carry(self._rules.permit(address), courier,
                                   ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S))
-        if isinstance(carrier, MovableCarrier):
+        if isinstance(carrier, MovablePeerConnection):
             return carrier.detach()
         carrier.close()
         raise PeerError(f"The connection to {address} cannot be handed over.")

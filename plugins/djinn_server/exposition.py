@@ -16,9 +16,9 @@ import torch
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION
-from djinn_server.counting import BUCKETS_S, Counts, EndedBy, Evicted, MemoryKind
-from djinn_server.ledger import Ledger, TenantTotals
+from djinn_server.counters import BUCKETS_S, Counts, EndedBy, Evicted, MemoryKind
 from djinn_server.limits import Limited
+from djinn_server.metrics_store import MetricsStore, TenantTotals
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -54,7 +54,7 @@ class LedgerCollector:
         version: Of this distribution.
     """
 
-    def __init__(self, ledger: Ledger, version: str) -> None:
+    def __init__(self, ledger: MetricsStore, version: str) -> None:
         self._ledger = ledger
         self._version = version
 
@@ -256,7 +256,9 @@ class MetricsPage:
         `start` and `stop` are called by one thread.
     """
 
-    def __init__(self, host: str, port: int, ledger: Ledger, version: str, why_not_ready: Callable[[], str]) -> None:
+    def __init__(
+        self, host: str, port: int, ledger: MetricsStore, version: str, why_not_ready: Callable[[], str]
+    ) -> None:
         check_library()
         from prometheus_client import CollectorRegistry
 

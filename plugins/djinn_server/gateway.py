@@ -10,22 +10,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from djinn_lib_service.post import check_courier
+from djinn_lib_service.peer_exchange import check_courier
 
 from djinn.errors import DjinnError, RefusedError
 from djinn.kinds.transport import Channel, Listener
-from djinn.wire.messages import Courier, Starting
-from djinn_server.counting import Reason
+from djinn.wire.messages import PeerHello, Starting
+from djinn_server.counters import Reason
 from djinn_server.exposition import MetricsPage
-from djinn_server.greeting import check_versions, receive_greeting
+from djinn_server.handshake import check_versions, receive_greeting
 from djinn_server.operating import Operating
 from djinn_server.operator_socket import OperatorSocket
 from djinn_server.oversight import RunWatch, Verdicts
+from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.server import refuse
 from djinn_server.starting import await_worker
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import Tenant, Tenants
-from djinn_server.waiting import WaitingRoom
 from djinn_server.watching import TenantWatch
 
 __all__ = ("Gateway",)
@@ -57,14 +57,14 @@ class Gateway:
 
     def __init__(
         self, listener: Listener, tenants: Tenants, supervisor: Supervisor, *, first: Tenant | None = None,
-        room: WaitingRoom | None = None, max_run_s: float = 0.0, control: Path | None = None,
+        room: PendingHandshakes | None = None, max_run_s: float = 0.0, control: Path | None = None,
     ) -> None:
         self._listener = listener
         self._tenants = tenants
         self._supervisor = supervisor
         self._first = first
         self._counts = supervisor.ledger.gateway
-        self._room = room or WaitingRoom(reject=lambda: self._counts.reject("waiting_room"))
+        self._room = room or PendingHandshakes(reject=lambda: self._counts.reject("waiting_room"))
         self._page: MetricsPage | None = None
         self._verdicts = Verdicts()
         self._runs = RunWatch(supervisor.workers, self._verdicts, max_run_s, self._counts)
@@ -197,7 +197,7 @@ class Gateway:
         if received is None:
             return
         sequence, greeting = received
-        if isinstance(greeting, Courier):
+        if isinstance(greeting, PeerHello):
             check_courier(greeting)
             self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 
-from djinn_lib_service.steady import SteadyChannel
+from djinn_lib_service.resumable_channel import ResumableChannel
 
 from djinn.errors import DjinnError, TokenEndedError
 from djinn.kinds.transport import Channel
@@ -24,7 +24,7 @@ class Grants:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._admitted: weakref.WeakKeyDictionary[Channel, bytes] = weakref.WeakKeyDictionary()
-        self._sessions: weakref.WeakKeyDictionary[SteadyChannel, bytes] = weakref.WeakKeyDictionary()
+        self._sessions: weakref.WeakKeyDictionary[ResumableChannel, bytes] = weakref.WeakKeyDictionary()
         self._ended: dict[bytes, DjinnError] = {}
 
     def admit(self, channel: Channel, token: bytes) -> None:
@@ -37,7 +37,7 @@ class Grants:
             self._check(token)
             self._admitted[channel] = token
 
-    def hold(self, channel: Channel, session: SteadyChannel) -> None:
+    def hold(self, channel: Channel, session: ResumableChannel) -> None:
         """Record that a connection begins or resumes a session, which then ends with this connection's token.
 
         Raises:
@@ -48,7 +48,7 @@ class Grants:
             self._check(token)
             self._sessions[session] = token
 
-    def end(self, token: bytes, why: Goodbye) -> list[SteadyChannel]:
+    def end(self, token: bytes, why: Goodbye) -> list[ResumableChannel]:
         """Refuse a token, and return the sessions that it has admitted, for the caller to close.
 
         Args:

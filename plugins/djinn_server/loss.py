@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from djinn_lib_service.abilities import LosableExecutor
+from djinn_lib_service.capabilities import LosableExecutor
 
 from djinn.errors import DeviceLostError, DjinnError
 from djinn.kinds.executor import Executor

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import attrs
-from djinn_lib_service.steady import digest_of
+from djinn_lib_service.resumable_channel import digest_of
 
 from djinn.errors import DjinnError, ProgramTimeoutError, RefusedError
 from djinn_server.board import Board, Running
 from djinn_server.board import digest_of as digest_of_owner
 from djinn_server.control import EndSession
-from djinn_server.counting import Meters
+from djinn_server.counters import Meters
 
 __all__ = ("Offenders", "RunWatch", "Verdicts")
 

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from djinn_lib_service.contents import ContentStore
-from djinn_lib_service.mailbox import Mailbox, MailRoom
-from djinn_lib_service.post import DRAIN_S, MailPost, deliver
+from djinn_lib_service.content_store import ContentStore
+from djinn_lib_service.mailbox import InboxRegistry, Mailbox
+from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, deliver
+from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
-from djinn_lib_service.steady import Resumable, SteadyChannel, digest_of
-from djinn_memory_tiered.keeper import Keeper
+from djinn_memory_tiered.manager import MemoryManager
 from djinn_memory_tiered.service import BudgetedService
 from djinn_memory_tiered.tiers import Tiers
 
@@ -30,14 +30,13 @@ from djinn.errors import (
 )
 from djinn.kinds.executor import Executor
 from djinn.kinds.guard import Watch
-from djinn.kinds.transport import Carrier, Channel, Listener, Transport
-from djinn.wire.messages import Batch, Courier, Goodbye, Hello, Refusal
+from djinn.kinds.transport import Channel, Listener, PeerConnection, Transport
+from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
-from djinn_server.counting import Amounts, Meter, Meters, Outcome, Report, told_of_memory
-from djinn_server.couriers import Couriers, PeerRules
+from djinn_server.counters import Amounts, Meter, Meters, Outcome, Report, told_of_memory
 from djinn_server.draining import server_drains
 from djinn_server.grants import Grants
-from djinn_server.greeting import (
+from djinn_server.handshake import (
     LEASE_S,
     Load,
     answer_again,
@@ -47,10 +46,11 @@ from djinn_server.greeting import (
     receive_greeting,
 )
 from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_limit
-from djinn_server.line import Line, Place
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
 from djinn_server.memory import return_memory
+from djinn_server.peers import PeerConnector, PeerPolicy
+from djinn_server.run_queue import Line, Place
 from djinn_server.sessions import Held, Sessions
 
 __all__ = ("Server", "refuse")
@@ -87,7 +87,7 @@ class Server:
         public_digests: Digests of contents that every owner may use.
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
-        dial: Lets another process connect to other servers; see `djinn_server.couriers.Couriers`.
+        dial: Lets another process connect to other servers; see `djinn_server.peers.PeerConnector`.
         mailbox_prefix: Prefix of the keys of the sessions' mailboxes.
         watch: Starts the guard's watch over a new session.
         meters: Counts events; the server has its own by default.
@@ -106,11 +106,11 @@ class Server:
     def __init__(
         self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
         watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
-        looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerRules | None = None,
+        looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerPolicy | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
         meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S, tiers: Tiers | None = None,
         public_digests: frozenset[bytes] = frozenset(),
-        dial: Callable[[str, Courier], tuple[int, bytes]] | None = None, grants: Grants | None = None,
+        dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
         self._listener = listener
@@ -124,11 +124,11 @@ class Server:
         self._looks_ahead = looks_ahead
         self._memory_bytes = memory_bytes
         self._tiers = tiers
-        self._keeper: Keeper | None = None
-        self._room = MailRoom(mailbox_prefix)
-        self._couriers = Couriers(self._room, peers or PeerRules(), transport_for, dial)
+        self._keeper: MemoryManager | None = None
+        self._room = InboxRegistry(mailbox_prefix)
+        self._couriers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
         self._lease_s = lease_s
-        self._resumable = Resumable()
+        self._resumable = ResumableSessions()
         self._grants = grants or Grants()
         self.sessions = Sessions()
         self._present: set[Mailbox] = set()
@@ -152,7 +152,7 @@ class Server:
             self._keeper.limit_bytes = limit_bytes or NO_LIMIT_BYTES
             self._keeper.host_limit_bytes = limits.host_bytes
         elif limit_bytes:
-            self._keeper = Keeper(self._executor, limit_bytes, host_bytes=limits.host_bytes, tiers=self._tiers,
+            self._keeper = MemoryManager(self._executor, limit_bytes, host_bytes=limits.host_bytes, tiers=self._tiers,
                                   spare=self._store)
 
     @property
@@ -205,7 +205,7 @@ class Server:
         for thread, channel in serving.items():
             if thread in welcoming:
                 continue
-            if isinstance(channel, SteadyChannel):
+            if isinstance(channel, ResumableChannel):
                 # Closing waits briefly, until the client has read the reason.
                 partings.append(threading.Thread(target=channel.close, args=(goodbye,), daemon=True))
                 partings[-1].start()
@@ -316,7 +316,7 @@ class Server:
 
     def _hold_session(self, channel: Channel, sequence: int, hello: Hello, allowance: SessionAllowance,
                       meter: Meter) -> None:
-        steady = SteadyChannel(channel, sequence, self._lease_s if hello.resumes else 0.0)
+        steady = ResumableChannel(channel, sequence, self._lease_s if hello.resumes else 0.0)
         self._grants.hold(channel, steady)
         mailbox = self._room.open()
         key = self._resumable.add(steady) if steady.lease_s else b""
@@ -331,10 +331,10 @@ class Server:
             self._welcomed(thread, steady)
             _log.info("%s: session %s begins", channel.peer, session)
 
-            def carry(address: str, courier: Courier) -> Carrier:
+            def carry(address: str, courier: PeerHello) -> PeerConnection:
                 return self._couriers.open(address, courier, steady.is_gone)
 
-            post = MailPost(session, mailbox, carry, steady.is_gone)
+            post = PeerExchange(session, mailbox, carry, steady.is_gone)
             place = self._line.open()
             place.stop, steady.stopped = steady.stop, place.give_up
             key_digest = digest_of(key)
@@ -370,7 +370,7 @@ class Server:
                 self._welcoming.add(thread)
             return not self._stopping
 
-    def _welcomed(self, thread: threading.Thread, steady: SteadyChannel) -> None:
+    def _welcomed(self, thread: threading.Thread, steady: ResumableChannel) -> None:
         with self._lock:
             self._connections[thread] = steady
             self._welcoming.discard(thread)
@@ -397,7 +397,7 @@ class Server:
             return Report(counts, amounts)
         return told_of_memory(counts, amounts, self._keeper, self._room.held_bytes)
 
-    def _answer_all(self, channel: SteadyChannel, service: SessionService, allowance: SessionAllowance,
+    def _answer_all(self, channel: ResumableChannel, service: SessionService, allowance: SessionAllowance,
                     meter: Meter, place: Place) -> None:
         channel.settle = lambda: allowance.settle(service.live_handles)
 
@@ -437,7 +437,7 @@ def refuse(channel: Channel, error: Exception) -> None:
         _log.info("%s: left before it could be told: %s", channel.peer, left)
 
 
-def _answer_next(channel: SteadyChannel, service: SessionService, allowance: SessionAllowance, meter: Meter,
+def _answer_next(channel: ResumableChannel, service: SessionService, allowance: SessionAllowance, meter: Meter,
                  place: Place) -> bool:
     """Execute one batch. Its tensors are released before the next batch is awaited."""
     try:

@@ -8,13 +8,13 @@ import time
 
 import attrs
 from djinn_lib_service.mailbox import Mailbox
-from djinn_lib_service.post import MailPost
+from djinn_lib_service.peer_exchange import PeerExchange
+from djinn_lib_service.resumable_channel import ResumableChannel
 from djinn_lib_service.service import SessionService
-from djinn_lib_service.steady import SteadyChannel
 
 from djinn.wire.messages import Goodbye
 from djinn_server.control import SessionState
-from djinn_server.line import Place
+from djinn_server.run_queue import Place
 
 __all__ = ("Held", "Sessions")
 
@@ -42,9 +42,9 @@ class Held:
 
     name: str
     key_digest: bytes
-    channel: SteadyChannel
+    channel: ResumableChannel
     service: SessionService
-    post: MailPost
+    post: PeerExchange
     place: Place
     mailbox: Mailbox
     began_s: float = attrs.field(factory=time.monotonic)

@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import msgspec
-from djinn_lib_service.post import no_mailbox
+from djinn_lib_service.peer_exchange import no_mailbox
 from djinn_lib_service.resumption import no_session
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn_server.control import Drain, Setup, Stop
-from djinn_server.desk import Customer, Desk
+from djinn_server.device_leases import LeaseClient, LeaseManager
 from djinn_server.dialing import Exchange
 from djinn_server.draining import server_drains
-from djinn_server.ledger import Ledger
-from djinn_server.nursery import Nursery
+from djinn_server.fair_queue import Settings
+from djinn_server.forkserver import ForkServer
+from djinn_server.metrics_store import MetricsStore
 from djinn_server.oversight import Offenders
 from djinn_server.placement import least_loaded
 from djinn_server.tenants import NoWorkerError, Tenant, token_ended
 from djinn_server.tickets import KEY_BYTES
-from djinn_server.turns import Settings
 from djinn_server.worker_process import Worker
 
 __all__ = ("Supervisor",)
@@ -51,7 +51,7 @@ class _Post:
     setup: Setup
     thread: threading.Thread | None = None
     worker: Worker | None = None
-    customer: Customer | None = None
+    customer: LeaseClient | None = None
     device: int = 0
     is_placed: bool = False
     is_ready: bool = False
@@ -72,7 +72,7 @@ class Supervisor:
         ledger: Collects the workers' reports; the supervisor has its own by default.
         devices: Devices that workers run on; by default, the device of their setup.
         turns: Scheduling settings of each of these devices.
-        nursery: Forks workers; without it, each worker starts as a new process.
+        forkserver: Forks workers; without it, each worker starts as a new process.
         exchange: Connects workers to other servers; without it, they reach none.
 
     Attributes:
@@ -84,16 +84,16 @@ class Supervisor:
     """
 
     def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str],
-                 ledger: Ledger | None = None, *, devices: Sequence[str] = (),
-                 turns: Sequence[Settings] = (), nursery: Nursery | None = None,
+                 ledger: MetricsStore | None = None, *, devices: Sequence[str] = (),
+                 turns: Sequence[Settings] = (), forkserver: ForkServer | None = None,
                  exchange: Exchange | None = None) -> None:
-        self.ledger = ledger or Ledger()
+        self.ledger = ledger or MetricsStore()
         self.offenders = Offenders()
         self._devices = tuple(devices)
-        self._desk = Desk(turns or [Settings()] * max(1, len(self._devices)))
+        self._desk = LeaseManager(turns or [Settings()] * max(1, len(self._devices)))
         self._make_setup = make_setup
         self._environment = environment
-        self._nursery = nursery
+        self._nursery = forkserver
         self._exchange = exchange
         self._changed = threading.Condition()
         self._posts: dict[str, _Post] = {}
@@ -335,7 +335,7 @@ class Supervisor:
         began = time.monotonic()
         where = f" on {setup.device} ({post.device})" if len(self._devices) > 1 else ""
         _log.info("%sworker %d serves%s", _for(post.tenant), worker.pid, where)
-        customer = Customer(post.tenant.name, post.device, worker.tell, worker.is_stopped)
+        customer = LeaseClient(post.tenant.name, post.device, worker.tell, worker.is_stopped)
         self._desk.join(customer, post.tenant.weight)
         with self._changed:
             post.customer = customer

@@ -17,8 +17,8 @@ from contextlib import nullcontext, suppress
 from functools import partial
 
 import attrs
-from djinn_lib_service.abilities import SettlingExecutor
-from djinn_lib_service.reuse import this_machine
+from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.upload_dedup import this_machine
 from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import DjinnError, RefusedError, TransportError
@@ -45,28 +45,28 @@ from djinn_server.control import (
     Stop,
     ignore_signals,
 )
-from djinn_server.counting import Meters, Reporter
+from djinn_server.counters import Meters, Reporter
 from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
 from djinn_server.limits import Allowances, Limits
-from djinn_server.line import Line
 from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes
 from djinn_server.orders import Orders
+from djinn_server.pending_handshakes import PendingHandshakes
+from djinn_server.run_queue import Line
 from djinn_server.sandbox.fence import Fence
 from djinn_server.server import Server
 from djinn_server.sessions import Sessions
 from djinn_server.tickets import TicketCheck
-from djinn_server.waiting import WaitingRoom
 
-__all__ = ("Inlet", "main")
+__all__ = ("PassedSocketListener", "main")
 
 STOP_TIMEOUT_S = 5.0
 """How long running programs may continue after the gateway has vanished."""
 _log = logging.getLogger("djinn.server")
 
 
-class Inlet:
+class PassedSocketListener:
     """A listener for connections that the gateway hands over, and for clients that it redirects here.
 
     Args:
@@ -93,7 +93,7 @@ class Inlet:
         self._tickets = tickets
         self._queue: queue.SimpleQueue[Channel | None] = queue.SimpleQueue()
         self._meters = meters
-        self._room = WaitingRoom(reject=lambda: meters.reject("waiting_room"))
+        self._room = PendingHandshakes(reject=lambda: meters.reject("waiting_room"))
         self._handed: weakref.WeakKeyDictionary[Channel, bytes] = weakref.WeakKeyDictionary()
         if listener is not None:
             threading.Thread(target=self._accept_from, args=(listener,), name="djinn-inlet", daemon=True).start()
@@ -172,7 +172,7 @@ def main() -> None:
 
 
 class GatewayTurns:
-    """Turns on the device, requested from the gateway; see `djinn_server.line.Turnstile`."""
+    """Turns on the device, requested from the gateway; see `djinn_server.run_queue.DeviceLease`."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
@@ -229,7 +229,7 @@ def _obey(
 
 def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
-) -> tuple[Server, Inlet, Allowances, Line]:
+) -> tuple[Server, PassedSocketListener, Allowances, Line]:
     from djinn.plugins import Plugins
     from djinn.session.config import Config
     from djinn.session.logs import configure
@@ -253,7 +253,7 @@ def _open(
     if listener is None and not isinstance(transport, AdoptingTransport):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
     meters, grants = Meters(), Grants()
-    inlet = Inlet(transport, options, listener, TicketCheck(setup.ticket_key), meters, grants)
+    inlet = PassedSocketListener(transport, options, listener, TicketCheck(setup.ticket_key), meters, grants)
     allowances = Allowances(setup.limits, meters.reject)
     line = Line(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
                 settle=executor.settle if isinstance(executor, SettlingExecutor) else _nothing, reject=meters.reject,

@@ -18,7 +18,7 @@ import msgspec
 from djinn import errors
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import Channel, MovableChannel
-from djinn.wire.messages import Courier, Hello, Redirect
+from djinn.wire.messages import Hello, PeerHello, Redirect
 from djinn_server.board import Board
 from djinn_server.certificates import make_pair, why_none
 from djinn_server.control import (
@@ -35,10 +35,10 @@ from djinn_server.control import (
     SessionState,
     Setup,
 )
-from djinn_server.counting import Report
-from djinn_server.desk import Customer, Desk
+from djinn_server.counters import Report
+from djinn_server.device_leases import LeaseClient, LeaseManager
 from djinn_server.dialing import Exchange
-from djinn_server.nursery import Child, Nursery
+from djinn_server.forkserver import Child, ForkServer
 from djinn_server.tickets import issue
 
 __all__ = ("START_TIMEOUT_S", "Worker")
@@ -55,7 +55,7 @@ class Worker:
     Args:
         setup: Its configuration.
         environment: Its environment variables.
-        nursery: Forks the process, if there is one.
+        forkserver: Forks the process, if there is one.
 
     Attributes:
         mailbox_prefix: Prefix of the keys of its mailboxes.
@@ -67,7 +67,7 @@ class Worker:
         OSError: The process could not be started.
     """
 
-    def __init__(self, setup: Setup, environment: dict[str, str], nursery: Nursery | None = None) -> None:
+    def __init__(self, setup: Setup, environment: dict[str, str], forkserver: ForkServer | None = None) -> None:
         self._key = setup.ticket_key
         self.mailbox_prefix = setup.mailbox_prefix
         self.board, descriptor = Board.create()
@@ -82,7 +82,7 @@ class Worker:
         self._looks = 0
         self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
         try:
-            self._process, ours = _begin(environment, nursery)
+            self._process, ours = _begin(environment, forkserver)
             self._control = Control(ours)
             self._control.send(setup, descriptor)
         finally:
@@ -111,7 +111,7 @@ class Worker:
             raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
         self._port = message.address.rpartition(":")[2]
 
-    def watch(self, heed: Callable[[Report], None], desk: Desk, customer: Customer,
+    def watch(self, heed: Callable[[Report], None], desk: LeaseManager, customer: LeaseClient,
               drained: Callable[[], None], exchange: Exchange | None = None) -> None:
         """Handle its messages until it ends."""
         while (received := self._control.receive()) is not None:
@@ -152,7 +152,7 @@ class Worker:
             return False
         return state in "TtZX"
 
-    def take(self, channel: Channel, sequence: int, greeting: Hello | Courier, token: bytes = b"") -> None:
+    def take(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, token: bytes = b"") -> None:
         """Pass an admitted client or courier to the worker: hand its connection over, or else redirect it."""
         try:
             if not self._port and isinstance(channel, MovableChannel):
@@ -192,7 +192,7 @@ class Worker:
 
 
 def _begin(
-    environment: dict[str, str], nursery: Nursery | None
+    environment: dict[str, str], forkserver: ForkServer | None
 ) -> tuple[Child | subprocess.Popen[bytes], socket.socket]:
     """Start a worker's process: forked if possible, because importing PyTorch takes seconds.
 
@@ -202,11 +202,11 @@ def _begin(
     Raises:
         OSError: It could not be started.
     """
-    if nursery is not None:
+    if forkserver is not None:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                return nursery.spawn(theirs.fileno(), environment), ours
+                return forkserver.spawn(theirs.fileno(), environment), ours
             except OSError as error:
                 _log.warning("workers begin more slowly from now on: %s", error)
                 # A fork that arrives after this reads end of file, and exits.

@@ -14,9 +14,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from djinn.errors import ConfigurationError, SessionClosedError
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
+from djinn_source_fx.device_remap import InRemoteTerms, OnRemote
+from djinn_source_fx.dry_run import Rehearsal
 from djinn_source_fx.reading import given_to_module, given_to_program
-from djinn_source_fx.rehearsal import Rehearsal
-from djinn_source_fx.remote_terms import InRemoteTerms, OnRemote
 from djinn_source_fx.replaying import FxGraph, replay
 from djinn_source_fx.tracing import named_state, tensors_within, trace, with_tensors
 

@@ -15,9 +15,9 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.ir.tape import Node
 from djinn.record.tensor import LazyTensor
+from djinn_source_fx.device_remap import OnRemote
+from djinn_source_fx.dry_run import HINT, Beside, Rehearsal
 from djinn_source_fx.places import STACK, followed, origin_of
-from djinn_source_fx.rehearsal import HINT, Beside, Rehearsal
-from djinn_source_fx.remote_terms import OnRemote
 
 _UNKNOWN = ValueInfo()
 _CONSTANT = "_tensor_constant"

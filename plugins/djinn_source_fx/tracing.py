@@ -31,9 +31,9 @@ from torch.utils import _pytree as pytree
 from djinn.ir.spec import tensors_in
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
+from djinn_source_fx.device_remap import OnRemote, is_special
+from djinn_source_fx.dry_run import Beside, Rehearsal
 from djinn_source_fx.places import STACK, followed
-from djinn_source_fx.rehearsal import Beside, Rehearsal
-from djinn_source_fx.remote_terms import OnRemote, is_special
 from djinn_source_fx.replaying import Given
 
 

@@ -15,10 +15,10 @@ from concurrent.futures import Future, wait
 from typing import TypeAlias
 
 import torch
-from djinn_lib_service.mailbox import MailRoom
-from djinn_lib_service.post import DRAIN_S, MailCarrier, MailPost
-from djinn_lib_service.reuse import after
+from djinn_lib_service.mailbox import InboxRegistry
+from djinn_lib_service.peer_exchange import DRAIN_S, LocalPeer, PeerExchange
 from djinn_lib_service.service import SessionService
+from djinn_lib_service.upload_dedup import after
 from djinn_lib_trace import spans
 
 from djinn.errors import (
@@ -32,16 +32,16 @@ from djinn.errors import (
 from djinn.ir.program import Template
 from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import Executor
-from djinn.kinds.transport import Carrier, ConnectOptions, Listener, ListenOptions
+from djinn.kinds.transport import ConnectOptions, Listener, ListenOptions, PeerConnection
 from djinn.session.interrupts import SessionLock, deferral
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Define, Forget, Rerun, Result, Run, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Forget, PeerHello, Rerun, Result, Run, Welcome
 
 MAX_BATCHES = 64
 """Maximum batches that wait for the executor; recording continues until then."""
 FLUSH_EVERY = 1024
 """Executor and recording share one interpreter, which runs one of them at a time, so short batches have only costs."""
 
-_room = MailRoom()
+_room = InboxRegistry()
 """The mailboxes of all sessions in this process."""
 LOOK_S = 0.1
 """How often a thread that waits for the executor checks for an interrupt."""
@@ -78,7 +78,7 @@ class LocalTransport:
         raise ConfigurationError(f"The local transport cannot listen on {address!r}.",
                                  hint="Serve over tcp:// instead.")
 
-    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect to another session of this process, at ``local://``, with or without its mailbox in hexadecimal.
 
         Raises:
@@ -91,7 +91,7 @@ class LocalTransport:
         mailbox = _room.find(courier.mailbox)
         if mailbox is None:
             raise RefusedError(f"{address} is no session of this process, or has ended.")
-        return MailCarrier(mailbox, courier.session, options.is_gone or (lambda: False))
+        return LocalPeer(mailbox, courier.session, options.is_gone or (lambda: False))
 
 
 class LocalConnection:
@@ -113,7 +113,7 @@ class LocalConnection:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._executor = executor
-        self._post = MailPost(self.welcome.session, self._mailbox, self._carry, self._is_gone)
+        self._post = PeerExchange(self.welcome.session, self._mailbox, self._carry, self._is_gone)
         self._service = SessionService(executor, post=self._post)
         self._work: queue.SimpleQueue[tuple[Callable[[], _Answer], Future[_Answer]] | None] = queue.SimpleQueue()
         self._closed = False
@@ -195,7 +195,7 @@ class LocalConnection:
     def _is_gone(self) -> bool:
         return self._closed
 
-    def _carry(self, address: str, courier: Courier) -> Carrier:
+    def _carry(self, address: str, courier: PeerHello) -> PeerConnection:
         return LocalTransport().carry(address, courier, ConnectOptions(is_gone=self._is_gone))
 
     def _carry_out(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> Future[_Answer]:

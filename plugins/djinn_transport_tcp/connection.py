@@ -14,7 +14,7 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.resumption import ALONE_BYTES, ClientEnd, Patience
-from djinn_lib_service.reuse import after
+from djinn_lib_service.upload_dedup import after
 
 from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -22,10 +22,10 @@ from djinn.session.interrupts import acquired, deferral, sleep, through
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
-    Courier,
     Goodbye,
     Hello,
     Message,
+    PeerHello,
     Redirect,
     Refusal,
     Result,
@@ -180,7 +180,7 @@ class SocketConnection:
         """
         return self.introduce(hello(token, owner, secret, ticket, wish or Wish()), deadline)
 
-    def introduce(self, greeting: Hello | Courier, deadline: float) -> Redirect | None:
+    def introduce(self, greeting: Hello | PeerHello, deadline: float) -> Redirect | None:
         """Send a greeting and wait for the answer; see `greet`."""
         self._frames.stream.deadline = deadline
         silence_s = max(deadline - time.monotonic(), MIN_SILENCE_S)

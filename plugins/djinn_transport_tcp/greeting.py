@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import attrs
 import torch
-from djinn_lib_service.reuse import introduce
+from djinn_lib_service.upload_dedup import introduce
 
 from djinn.errors import ProtocolError, ProtocolVersionError
-from djinn.wire.messages import PROTOCOL_VERSION, Courier, Hello, Message, Redirect, Starting, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Hello, Message, PeerHello, Redirect, Starting, Welcome
 from djinn_transport_tcp.sockets import ByteStream
 
 __all__ = ("Wish", "hello", "welcomed")
@@ -44,7 +44,7 @@ def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello
 
 
 def welcomed(
-    address: str, greeting: Hello | Courier, read: Callable[[], Message], stream: ByteStream, silence_s: float,
+    address: str, greeting: Hello | PeerHello, read: Callable[[], Message], stream: ByteStream, silence_s: float,
 ) -> Welcome | Redirect:
     """Wait for the answer to a greeting, while the server reports that a worker is starting.
 

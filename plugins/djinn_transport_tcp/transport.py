@@ -9,8 +9,8 @@ from pathlib import Path
 
 import attrs
 
-from djinn.kinds.transport import Carrier, Channel, Connection, ConnectOptions, Listener, ListenOptions
-from djinn.wire.messages import Courier
+from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions, PeerConnection
+from djinn.wire.messages import PeerHello
 
 __all__ = ("TcpTransport", "TlsTransport", "UnixTransport")
 
@@ -25,21 +25,21 @@ class TcpTransport:
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
-        from djinn_lib_service.reuse import reusing
+        from djinn_lib_service.upload_dedup import reusing
 
         from djinn_transport_tcp.client import connect
 
         return reusing(connect(address, options))
 
-    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
-        """Connect and greet as a courier; see `djinn.kinds.transport.CarryingTransport.carry`."""
+    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect and greet as a courier; see `djinn.kinds.transport.PeerTransport.carry`."""
         from djinn_transport_tcp.client import open_tcp
         from djinn_transport_tcp.courier import carry
 
         return carry(address, courier, options, open_tcp)
 
-    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
-        """Take over a connection for sending; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
+    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
+        """Take over a connection for sending; see `djinn.kinds.transport.PeerRelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)
@@ -69,7 +69,7 @@ class TlsTransport:
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
-        from djinn_lib_service.reuse import reusing
+        from djinn_lib_service.upload_dedup import reusing
 
         from djinn_transport_tcp.client import connect_tls
 
@@ -102,15 +102,15 @@ class UnixTransport:
         # Digests bring no benefit on one machine.
         return connect_unix(address, attrs.evolve(options, owner=""))
 
-    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
-        """Connect and greet as a courier; see `djinn.kinds.transport.CarryingTransport.carry`."""
+    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect and greet as a courier; see `djinn.kinds.transport.PeerTransport.carry`."""
         from djinn_transport_tcp.client import open_unix
         from djinn_transport_tcp.courier import carry
 
         return carry(address, courier, options, open_unix)
 
-    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> Carrier:
-        """Take over a connection for sending; see `djinn.kinds.transport.RelayingTransport.carry_on`."""
+    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
+        """Take over a connection for sending; see `djinn.kinds.transport.PeerRelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)

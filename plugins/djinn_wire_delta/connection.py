@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
-from djinn_lib_service.delta import Forecast
+from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.kinds import Connection
@@ -18,7 +18,7 @@ class DeltaConnection(ConnectionWrapper):
 
     def __init__(self, plain: Connection) -> None:
         super().__init__(plain)
-        self._forecast = Forecast()
+        self._forecast = RunPredictor()
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch that wants no answer."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from djinn_conformance import specs
 from djinn_conformance.families import families
-from djinn_conformance.lines import Drawer, Form, table
+from djinn_conformance.program_forms import Drawer, Form, table
 from djinn_conformance.programs import Call, Ref, call
 from djinn_conformance.refusals import is_listed, is_listed_call, overlaps_itself, parse_refusals, refusals
 from djinn_conformance.variants import variants_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from djinn_conformance.twins import Line, Outcome, eager_twin, remote_twin
+from djinn_conformance.differential import Line, Outcome, eager_twin, remote_twin
 
 PROGRAM = """
 t1 = torch.ones(2, 3, device=device, requires_grad=True)

@@ -23,10 +23,10 @@ from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Command,
-    Courier,
     Layout,
     Parcel,
     Peer,
+    PeerHello,
     Plain,
     Poisoned,
     Receive,
@@ -300,7 +300,7 @@ def frame(message: Any, body: bytes = b"") -> bytes:
 
 
 def greeting(session: Session, sender: str = "courier") -> bytes:
-    return frame(Courier(PROTOCOL_VERSION, sys.byteorder, session.welcome.mailbox, sender))
+    return frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, session.welcome.mailbox, sender))
 
 
 def parcel_of(number: int, value: Any = 1) -> bytes:
@@ -310,7 +310,7 @@ def parcel_of(number: int, value: Any = 1) -> bytes:
 SPAN = TensorHeader("uint8", (64,), (1,))
 BAD = {
     "batch": (frame(Batch(synchronize=True)), "DJ303"),
-    "courier-again": (frame(Courier(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ303"),
+    "courier-again": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ303"),
     "parcel-twice": (parcel_of(1) + parcel_of(1, 2), "DJ303"),
     "nothing": (frame(Parcel(1)), "DJ303"),
     "layout-beyond-its-bytes": (frame(Parcel(1, SPAN, Layout((2, 2), (64, 1))), bytes(64)), "DJ303"),
@@ -366,7 +366,7 @@ def test_a_courier_needs_no_token_and_its_mailbox_cannot_be_guessed(
         assert result.items == (Plain(1),)
     wrong = bytes([*here.welcome.mailbox[:15], here.welcome.mailbox[15] ^ 1])
     with raw_client(guarded.port, greets=False) as courier:
-        courier.send(frame(Courier(PROTOCOL_VERSION, sys.byteorder, wrong, "courier")))
+        courier.send(frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, wrong, "courier")))
         assert courier.outcome() == "DJ305"
     with pytest.raises(RefusedError):
         connect(guarded.address, ConnectOptions())

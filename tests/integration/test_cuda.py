@@ -19,8 +19,8 @@ from djinn_conformance.strategies import filled, recordings
 from djinn_executor_torch.calls import bind
 from djinn_executor_torch.cuda import CudaExecutor
 from djinn_executor_torch.executor import OVERLAP, TorchExecutor, TorchExecutorFactory
+from djinn_executor_torch.graph_eligibility import RUNS_BEFORE_RECORDING
 from djinn_executor_torch.recorded import RecordedProgram
-from djinn_executor_torch.repetition import RUNS_BEFORE_RECORDING
 from djinn_executor_torch.staging import STAGING_BYTES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

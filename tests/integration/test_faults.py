@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.frames import HEAD, encode_head
-from djinn_server.waiting import MAX_WAITING
+from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
 from djinn_transport_tcp.sockets import ByteStream

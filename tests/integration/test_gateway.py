@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 from djinn_server.limits import Limits
+from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_server.tokens import TokenFile
-from djinn_server.waiting import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect
 from serving import Serving, children_of
 
@@ -159,16 +159,16 @@ def test_a_worker_knows_no_secrets_of_the_gateway_and_ends_when_that_is_killed(s
 
 def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: Any) -> None:
     server = start_server()
-    (nursery,) = children_of(server.process.pid)
+    (forkserver,) = children_of(server.process.pid)
     (first,) = server.workers
-    assert first != nursery
+    assert first != forkserver
     os.kill(first, signal.SIGKILL)
     assert wait_until(lambda: server.workers not in ([], [first]), 10) < 5
     (second,) = server.workers
-    assert children_of(nursery) == [second]
+    assert children_of(forkserver) == [second]
     connection = session(server)
-    os.kill(nursery, signal.SIGKILL)
-    wait_until(lambda: not is_alive(nursery))
+    os.kill(forkserver, signal.SIGKILL)
+    wait_until(lambda: not is_alive(forkserver))
     assert computes(connection)
     os.kill(second, signal.SIGKILL)
     wait_until(lambda: server.log.read_text().count("serves") == 3, 60)
@@ -182,9 +182,9 @@ def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: 
 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Serving]:
-    """A server that waits a second for its nursery."""
-    with Serving(tmp_path / "log", prelude="import djinn_server.nursery; djinn_server.nursery.SPAWN_TIMEOUT_S = 1.0\n"
-                 ) as running:
+    """A server that waits a second for its forkserver."""
+    prelude = "import djinn_server.forkserver; djinn_server.forkserver.SPAWN_TIMEOUT_S = 1.0\n"
+    with Serving(tmp_path / "log", prelude=prelude) as running:
         yield running
 
 
@@ -199,25 +199,25 @@ def serving_now(server: Serving) -> int:
 
 def test_a_nursery_that_answers_too_late_shares_no_worker_and_no_client_is_lost(impatient: Serving) -> None:
     server, gateway = impatient, impatient.process.pid
-    wait_until(lambda: name_of(children_of(gateway)[0]) == "djinn-nursery")
-    (nursery,) = children_of(gateway)
+    wait_until(lambda: name_of(children_of(gateway)[0]) == "djinn-forksrv")
+    (forkserver,) = children_of(gateway)
     (first,) = server.workers
-    os.kill(nursery, signal.SIGSTOP)
+    os.kill(forkserver, signal.SIGSTOP)
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: "another worker starts" in server.log.read_text())
     sessions: list[SocketConnection] = []
     threads = [threading.Thread(target=lambda: sessions.append(session(server))) for _ in range(8)]
     for thread in threads:
         thread.start()
-    # The nursery answers between the start of the worker that is not its own, and the clients that this one gets.
+    # The forkserver answers between the start of the worker that is not its own, and the clients that this one gets.
     wait_until(lambda: len(children_of(gateway)) == 2, 60)
-    os.kill(nursery, signal.SIGCONT)
+    os.kill(forkserver, signal.SIGCONT)
     for thread in threads:
         thread.join(120)
     assert len(sessions) == 8
     assert all(map(computes, sessions))
-    (started,) = set(children_of(gateway)) - {nursery}
-    wait_until(lambda: not children_of(nursery))
+    (started,) = set(children_of(gateway)) - {forkserver}
+    wait_until(lambda: not children_of(forkserver))
     assert serving_now(server) == started
 
     # The next ones are forked again, and each process is the one that it is taken for.
@@ -225,11 +225,11 @@ def test_a_nursery_that_answers_too_late_shares_no_worker_and_no_client_is_lost(
         gone = serving_now(server)
         os.kill(gone, signal.SIGKILL)
         wait_until(lambda: serving_now(server) != gone, 60)  # noqa: B023  # called at once
-        assert children_of(gateway) == [nursery]
-        assert children_of(nursery) == [serving_now(server)]
+        assert children_of(gateway) == [forkserver]
+        assert children_of(forkserver) == [serving_now(server)]
     last = session(server)
     assert computes(last)
-    processes = [nursery, serving_now(server)]
+    processes = [forkserver, serving_now(server)]
     server.process.terminate()
     assert server.process.wait(20) == 0
     wait_until(lambda: not any(map(is_alive, processes)))

@@ -21,7 +21,7 @@ import pytest
 import torch
 import trustme
 from djinn_cli.app import main
-from djinn_lib_service.reuse import reusing
+from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
@@ -110,8 +110,8 @@ def test_a_killed_worker_shows_and_what_it_has_counted_stays(start_server: Any) 
         connection.request(Batch(synchronize=True), ())
     wait_for(server, lambda now: now.tenants[""].requests["ok"] == 10)
     assert get(server, "/readyz") == (200, "ok\n")
-    (worker,), (nursery,) = server.workers, children_of(server.process.pid)
-    os.kill(nursery, signal.SIGSTOP)  # so that no other worker begins before it is looked
+    (worker,), (forkserver,) = server.workers, children_of(server.process.pid)
+    os.kill(forkserver, signal.SIGSTOP)  # so that no other worker begins before it is looked
     try:
         os.kill(worker, signal.SIGKILL)
         connection.close()
@@ -121,7 +121,7 @@ def test_a_killed_worker_shows_and_what_it_has_counted_stays(start_server: Any) 
         assert get(server, "/healthz") == (200, "ok\n")
         assert run_djinn("status", "--metrics", page_of(server)).returncode == 1
     finally:
-        os.kill(nursery, signal.SIGCONT)
+        os.kill(forkserver, signal.SIGCONT)
     tenant = dead.tenants[""]
     assert (tenant.workers, tenant.sessions, tenant.handles, tenant.requests["ok"]) == (0, 0, 0, 10)
     again = session(server)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.contents import digest_of, mark_of
-from djinn_lib_service.reuse import ASK_AGAIN_BYTES, ReusingConnection, introduce, reusing, this_machine
+from djinn_lib_service.content_store import digest_of, mark_of
+from djinn_lib_service.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
 from djinn_transport_tcp.client import connect
 from torch import nn
 
@@ -147,7 +147,7 @@ def test_writes_in_place_reach_no_other_value(keeper: Any, writes: str) -> None:
     with torch.inference_mode():
         trained[0].weight.zero_()
     djinn.synchronize()
-    other = ReusingConnection(connect(keeper.address, ConnectOptions(owner=OWNER)))
+    other = DedupConnection(connect(keeper.address, ConnectOptions(owner=OWNER)))
     for number, tensor in enumerate((model[0].weight.data, model[1].weight.data), 1):
         other.submit(Batch([Upload(number, header_of(tensor))]), [tensor])
     _, data = other.request(Batch(fetch=(1, 2)), ())
@@ -255,9 +255,9 @@ def uploading(connection: Any, tensors: Sequence[torch.Tensor]) -> None:
         connection.submit(Batch([Upload(number, header_of(tensor))]), [tensor])
 
 
-def opened(keeper: Any, owner: str = OWNER) -> tuple[ReusingConnection, Counting]:
+def opened(keeper: Any, owner: str = OWNER) -> tuple[DedupConnection, Counting]:
     counting = Counting(connect(keeper.address, ConnectOptions(owner=owner)))
-    return ReusingConnection(counting), counting
+    return DedupConnection(counting), counting
 
 
 def test_nobody_waits_where_nothing_is_kept_and_twice_at_most_where_something_is(keeper: Any) -> None:

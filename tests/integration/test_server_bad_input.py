@@ -33,7 +33,6 @@ from djinn.wire import messages
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
-    Courier,
     Define,
     Failure,
     Forget,
@@ -41,6 +40,7 @@ from djinn.wire.messages import (
     Hello,
     Parcel,
     Peer,
+    PeerHello,
     Plain,
     Poisoned,
     Recall,
@@ -137,10 +137,10 @@ GREETINGS = {
     "other-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", OTHER_ORDER)), "DJ305"),
     "odd-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", "\x1b[31m\n")), "DJ305"),
     "parcel": (frame(Parcel(1, Plain(1))), "DJ303"),
-    "courier-to-nobody": (frame(Courier(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ305"),
-    "courier-of-a-later-protocol": (frame(Courier(PROTOCOL_VERSION + 1, sys.byteorder, bytes(16), "")), "DJ304"),
-    "courier-of-another-byte-order": (frame(Courier(PROTOCOL_VERSION, OTHER_ORDER, bytes(16), "\x1b[31m")), "DJ305"),
-    "courier-too-long": (frame(Courier(PROTOCOL_VERSION, sys.byteorder, bytes(16), "x" * 4096)), "DJ303"),
+    "courier-to-nobody": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ305"),
+    "courier-of-a-later-protocol": (frame(PeerHello(PROTOCOL_VERSION + 1, sys.byteorder, bytes(16), "")), "DJ304"),
+    "courier-of-another-byte-order": (frame(PeerHello(PROTOCOL_VERSION, OTHER_ORDER, bytes(16), "\x1b[31m")), "DJ305"),
+    "courier-too-long": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "x" * 4096)), "DJ303"),
     "too-long": (frame(Hello(PROTOCOL_VERSION, "x" * 4096, "", sys.byteorder)), "DJ303"),
     "too-long-nonsense": (raw(b"\x00" * 4097), "DJ303"),
 }
@@ -157,7 +157,7 @@ def test_greetings_that_are_refused(server: Any, raw_client: Any, data: bytes, c
 
 def test_messages_that_are_not_the_clients_to_send(server: Any, raw_client: Any) -> None:
     for message in (HELLO, Result(), Refusal("", ""), Welcome(1, "", "", "", "", ""),
-                    Courier(PROTOCOL_VERSION, sys.byteorder, bytes(16), ""), Parcel(1, Plain(1))):
+                    PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), ""), Parcel(1, Plain(1))):
         with raw_client(server.port) as client:
             client.send(frame(message))
             assert client.outcome() == "DJ303"

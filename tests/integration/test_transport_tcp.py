@@ -137,7 +137,7 @@ def test_a_frame_sliced_at_any_point_is_the_same_frame(connect_raw: Callable[...
 
 def test_the_corpus_has_frames_of_every_kind() -> None:
     assert {kind for _, _, kind in corpus_frames()} == {
-        "Hello", "Welcome", "Redirect", "Starting", "Refusal", "Batch", "Result", "Taken", "Goodbye", "Courier",
+        "Hello", "Welcome", "Redirect", "Starting", "Refusal", "Batch", "Result", "Taken", "Goodbye", "PeerHello",
         "Parcel"}
 
 

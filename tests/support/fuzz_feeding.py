@@ -29,7 +29,7 @@ import torch
 from djinn_executor_torch.executor import TorchExecutor
 from djinn_executor_torch.random import TorchRandomState
 from djinn_guard_core.guard import CoreGuard
-from djinn_lib_service.contents import Contents, ContentStore
+from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.service import SessionService
 from djinn_server.limits import Allowances, Limits
 from djinn_server.memory import return_memory

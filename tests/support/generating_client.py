@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
-from djinn_backend_fleet.directory import Whereabouts
+from djinn_backend_fleet.directory import Directory
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.placement import Placed
 from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
@@ -32,10 +32,10 @@ class InTurns:
     def __init__(self, executors: int) -> None:
         self._turns = itertools.cycle(range(executors))
 
-    def house(self, size_bytes: int, device: torch.device | None, where: Whereabouts) -> int:
+    def house(self, size_bytes: int, device: torch.device | None, where: Directory) -> int:
         return next(self._turns)
 
-    def place(self, nodes: Sequence[Node], gone: set[int], where: Whereabouts) -> Placed:
+    def place(self, nodes: Sequence[Node], gone: set[int], where: Directory) -> Placed:
         turn = next(self._turns)
         return [(node, turn) for node in nodes]
 

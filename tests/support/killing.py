@@ -32,7 +32,7 @@ import djinn_guard_core.guard
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import ListenOptions
 from djinn.plugins import Plugins
-from djinn_server.couriers import PeerRules
+from djinn_server.peers import PeerPolicy
 from djinn_server.server import Server
 plugins = Plugins.load()
 djinn_guard_core.guard._warm_up()
@@ -46,7 +46,7 @@ def serve():
     listener = plugins.transport_for("tcp").listen(f"tcp://127.0.0.1:{sys.argv[1]}", ListenOptions())
     watch = partial(guard.watch, Bounds("cpu", 2**33), shapes)
     server = Server(listener, executor, admit=lambda channel, hello: None, watch=watch,
-                    transport_for=plugins.transport_for, peers=PeerRules.parse("", is_private=True))
+                    transport_for=plugins.transport_for, peers=PeerPolicy.parse("", is_private=True))
     server.start()
     print("djinn serving", server.address, flush=True)
     signal.pause()

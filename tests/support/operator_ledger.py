@@ -10,7 +10,7 @@ from operator_maker import CRASHED, HUNG, OUTCOMES, RAN
 from operator_mutations import KINDS
 
 
-class Ledger:
+class MetricsStore:
     """Counts that outlive the processes that make calls.
 
     For each overload: its next number, outcomes, and what was changed in calls that ran.

@@ -26,7 +26,7 @@ from djinn_guard_core import kernels, layouts
 from fuzz_feeding import limit_memory
 from operator_corpus import Corpus, Example, pickled, record
 from operator_layouts import example_text
-from operator_ledger import Ledger
+from operator_ledger import MetricsStore
 from operator_maker import CRASHED, HUNG, MOST_CPU_S, RAN, Maker
 from operator_memory import GuardedMemory, described, kernel_of
 from operator_mutations import Plan, carried_out, planned
@@ -105,7 +105,7 @@ class Runner:
         self._find_calls()
         gc.freeze()
         found_s = time.monotonic() - began - recorded_s
-        ledger = Ledger(len(job.overloads))
+        ledger = MetricsStore(len(job.overloads))
         while (status := self._forked(lambda: self._make_calls(ledger))) != 0:
             if status != RELIEVED:
                 self._note_end(ledger, status)
@@ -256,7 +256,7 @@ class Runner:
 
     # Changed calls.
 
-    def _make_calls(self, ledger: Ledger) -> None:
+    def _make_calls(self, ledger: MetricsStore) -> None:
         job, made = self._job, 0
         for index in range(ledger.current, len(job.overloads)):
             ledger.current = index
@@ -271,7 +271,7 @@ class Runner:
                 if made >= CALLS_OF_A_PROCESS:
                     os._exit(RELIEVED)
 
-    def _note_end(self, ledger: Ledger, status: int) -> None:
+    def _note_end(self, ledger: MetricsStore, status: int) -> None:
         index = ledger.current
         name = self._job.overloads[index]
         if status == 70:

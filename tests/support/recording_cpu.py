@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from djinn_executor_torch.calls import bind
+from djinn_executor_torch.cuda_graphs import NotRecordedError, Shelf
 from djinn_executor_torch.executor import TorchExecutor
-from djinn_executor_torch.graphs import NotRecordedError, Shelf
+from djinn_executor_torch.graph_eligibility import storage_of
 from djinn_executor_torch.recorded import RecordedProgram
-from djinn_executor_torch.repetition import storage_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.ir.program import Program

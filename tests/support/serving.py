@@ -23,7 +23,7 @@ main()
 
 
 def workers_of(gateway: int) -> list[int]:
-    """The processes of a gateway that run operations: its children, and those of the nursery that forks some."""
+    """The processes of a gateway that run operations: its children, and those of the forkserver that forks some."""
     return [worker for child in children_of(gateway) for worker in (
         children_of(child) if _is_nursery(child) else [child])]
 
@@ -40,7 +40,7 @@ def _is_nursery(process: int) -> bool:
     """Whether a process forks workers: by its name, or by its command line before it has taken that name."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         folder = Path(f"/proc/{process}")
-        return "djinn-nursery" in (folder / "comm").read_text() or b"djinn_server.nursery" in (
+        return "djinn-forksrv" in (folder / "comm").read_text() or b"djinn_server.forkserver" in (
             folder / "cmdline").read_bytes()
     return False
 

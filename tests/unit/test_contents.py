@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from djinn_lib_service.contents import MIN_KEPT_BYTES, Contents, ContentStore, digest_of, is_worth_keeping, mark_of
+from djinn_lib_service.content_store import MIN_KEPT_BYTES, Contents, ContentStore, digest_of, is_worth_keeping, mark_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

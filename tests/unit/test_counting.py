@@ -10,8 +10,8 @@ import pytest
 from djinn_monitor.rates import quantile_s, rows_between
 from djinn_monitor.reading import Reading, TenantReading
 from djinn_server.control import ControlMessage
-from djinn_server.counting import BUCKETS_S, Amounts, Counts, Meters, Report, Reporter
-from djinn_server.ledger import MAX_TENANTS, OTHERS, Ledger
+from djinn_server.counters import BUCKETS_S, Amounts, Counts, Meters, Report, Reporter
+from djinn_server.metrics_store import MAX_TENANTS, OTHERS, MetricsStore
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError, TransportError
 
@@ -55,7 +55,7 @@ def report(requests: int, handles: int = 0) -> Report:
 
 
 def test_counts_go_on_with_the_next_worker_and_amounts_do_not() -> None:
-    ledger = Ledger()
+    ledger = MetricsStore()
     first = ledger.open("alice", 5)
     first.heed(report(10, handles=7))
     assert ledger.totals()["alice"].amounts.handles == 7
@@ -71,7 +71,7 @@ def test_counts_go_on_with_the_next_worker_and_amounts_do_not() -> None:
 
 
 def test_a_worker_cannot_make_a_count_fall() -> None:
-    ledger = Ledger()
+    ledger = MetricsStore()
     account = ledger.open("", 0)
     told = Counts({"ok": 10}, (1,) * (len(BUCKETS_S) + 1), 7, sent_bytes=5)
     account.heed(Report(told, Amounts()))
@@ -91,7 +91,7 @@ def test_a_worker_can_make_no_label(spoilt: dict[str, object]) -> None:
 
 
 def test_tenants_beyond_the_cap_share_a_label() -> None:
-    ledger = Ledger()
+    ledger = MetricsStore()
     for number in range(MAX_TENANTS + 5):
         ledger.open(f"t{number}", 1).heed(report(1, handles=1))
     ledger.restarted("t104", "exit")

@@ -11,10 +11,10 @@ import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
 from djinn_lib_service import reports
-from djinn_lib_service.mailbox import MailRoom
-from djinn_lib_service.parcels import check, pack_family, unpack_family
-from djinn_lib_service.post import MailCarrier, MailPost
+from djinn_lib_service.mailbox import InboxRegistry
+from djinn_lib_service.peer_exchange import LocalPeer, PeerExchange
 from djinn_lib_service.service import SessionService
+from djinn_lib_service.transfers import check, pack_family, unpack_family
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,6 @@ from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgu
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import (
     Batch,
-    Courier,
     Define,
     Failure,
     Forget,
@@ -31,6 +30,7 @@ from djinn.wire.messages import (
     Member,
     Parcel,
     Peer,
+    PeerHello,
     Poisoned,
     Receive,
     Rerun,
@@ -78,23 +78,23 @@ class Side:
     """A session with a mailbox."""
 
     name: str
-    room: MailRoom
+    room: InboxRegistry
     service: SessionService = attrs.field(init=False)
     key: bytes = attrs.field(init=False)
-    post: MailPost = attrs.field(init=False)
+    post: PeerExchange = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         mailbox = self.room.open()
         self.key = mailbox.key
-        self.post = MailPost(self.name, mailbox, self._carry)
+        self.post = PeerExchange(self.name, mailbox, self._carry)
         self.service = SessionService(TorchExecutor(torch.device("cpu")), travels=True, post=self.post)
         self.ask(DEFINITIONS)
 
-    def _carry(self, address: str, courier: Courier) -> MailCarrier:
+    def _carry(self, address: str, courier: PeerHello) -> LocalPeer:
         mailbox = self.room.find(courier.mailbox)
         if mailbox is None:
             raise PeerError(f"{address} is nowhere.")
-        return MailCarrier(mailbox, courier.session)
+        return LocalPeer(mailbox, courier.session)
 
     def ask(
         self, commands: Sequence[Any], tensors: Sequence[torch.Tensor] = (), fetch: tuple[int, ...] = (),
@@ -110,7 +110,7 @@ class Side:
 
 @pytest.fixture
 def sides() -> Iterator[tuple[Side, Side]]:
-    room = MailRoom()
+    room = InboxRegistry()
     here, there = Side("here", room), Side("there", room)
     here.ask([Peer(1, "local", there.key)])
     there.ask([Peer(1, "local", here.key)])

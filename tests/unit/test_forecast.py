@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from djinn_lib_service.delta import Forecast
+from djinn_lib_service.delta import RunPredictor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ def over_the_wire(sent: Run | Rerun) -> Run | Rerun:
 
 def conversation(meant: list[Run]) -> list[Run | Rerun]:
     """Send runs from one side to the other, check that they arrive as meant, and return what travelled."""
-    here, there = Forecast(), Forecast()
+    here, there = RunPredictor(), RunPredictor()
     travelled = []
     for run in meant:
         sent = here.shorten(run)
@@ -94,7 +94,7 @@ def test_numbers_that_only_look_equal_travel(before: Any, after: Any) -> None:
 
 
 def test_a_forgotten_program_begins_anew() -> None:
-    forecast = Forecast()
+    forecast = RunPredictor()
     for count in range(3):
         sent = forecast.shorten(decoding(count))
     assert isinstance(sent, Rerun)
@@ -106,7 +106,7 @@ def test_a_forgotten_program_begins_anew() -> None:
     Rerun(2), Rerun(1, {3: 1}), Rerun(1, numbers={9: 1}), Rerun(1, outputs={1: 1}), Rerun(1, released={4: 1}),
 ])
 def test_what_does_not_fit_is_refused_and_changes_nothing(bad: Rerun) -> None:
-    forecast = Forecast()
+    forecast = RunPredictor()
     for count in range(3):
         forecast.complete(decoding(count))
     with pytest.raises(ProtocolError):
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(bad: Rerun) -> None:
 
 
 def test_handles_that_would_leave_their_range_are_refused() -> None:
-    forecast = Forecast()
+    forecast = RunPredictor()
     for output in (9, 2):
         forecast.complete(Run(1, (), [], (output,)))
     with pytest.raises(ProtocolError, match="do not exist"):

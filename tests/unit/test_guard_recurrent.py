@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from djinn_guard_core import layers
-from djinn_guard_core.layers import recurrent_backward
+from djinn_guard_core import fused_kernels as layers
+from djinn_guard_core.fused_kernels import recurrent_backward
 from operator_recipes import RECIPES
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from djinn_server.counting import Counts
+from djinn_server.counters import Counts
 from djinn_server.limits import Limits
-from djinn_server.line import Line, Place
+from djinn_server.run_queue import Line, Place
 
 from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.ir.phase import ExecutionPhase

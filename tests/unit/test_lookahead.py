@@ -9,9 +9,9 @@ import attrs
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
-from djinn_lib_service.delta import Forecast
-from djinn_lib_service.lookahead import CONFIDENT
+from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.service import SessionService
+from djinn_lib_service.speculation import CONFIDENT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ class Side:
 
     looks_ahead: bool
     service: SessionService = attrs.field(factory=lambda: SessionService(TorchExecutor(torch.device("cpu"))))
-    forecast: Forecast = attrs.field(factory=Forecast)
+    forecast: RunPredictor = attrs.field(factory=RunPredictor)
     went_ahead: int = 0
 
     def __attrs_post_init__(self) -> None:

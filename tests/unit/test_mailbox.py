@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.mailbox import MAX_COURIERS, Mailbox, MailRoom
+from djinn_lib_service.mailbox import MAX_COURIERS, InboxRegistry, Mailbox
 
 from djinn.errors import PeerError, ProtocolError
 from djinn.wire.messages import Parcel, Plain, TensorHeader
@@ -216,7 +216,7 @@ def test_senders_are_counted() -> None:
 
 
 def test_a_room_finds_the_mailboxes_that_are_open() -> None:
-    room = MailRoom()
+    room = InboxRegistry()
     one, other = room.open(), room.open()
     assert one.key != other.key
     assert room.find(one.key) is one

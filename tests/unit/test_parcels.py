@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 from djinn_executor_torch.executor import TorchExecutor
-from djinn_lib_service import parcels
+from djinn_lib_service import transfers as parcels
 from djinn_lib_service.frames import MAX_BODY_BYTES, body_length, tensor_headers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

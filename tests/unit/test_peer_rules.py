@@ -6,13 +6,13 @@ import socket
 from typing import Any
 
 import pytest
-from djinn_server.couriers import PeerRules
+from djinn_server.peers import PeerPolicy
 
 from djinn.errors import ConfigurationError, PeerError
 
-PRIVATE = PeerRules.parse("", is_private=True)
-OPEN = PeerRules.parse("", is_private=False)
-NAMED = PeerRules.parse("gpu-2, GPU-3.local,10.1.0.0/16,[2001:db8::]/32,192.0.2.7", is_private=False)
+PRIVATE = PeerPolicy.parse("", is_private=True)
+OPEN = PeerPolicy.parse("", is_private=False)
+NAMED = PeerPolicy.parse("gpu-2, GPU-3.local,10.1.0.0/16,[2001:db8::]/32,192.0.2.7", is_private=False)
 
 
 @pytest.mark.parametrize(("rules", "address", "wanted"), [
@@ -25,10 +25,10 @@ NAMED = PeerRules.parse("gpu-2, GPU-3.local,10.1.0.0/16,[2001:db8::]/32,192.0.2.
     (NAMED, "tcp://[2001:db8::5]:7777", "tcp://[2001:db8::5]:7777"),
     (NAMED, "tcp://[::ffff:10.1.0.9]:7777", "tcp://[::ffff:10.1.0.9]:7777"),
     (NAMED, "tcp://192.0.2.7:1", "tcp://192.0.2.7:1"),
-    (PeerRules.parse("unix", is_private=False), "unix:///run/a.sock", "unix:///run/a.sock"),
-    (PeerRules.parse("", is_private=True, listens_on_path=True), "unix:///run/a.sock", "unix:///run/a.sock"),
+    (PeerPolicy.parse("unix", is_private=False), "unix:///run/a.sock", "unix:///run/a.sock"),
+    (PeerPolicy.parse("", is_private=True, listens_on_path=True), "unix:///run/a.sock", "unix:///run/a.sock"),
 ])
-def test_what_is_permitted(rules: PeerRules, address: str, wanted: str) -> None:
+def test_what_is_permitted(rules: PeerPolicy, address: str, wanted: str) -> None:
     assert rules.permit(address) == wanted
 
 
@@ -47,9 +47,9 @@ def test_what_is_permitted(rules: PeerRules, address: str, wanted: str) -> None:
     (PRIVATE, "tcp://"),
     (PRIVATE, "somewhere"),
     (PRIVATE, "tcp://:80"),
-    (PeerRules.parse("unix", is_private=False), "tcp://unix.invalid:80"),
+    (PeerPolicy.parse("unix", is_private=False), "tcp://unix.invalid:80"),
 ])
-def test_what_is_not(rules: PeerRules, address: str) -> None:
+def test_what_is_not(rules: PeerPolicy, address: str) -> None:
     with pytest.raises(PeerError) as caught:
         rules.permit(address)
     assert address in caught.value.summary
@@ -74,4 +74,4 @@ def test_a_name_is_permitted_for_all_that_it_means_and_connected_to_as_that(monk
 @pytest.mark.parametrize("text", ["10.0.0.0/99", "gpu-2:7777", "a b", "tcp://x", "10.0.0.1:80"])
 def test_entries_that_make_no_sense(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--peers"):
-        PeerRules.parse(text, is_private=True)
+        PeerPolicy.parse(text, is_private=True)

@@ -12,8 +12,8 @@ from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
 from djinn_conformance.programs import Recording, Ref, call, pieces
 from djinn_conformance.strategies import filled, recordings
 from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_torch.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECORDING
 from djinn_executor_torch.recorded import PATIENCE_RUNS
-from djinn_executor_torch.repetition import MAX_STRIKES, RUNS_BEFORE_RECORDING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_runs import Session, same, session, weights

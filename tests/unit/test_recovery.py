@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import torch
-from djinn_conformance.deaths import let_die
+from djinn_conformance.crashes import let_die
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

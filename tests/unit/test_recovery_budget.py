@@ -11,9 +11,9 @@ import pytest
 import torch
 from djinn_backend_replay import checkpointing, journal
 from djinn_backend_replay.budget import CHECKPOINT_SHARE, Budget
-from djinn_conformance.deaths import VirtualTime, let_die
+from djinn_conformance.crashes import VirtualTime, let_die
 from djinn_lib_service import reports
-from djinn_lib_service.reuse import after
+from djinn_lib_service.upload_dedup import after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,7 +11,7 @@ import torch
 from djinn_backend_replay import budget
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.retained import Kept
-from djinn_conformance.deaths import let_die
+from djinn_conformance.crashes import let_die
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from djinn_conformance.programs import Recording, Ref, call, pieces
 from djinn_executor_torch.calls import bind
-from djinn_executor_torch.repetition import (
+from djinn_executor_torch.graph_eligibility import (
     MAX_STRIKES,
     RUNS_BEFORE_RECORDING,
     WORTH_REPLAYS,

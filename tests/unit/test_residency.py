@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.pressure import expect_exact
-from djinn_lib_service.contents import Contents, ContentStore
+from djinn_conformance.memory_pressure import expect_exact
+from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.eviction import Candidate, in_order
-from djinn_memory_tiered.keeper import COLD_S, DECODE_S, Keeper
-from djinn_memory_tiered.places import Place, State
+from djinn_memory_tiered.manager import COLD_S, DECODE_S, MemoryManager
 from djinn_memory_tiered.roles import Gone, Role
 from djinn_memory_tiered.service import BudgetedService
+from djinn_memory_tiered.storages import Place, State
 from djinn_memory_tiered.tiers import HYSTERESIS, Tier, Tiers
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -78,7 +78,7 @@ class Room:
         self.clock = Clock()
         self.executor = open_executor()
         self.store = ContentStore(keep_bytes)
-        self.keeper = Keeper(self.executor, limit_bytes, clock=self.clock, spare=self.store, **options)
+        self.keeper = MemoryManager(self.executor, limit_bytes, clock=self.clock, spare=self.store, **options)
         self.services = [BudgetedService(self.keeper, self.executor, travels=True,
                                          contents=Contents(self.store, "me") if keep_bytes else None)
                          for _ in range(sessions)]

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import hypothesis.strategies as st
 import pytest
+from djinn_lib_service.resumable_channel import ResumableSessions
 from djinn_lib_service.resumption import (
     ALONE_BYTES,
     FIRST_PAUSE_S,
@@ -20,7 +21,6 @@ from djinn_lib_service.resumption import (
     Patience,
     ServerEnd,
 )
-from djinn_lib_service.steady import Resumable
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
@@ -42,7 +42,7 @@ class Wire:
 
 @attrs.define(eq=False)
 class Server:
-    """One session at the server, as `djinn_lib_service.steady.SteadyChannel` holds it; a batch adds its content."""
+    """One session at the server, as a `ResumableChannel` holds it; a batch adds its content."""
 
     end: ServerEnd[int]
     wire: Wire | None
@@ -103,7 +103,7 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.books = [Resumable(), Resumable()]
+        self.books = [ResumableSessions(), ResumableSessions()]
         self.sessions: dict[bytes, Server] = {}
         self.clients: list[Client] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from djinn_lib_service.steady import SteadyChannel
+from djinn_lib_service.resumable_channel import ResumableChannel
 
 from djinn.wire.messages import Goodbye, Message, Result
 
@@ -33,7 +33,7 @@ class Noted:
 
 def test_the_reason_for_which_a_session_ends_is_the_last_that_its_client_hears() -> None:
     connection, reason = Noted(), Goodbye("DJ318", "The token was revoked.", "")
-    channel = SteadyChannel(connection, 1, 30.0)
+    channel = ResumableChannel(connection, 1, 30.0)
     channel.close(reason)
     channel.send(1, Result())
     assert connection.sent == [reason]

@@ -43,7 +43,6 @@ from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
     Copy,
-    Courier,
     Define,
     Description,
     Failure,
@@ -55,6 +54,7 @@ from djinn.wire.messages import (
     Message,
     Parcel,
     Peer,
+    PeerHello,
     Plain,
     Poisoned,
     Recall,
@@ -162,7 +162,7 @@ def greeting() -> list[Case]:
                                              resume=bytes(range(16)), lease_s=30.0, taken=2**40 + 1))),
         Case("starting", frame(Starting(1.25))),
         Case("goodbye", frame(Goodbye(), sequence=0)),
-        Case("courier", frame(Courier(PROTOCOL_VERSION, "little", bytes(range(16)), "0f" * 16))),
+        Case("courier", frame(PeerHello(PROTOCOL_VERSION, "little", bytes(range(16)), "0f" * 16))),
         Case("refusal", frame(Refusal("DJ305", "The token is wrong.", "Set DJINN_TOKEN."), sequence=0)),
     ]
 

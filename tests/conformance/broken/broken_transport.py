@@ -13,9 +13,18 @@ from djinn_lib_service.service import SessionService
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Carrier, Channel, Connection, ConnectOptions, Executor, Listener, ListenOptions, Transport
+from djinn.kinds import (
+    Channel,
+    Connection,
+    ConnectOptions,
+    Executor,
+    Listener,
+    ListenOptions,
+    PeerConnection,
+    Transport,
+)
 from djinn.plugins import Plugins
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Courier, Define, Parcel, Result, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Parcel, PeerHello, Result, Welcome
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "reverses": ("transport.batch_order", {"transport.one_reply_per_request"}),
@@ -183,7 +192,7 @@ class _OverTcp:
             return _Proxy(connection, request=_nameless(connection.request), submit=_nameless(connection.submit))  # type: ignore[return-value]  # forwards the rest
         return _Proxy(connection, bytes_received=7) if self._flaw == "tcp-uncounted" else connection  # type: ignore[no-any-return]  # as above
 
-    def carry(self, address: str, courier: Courier, options: ConnectOptions) -> Carrier:
+    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
         carrier: Any = self._inner.carry(address, courier, options)  # type: ignore[attr-defined]  # of a carrying one
 
         def flat(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:

@@ -16,7 +16,7 @@ import attrs
 import torch
 from djinn_conformance import laws as kit
 from djinn_conformance.compositions import running
-from djinn_conformance.lines import table
+from djinn_conformance.program_forms import table
 from djinn_conformance.serving import Servers
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st

@@ -105,17 +105,17 @@ MUTANTS = (
     mutant("kept-result-freed", "session.reuse_invisible", "djinn_cache_results.cache:ResultCache.release",
            "if piece is None:", "if True:", within="create:* compute:* drop:*"),
     # Memory that is short.
-    mutant("moved-and-not-brought-back", "session.pressure_invisible", "djinn_memory_tiered.keeper:Keeper._fill",
-           "memory.furnish(place.storage, data)", "memory.furnish(place.storage, data.flip(0))", within=_SHORT),
-    mutant("alias-left-behind", "session.pressure_invisible", "djinn_memory_tiered.places:Places.put",
+    mutant("moved-and-not-brought-back", "session.pressure_invisible",
+           "djinn_memory_tiered.manager:MemoryManager._fill", "memory.furnish(place.storage, data)", "memory.furnish(place.storage, data.flip(0))", within=_SHORT),
+    mutant("alias-left-behind", "session.pressure_invisible", "djinn_memory_tiered.storages:Places.put",
            "storage = value.untyped_storage()",
            "value = value.clone() if self._places.get(value.untyped_storage()._cdata) else value; "
            "storage = value.untyped_storage(); self._values[handle] = value", within=_SHORT),
-    mutant("reloaded-after-a-write", "session.pressure_invisible", "djinn_memory_tiered.keeper:Keeper.use",
+    mutant("reloaded-after-a-write", "session.pressure_invisible", "djinn_memory_tiered.manager:MemoryManager.use",
            "place.host = None", "pass", "place.writes += 1", "pass", "tenant.places.forget_recipe(place)", "pass",
            within=_SHORT),
-    mutant("computed-from-what-was-written", "session.pressure_invisible", "djinn_memory_tiered.keeper:Keeper.use",
-           "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
+    mutant("computed-from-what-was-written", "session.pressure_invisible",
+           "djinn_memory_tiered.manager:MemoryManager.use", "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn.wire.failures:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),

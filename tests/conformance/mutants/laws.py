@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from djinn_conformance import (
-    lines,
     modules,
     optimizers,
     test_session_database,
@@ -21,6 +20,7 @@ from djinn_conformance import (
     test_session_served,
     test_session_training,
 )
+from djinn_conformance import program_forms as lines
 from djinn_conformance.compositions import COMPOSED, composed
 from djinn_conformance.database import Verdict, judge
 from djinn_conformance.family_groups import Group

@@ -19,7 +19,7 @@ MUTANTS = (
     mutant("wrong-call-told-late", "session.programs_equal", "djinn_shapes_meta.shapes:_is_unchecked",
            "overlaps_itself or narrows", "narrows", within="refused:*.expand(3).add_(1)"),
     # Keys of shortcuts.
-    mutant("number-lifted-that-decides", "session.calls_repeated", "djinn_interceptor_device.shortcuts:_learn",
+    mutant("number-lifted-that-decides", "session.calls_repeated", "djinn_interceptor_device.fast_path:_learn",
            "is_same and is_told_apart and not looks and _binds(function, node)", "is_same", within="attention"),
     # Keys of the metadata cache.
     mutant("plan-key-without-dtype", "session.operations_equal", "djinn.record.recorder:scan",
@@ -52,7 +52,7 @@ MUTANTS = (
            "values.append([next(rest) for _ in range(length)])",
            "values.append([next(rest) for _ in range(length)][::-1])", within="split.Tensor unbind.int _foreach_neg"),
     # Ordinary tensors.
-    mutant("upload-kept-over-a-write", "session.programs_equal", "djinn.record.host_interop:Mixer.upload",
+    mutant("upload-kept-over-a-write", "session.programs_equal", "djinn.record.host_interop:HostInterop.upload",
            "known[1] == version and", "",
            within="mixed:*.add_(1),*"),
     mutant("upload-in-place-of-a-used-factory", "session.programs_equal", "djinn.session.session:Session.upload_into",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from djinn_conformance.scattered import scatter
+from djinn_conformance.random_placement import scatter
 
 import djinn
 from djinn.session.session import Session

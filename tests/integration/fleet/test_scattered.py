@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from djinn_conformance.scattered import scatter
+from djinn_conformance.random_placement import scatter
 from fleet_support import fleet_of
 
 import djinn

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-class Holdings:
+class HandleTable:
     """Values by handle.
 
     The accounting is updated when a value is added or dropped. If a value grows in place, its old size still counts.

@@ -16,8 +16,8 @@ from djinn.wire.messages import Poisoned
 from djinn.wire.tensors import whole_of
 from djinn_memory_tiered.accounts import Accounts
 from djinn_memory_tiered.eviction import Candidate, in_order, way_out
-from djinn_memory_tiered.places import Place, Places, Recipe, State
 from djinn_memory_tiered.roles import Gone
+from djinn_memory_tiered.storages import Place, Places, Recipe, State
 from djinn_memory_tiered.tiers import Tier, Tiers
 
 COLD_S = 1.0
@@ -49,7 +49,7 @@ class Spare(Protocol):
         """Drop data that no session needs, and return how many bytes it used."""
 
 
-class Keeper:
+class MemoryManager:
     """Keeps the sessions of one server within a memory limit.
 
     Args:

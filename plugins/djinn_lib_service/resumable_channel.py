@@ -19,7 +19,7 @@ from djinn.kinds.transport import BoundedChannel, Channel, CountedChannel, Diges
 from djinn.wire.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
 from djinn_lib_service.resumption import ServerEnd, no_session
 
-__all__ = ("Resumable", "SteadyChannel", "digest_of")
+__all__ = ("ResumableChannel", "ResumableSessions", "digest_of")
 
 log = logging.getLogger("djinn.server")
 _GOODBYE = Goodbye()
@@ -83,7 +83,7 @@ class _Line:
         return max(self.heard_bytes - before, body_bytes)
 
 
-class SteadyChannel:
+class ResumableChannel:
     """A session's channel, independent of its current connection; see `djinn.kinds.transport.Channel`.
 
     Batches arrive in order and exactly once. An answer that the client lacks is sent again on a new connection.
@@ -372,7 +372,7 @@ class SteadyChannel:
                 self._lose(line, error)
 
 
-class Resumable:
+class ResumableSessions:
     """The sessions that can be resumed, by key.
 
     Concurrency:
@@ -381,9 +381,9 @@ class Resumable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._channels: dict[bytes, SteadyChannel] = {}
+        self._channels: dict[bytes, ResumableChannel] = {}
 
-    def add(self, channel: SteadyChannel) -> bytes:
+    def add(self, channel: ResumableChannel) -> bytes:
         """Create a session's secret key."""
         key = secrets.token_bytes(RESUME_BYTES)
         with self._lock:
@@ -395,7 +395,7 @@ class Resumable:
         with self._lock:
             self._channels.pop(digest_of(key), None)
 
-    def find(self, key: bytes) -> SteadyChannel:
+    def find(self, key: bytes) -> ResumableChannel:
         """Return the session with a key.
 
         Raises:

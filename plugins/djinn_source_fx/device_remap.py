@@ -13,7 +13,7 @@ from torch.utils._device import _device_constructors
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.record import tensor as lazy
-from djinn_source_fx.rehearsal import Rehearsal
+from djinn_source_fx.dry_run import Rehearsal
 
 _OF_NUMBERS = (torch.tensor, torch.as_tensor)
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)

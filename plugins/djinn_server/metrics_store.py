@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from djinn_server.counting import Amounts, Counts, Meters, Report, added, merged
+from djinn_server.counters import Amounts, Counts, Meters, Report, added, merged
 from djinn_server.placement import Load
 
-__all__ = ("MAX_TENANTS", "OTHERS", "Account", "Ledger", "TenantTotals")
+__all__ = ("MAX_TENANTS", "OTHERS", "Account", "MetricsStore", "TenantTotals")
 
 MAX_TENANTS = 100
 """Maximum number of tenants with their own label. Each label is a time series, and series are costly to store."""
@@ -80,7 +80,7 @@ class Account:
         return self._wanted * math.exp((self._heeded_s - now) / RECENT_S)
 
 
-class Ledger:
+class MetricsStore:
     """The statistics of all tenants, and of the gateway itself.
 
     Attributes:

@@ -28,7 +28,7 @@ from djinn.record.call_plans import Plan
 from djinn.record.recorder import scan
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import folding
+from djinn_interceptor_device import matmul_decomposition as folding
 
 if TYPE_CHECKING:
     from djinn.ir.tape import Node, Signature

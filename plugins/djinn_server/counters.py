@@ -11,7 +11,7 @@ from functools import partial, reduce
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from djinn_memory_tiered.keeper import Keeper
+from djinn_memory_tiered.manager import MemoryManager
 from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
@@ -109,7 +109,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     amounts: Amounts
 
 
-def told_of_memory(counts: Counts, amounts: Amounts, keeper: Keeper, waiting_bytes: int) -> Report:
+def told_of_memory(counts: Counts, amounts: Amounts, keeper: MemoryManager, waiting_bytes: int) -> Report:
     """Build a report that includes the keeper's statistics.
 
     Args:

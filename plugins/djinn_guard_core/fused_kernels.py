@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from djinn_guard_core.expectations import Named, expect, numel_is, size_is
+from djinn_guard_core.preconditions import Named, expect, numel_is, size_is
 
 __all__ = ("Rule", "attention", "attention_backward", "encoder_layer", "fused_optimizer", "multi_head_attention",
            "recurrent", "recurrent_backward", "recurrent_network", "whole_attention")

@@ -32,7 +32,7 @@ class SharingExecutor(Protocol):
 
 
 @runtime_checkable
-class EarlyProgram(CompiledProgram, Protocol):
+class SupportsSpeculation(CompiledProgram, Protocol):
     """Optional method of a `CompiledProgram` that may run before the client requests it."""
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
@@ -115,7 +115,7 @@ class LosableExecutor(Protocol):
 
 
 @runtime_checkable
-class PartialProgram(CompiledProgram, Protocol):
+class SupportsSkippedSteps(CompiledProgram, Protocol):
     """Optional method of a `CompiledProgram` that can run without some of its steps."""
 
     def run_without(

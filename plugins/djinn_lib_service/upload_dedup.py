@@ -29,7 +29,7 @@ from djinn.wire.messages import (
     Upload,
 )
 from djinn.wire.tensors import size_bytes
-from djinn_lib_service.contents import digest_of, is_worth_keeping
+from djinn_lib_service.content_store import digest_of, is_worth_keeping
 from djinn_lib_service.fingerprint import mark_of
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def this_machine() -> str:
 
 def reusing(connection: Connection) -> Connection:
     """Wrap a connection so that it does not upload contents that the server keeps, if the server keeps any."""
-    return connection if connection.welcome.kept < 0 else ReusingConnection(connection)
+    return connection if connection.welcome.kept < 0 else DedupConnection(connection)
 
 
-class ReusingConnection:
+class DedupConnection:
     """A connection that sends the same content only once; see `djinn.kinds.transport.Connection`.
 
     The client asks what the server keeps before its first large upload, unless the server keeps nothing. It asks again

@@ -25,24 +25,24 @@ from djinn_server.control import Control, Ended, Spawn, Spawned, ignore_signals
 if TYPE_CHECKING:
     from djinn.plugins import Plugins
 
-__all__ = ("Child", "Nursery", "begin_nursery", "fork_nursery", "main", "prepare")
+__all__ = ("Child", "ForkServer", "fork_forkserver", "main", "prepare", "start_forkserver")
 
 SPAWN_TIMEOUT_S = 30.0
-"""How long a nursery may take to fork a worker, before the gateway starts the worker without it."""
+"""How long a forkserver may take to fork a worker, before the gateway starts the worker without it."""
 STATUS_TIMEOUT_S = 1.0
-"""How long a nursery may take to report the status of a worker that has ended."""
+"""How long a forkserver may take to report the status of a worker that has ended."""
 _NAME_PROCESS = 15
 """``PR_SET_NAME`` of prctl(2)."""
 _log = logging.getLogger("djinn.server")
 
 
 class Child:
-    """A process forked by a nursery, with the part of `subprocess.Popen`'s interface that is needed.
+    """A process forked by a forkserver, with the part of `subprocess.Popen`'s interface that is needed.
 
     Args:
         pid: Its process ID, which the system may reuse.
         process: A descriptor (pidfd) that always refers to this process; the `Child` owns it.
-        status_of: Waits until the nursery has reported the status; ``None`` if it does not.
+        status_of: Waits until the forkserver has reported the status; ``None`` if it does not.
 
     Concurrency:
         Any thread.
@@ -68,8 +68,8 @@ class Child:
         os.close(self._process)
 
 
-class Nursery:
-    """The gateway's end of the channel to a nursery.
+class ForkServer:
+    """The gateway's end of the channel to a forkserver.
 
     Requests are numbered, so a late answer is not mistaken for the answer to another request.
 
@@ -84,7 +84,7 @@ class Nursery:
         self._changed = threading.Condition()
         self._asked = 0
         self._unanswered: set[int] = set()
-        """Requests that have timed out and that the nursery has not answered yet."""
+        """Requests that have timed out and that the forkserver has not answered yet."""
         self._children: dict[int, Child] = {}
         """Workers that were forked and not yet collected by `spawn`."""
         self._wanted: set[int] = set()
@@ -103,14 +103,14 @@ class Nursery:
             environment: Its environment variables.
 
         Raises:
-            OSError: The nursery is gone, or does not answer.
+            OSError: The forkserver is gone, or does not answer.
         """
         with self._spawning:
             if self._reader is None:
-                self._reader = threading.Thread(target=self._read, name="djinn-nursery", daemon=True)
+                self._reader = threading.Thread(target=self._read, name="djinn-forksrv", daemon=True)
                 self._reader.start()
             if self._unanswered:
-                raise OSError("the nursery has not answered an earlier request")
+                raise OSError("the forkserver has not answered an earlier request")
             self._asked += 1
             number = self._asked
             self._control.send(Spawn(number, dict(environment)), standard_input)
@@ -122,8 +122,8 @@ class Nursery:
             if child is not None:
                 return child
             if self._is_gone:
-                raise OSError("the nursery is gone, or could not fork")
-            raise OSError("the nursery does not answer")
+                raise OSError("the forkserver is gone, or could not fork")
+            raise OSError("the forkserver does not answer")
 
     def _status_of(self, number: int) -> int | None:
         with self._changed:
@@ -159,8 +159,8 @@ class Nursery:
         _log.info("worker %d was forked too late: ended", message.pid)
 
 
-def begin_nursery(environment: Mapping[str, str]) -> Nursery | None:
-    """Start a nursery as a new process: its workers inherit nothing from this process's memory.
+def start_forkserver(environment: Mapping[str, str]) -> ForkServer | None:
+    """Start a forkserver as a new process: its workers inherit nothing from this process's memory.
 
     Args:
         environment: Its environment variables.
@@ -172,18 +172,18 @@ def begin_nursery(environment: Mapping[str, str]) -> Nursery | None:
         return None
     ours, theirs = socket.socketpair()
     with theirs:
-        pid = os.posix_spawn(sys.executable, [sys.executable, "-P", "-m", "djinn_server.nursery"], environment,
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-P", "-m", "djinn_server.forkserver"], environment,
                              file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)])
-    return Nursery(Control(ours, takes_descriptors=True), pid)
+    return ForkServer(Control(ours, takes_descriptors=True), pid)
 
 
-def fork_nursery(prepare: Callable[[], None]) -> Nursery | None:
-    """Fork a nursery from this process, which should have no other threads yet and no open files.
+def fork_forkserver(prepare: Callable[[], None]) -> ForkServer | None:
+    """Fork a forkserver from this process, which should have no other threads yet and no open files.
 
-    This is faster than `begin_nursery`. The workers inherit this process's memory, so it must contain no secrets.
+    This is faster than `start_forkserver`. The workers inherit this process's memory, so it must contain no secrets.
 
     Args:
-        prepare: Called in the nursery to do work that the workers then need not do. It must leave no threads behind.
+        prepare: Called in the forkserver to do work that the workers then need not do. It must leave no threads behind.
 
     Returns:
         ``None`` where a process that has imported PyTorch should not fork: elsewhere than on Linux (5.3 and later), or
@@ -196,24 +196,24 @@ def fork_nursery(prepare: Callable[[], None]) -> Nursery | None:
     if pid := os.fork():
         gc.unfreeze()
         theirs.close()
-        return Nursery(Control(ours, takes_descriptors=True), pid)
+        return ForkServer(Control(ours, takes_descriptors=True), pid)
     status = 1
     try:
         ours.close()
         _close_all_but(theirs.fileno())
-        _name("djinn-nursery")
+        _name("djinn-forksrv")
         prepare()
         _Forker(theirs).run()
         status = 0
     except BaseException:  # noqa: BLE001  # logged; it must not propagate into the parent's code
-        _log.exception("the nursery failed")
+        _log.exception("the forkserver failed")
     finally:
-        # Skip the parent's cleanup handlers. The gateway then does without a nursery, and logs that.
+        # Skip the parent's cleanup handlers. The gateway then does without a forkserver, and logs that.
         os._exit(status)
 
 
 class _Forker:
-    """The nursery itself, in its own process."""
+    """The forkserver itself, in its own process."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -317,12 +317,12 @@ def prepare(plugins: Plugins) -> None:
 
 
 def main() -> None:
-    """Run a nursery that `begin_nursery` has started."""
+    """Run a forkserver that `start_forkserver` has started."""
     from djinn.plugins import Plugins
     from djinn.session.config import Config
 
     ignore_signals()
-    _name("djinn-nursery")
+    _name("djinn-forksrv")
     sock = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
         os.dup2(nothing.fileno(), 0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_memory_tiered.keeper import Keeper
+from djinn_memory_tiered.manager import MemoryManager
 from djinn_memory_tiered.roles import Gone
 from djinn_memory_tiered.service import BudgetedService
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ class Pressure:
     """
 
     part: float = 0.0
-    keepers: list[Keeper] = attrs.field(factory=list)
+    keepers: list[MemoryManager] = attrs.field(factory=list)
     dice: random.Random = attrs.field(factory=lambda: random.Random(0))
 
     def begin(self, seed: int, part: float, *, has_host: bool) -> None:
@@ -72,7 +72,7 @@ class _PressedService(BudgetedService):
         expect_exact(self._keeper, [self], f"after {type(command).__name__}")
 
 
-def expect_exact(keeper: Keeper, services: Sequence[BudgetedService], where: str) -> None:
+def expect_exact(keeper: MemoryManager, services: Sequence[BudgetedService], where: str) -> None:
     """Check that the accounting matches the actual storages."""
     here: dict[int, int] = {}
     ahead: dict[int, int] = {}
@@ -101,7 +101,7 @@ class _PressedConnection:
 
     def __init__(self, session: Session, pressure: Pressure) -> None:
         executor = session.plugins.choose("executor", "torch").open(session.config.device)
-        keeper = Keeper(executor, _ROOMY_BYTES)
+        keeper = MemoryManager(executor, _ROOMY_BYTES)
         pressure.keepers.append(keeper)
         self.address = "pressed://"
         self.welcome = Welcome(PROTOCOL_VERSION, str(torch.__version__), sys.version.split()[0], sys.byteorder,

@@ -16,10 +16,10 @@ from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Rerun, Run
 from djinn_server.board import NOBODY, Board, Mark
-from djinn_server.counting import BUCKETS_S, Counts
+from djinn_server.counters import BUCKETS_S, Counts
 from djinn_server.limits import Limited, Limits
 
-__all__ = ("Line", "Place", "Turnstile")
+__all__ = ("DeviceLease", "Line", "Place")
 
 DECODE_WEIGHT = 9.0
 """Weight of decoding language models, compared with all other programs of their tenant. They run first as long as they
@@ -33,7 +33,7 @@ _BETWEEN_TRIES_S = 0.1
 """Interval between the retries of refused sessions. Refusing a session takes milliseconds that programs could use."""
 
 
-class Turnstile(Protocol):
+class DeviceLease(Protocol):
     """Source of turns on the device, if other workers use it too."""
 
     def ask(self) -> None:
@@ -45,7 +45,7 @@ class Turnstile(Protocol):
 
 @attrs.define(eq=False)
 class _Class:
-    """Programs of one priority class; see `djinn_server.turns` for tags."""
+    """Programs of one priority class; see `djinn_server.fair_queue` for tags."""
 
     weight: float
     start: float = 0.0
@@ -72,7 +72,7 @@ class Line:
     """
 
     def __init__(
-        self, turnstile: Turnstile | None = None, *, limits: Callable[[], Limits] = Limits,
+        self, turnstile: DeviceLease | None = None, *, limits: Callable[[], Limits] = Limits,
         settle: Callable[[], None] = lambda: None, reject: Callable[[Limited], None] = lambda limited: None,
         board: Board | None = None,
     ) -> None:
@@ -263,7 +263,7 @@ class Line:
 
 
 class Place:
-    """One session's place in the line; see `djinn_lib_service.abilities.Turns`.
+    """One session's place in the line; see `djinn_lib_service.capabilities.Turns`.
 
     Attributes:
         stop: Holds the reason once the session's current work has been cancelled; empty until then.
@@ -337,7 +337,7 @@ class Place:
                     line.rest()
 
     def begin(self) -> None:
-        """Wait until a program may run; see `djinn_lib_service.abilities.Turns.begin`."""
+        """Wait until a program may run; see `djinn_lib_service.capabilities.Turns.begin`."""
         line = self._line
         self.asked_s = time.monotonic()
         if self._excess and self.left <= self._excess:
@@ -355,7 +355,7 @@ class Place:
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
 
     def end(self) -> None:
-        """Record that the program has finished; see `djinn_lib_service.abilities.Turns.end`."""
+        """Record that the program has finished; see `djinn_lib_service.capabilities.Turns.end`."""
         line = self._line
         if line.is_recalled:
             line.settle()

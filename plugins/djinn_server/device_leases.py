@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from djinn_server.control import Grant, Recall
-from djinn_server.turns import Arbiter, Granted, Settings
+from djinn_server.fair_queue import Granted, Settings, StartTimeFairQueue
 
-__all__ = ("Customer", "Desk")
+__all__ = ("LeaseClient", "LeaseManager")
 
 LOOK_S = 0.02
 """How often to check whether a worker that does not give its turn back is stopped."""
 _log = logging.getLogger("djinn.server")
 
 
-class Customer:
+class LeaseClient:
     """A worker that takes turns.
 
     Args:
@@ -41,11 +41,11 @@ class Customer:
 class _Counter:
     """One device."""
 
-    arbiter: Arbiter
-    customers: dict[str, Customer] = attrs.field(factory=dict)
+    arbiter: StartTimeFairQueue
+    customers: dict[str, LeaseClient] = attrs.field(factory=dict)
 
 
-class Desk:
+class LeaseManager:
     """Gives workers turns on devices.
 
     Args:
@@ -56,13 +56,13 @@ class Desk:
     """
 
     def __init__(self, settings: Sequence[Settings]) -> None:
-        self._counters = [_Counter(Arbiter(each)) for each in settings]
+        self._counters = [_Counter(StartTimeFairQueue(each)) for each in settings]
         self._changed = threading.Condition(threading.Lock())
         self._planned_s = float("inf")
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def join(self, customer: Customer, weight: float) -> None:
+    def join(self, customer: LeaseClient, weight: float) -> None:
         """Add a worker."""
         with self._changed:
             counter = self._counters[customer.device]
@@ -72,7 +72,7 @@ class Desk:
                 self._thread = threading.Thread(target=self._run, name="djinn-turns", daemon=True)
                 self._thread.start()
 
-    def leave(self, customer: Customer) -> None:
+    def leave(self, customer: LeaseClient) -> None:
         """Remove a worker that is dead or ending, and end its turn."""
         with self._changed:
             counter = self._counters[customer.device]
@@ -81,12 +81,12 @@ class Desk:
                 counter.arbiter.leave(customer.key, time.monotonic())
                 self._carry_out(counter)
 
-    def reweigh(self, customer: Customer, weight: float) -> None:
+    def reweigh(self, customer: LeaseClient, weight: float) -> None:
         """Change the weight of a worker's tenant."""
         with self._changed:
             self._counters[customer.device].arbiter.reweigh(customer.key, weight, time.monotonic())
 
-    def ask(self, customer: Customer) -> None:
+    def ask(self, customer: LeaseClient) -> None:
         """Request a turn for a worker."""
         with self._changed:
             counter = self._counters[customer.device]
@@ -94,7 +94,7 @@ class Desk:
                 counter.arbiter.ask(customer.key, time.monotonic())
                 self._carry_out(counter)
 
-    def give_back(self, customer: Customer, turn: int, *, wants_more: bool) -> None:
+    def give_back(self, customer: LeaseClient, turn: int, *, wants_more: bool) -> None:
         """Give a worker's turn back."""
         with self._changed:
             counter = self._counters[customer.device]

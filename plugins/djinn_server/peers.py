@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from djinn_lib_service.mailbox import MailRoom
-from djinn_lib_service.post import MailCarrier
+from djinn_lib_service.mailbox import InboxRegistry
+from djinn_lib_service.peer_exchange import LocalPeer
 
 from djinn.errors import ConfigurationError, PeerError
-from djinn.kinds.transport import Carrier, CarryingTransport, ConnectOptions, RelayingTransport, Transport
-from djinn.wire.messages import Courier
+from djinn.kinds.transport import ConnectOptions, PeerConnection, PeerRelayingTransport, PeerTransport, Transport
+from djinn.wire.messages import PeerHello
 
-__all__ = ("Couriers", "PeerRules")
+__all__ = ("PeerConnector", "PeerPolicy")
 
 CONNECT_TIMEOUT_S = 10.0
 UNIX = "unix"
@@ -26,7 +26,7 @@ _LOOPBACK: tuple[_Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddres
 
 
 @attrs.frozen
-class PeerRules:
+class PeerPolicy:
     """The servers that this one may connect to.
 
     Without such rules, any client with a session could make this server connect to any address that it can reach.
@@ -42,7 +42,7 @@ class PeerRules:
     unix: bool = False
 
     @classmethod
-    def parse(cls, text: str, *, is_private: bool, listens_on_path: bool = False) -> PeerRules:
+    def parse(cls, text: str, *, is_private: bool, listens_on_path: bool = False) -> PeerPolicy:
         """Parse the option ``--peers``.
 
         Args:
@@ -98,7 +98,7 @@ class PeerRules:
         return any((mapped or address) in network for network in self.networks)
 
 
-class Couriers:
+class PeerConnector:
     """Opens connections to the mailboxes of other sessions, on this server or on others.
 
     Args:
@@ -111,14 +111,14 @@ class Couriers:
         Any thread.
     """
 
-    def __init__(self, room: MailRoom, rules: PeerRules, transport_for: Callable[[str], Transport],
-                 dial: Callable[[str, Courier], tuple[int, bytes]] | None = None) -> None:
+    def __init__(self, room: InboxRegistry, rules: PeerPolicy, transport_for: Callable[[str], Transport],
+                 dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None) -> None:
         self._room = room
         self._dial = dial
         self._rules = rules
         self._transport_for = transport_for
 
-    def open(self, address: str, courier: Courier, is_gone: Callable[[], bool]) -> Carrier:
+    def open(self, address: str, courier: PeerHello, is_gone: Callable[[], bool]) -> PeerConnection:
         """Connect to a mailbox.
 
         Args:
@@ -132,12 +132,12 @@ class Couriers:
         """
         here = self._room.find(courier.mailbox)
         if here is not None:
-            return MailCarrier(here, courier.session, is_gone)
+            return LocalPeer(here, courier.session, is_gone)
         transport = self._transport_for(address.partition("://")[0])
         options = ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S, is_gone=is_gone)
-        if self._dial is not None and isinstance(transport, RelayingTransport):
+        if self._dial is not None and isinstance(transport, PeerRelayingTransport):
             return transport.carry_on(*self._dial(address, courier), address, options)
-        if not isinstance(transport, CarryingTransport):
+        if not isinstance(transport, PeerTransport):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, which carries no values between "
                             "servers.", hint="Bring the value home and upload it there.")
         return transport.carry(self._rules.permit(address), courier, options)

@@ -12,11 +12,11 @@ from djinn_patterns_core.attention import find_attentions
 from djinn_patterns_core.caches import find_caches
 from djinn_patterns_core.convolution import find_convolutions
 from djinn_patterns_core.embedding import find_embeddings
-from djinn_patterns_core.head import Head, find_last_products
 from djinn_patterns_core.index import Index
 from djinn_patterns_core.mlp import find_mlps
 from djinn_patterns_core.norm import find_norms
 from djinn_patterns_core.operators import CONVOLUTIONS, LOOKUPS, PRODUCTS
+from djinn_patterns_core.output_head import Head, find_last_products
 
 _IMAGE_DIMENSIONS = (4, 5)
 _IMAGE_CHANNELS = (1, 2, 3, 4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.holdings import Holdings
+from djinn_lib_service.handle_table import HandleTable
 
 from djinn.kinds.executor import CompiledProgram
 from djinn_memory_tiered.accounts import Accounts
@@ -116,7 +116,7 @@ class Place:
         return self.state is State.HERE and self.host is not None
 
 
-class Places(Holdings):
+class Places(HandleTable):
     """Values by handle, and their storages.
 
     Args:

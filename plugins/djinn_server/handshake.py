@@ -9,13 +9,13 @@ import sys
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.contents import Contents, ContentStore
-from djinn_lib_service.reuse import this_machine
-from djinn_lib_service.steady import SteadyChannel
+from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.resumable_channel import ResumableChannel
+from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError
 from djinn.kinds.transport import Channel
-from djinn.wire.messages import PROTOCOL_VERSION, Courier, Hello, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, Welcome
 
 __all__ = ("LEASE_S", "Load", "answer_again", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
 
@@ -39,7 +39,7 @@ class Load:
     sessions: int
 
 
-def receive_greeting(channel: Channel) -> tuple[int, Hello | Courier] | None:
+def receive_greeting(channel: Channel) -> tuple[int, Hello | PeerHello] | None:
     """Receive the first message of a new connection.
 
     Returns:
@@ -53,7 +53,7 @@ def receive_greeting(channel: Channel) -> tuple[int, Hello | Courier] | None:
     if received is None:
         return None
     sequence, greeting, _ = received
-    if not isinstance(greeting, (Hello, Courier)):
+    if not isinstance(greeting, (Hello, PeerHello)):
         raise ProtocolError(f"A {type(greeting).__name__} where a greeting was expected.")
     return sequence, greeting
 
@@ -92,7 +92,9 @@ def answer_client(
     return session, Contents(store, hello.owner) if keeps else None
 
 
-def answer_again(channel: Channel, sequence: int, hello: Hello, device: str, steady: SteadyChannel, taken: int) -> None:
+def answer_again(
+    channel: Channel, sequence: int, hello: Hello, device: str, steady: ResumableChannel, taken: int
+) -> None:
     """Answer the greeting of a client that resumes its session; ``taken`` is the number of batches already received.
 
     Raises:

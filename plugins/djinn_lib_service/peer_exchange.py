@@ -14,10 +14,10 @@ import attrs
 import torch
 
 from djinn.errors import DjinnError, PeerError, ProtocolError, ProtocolVersionError, RefusedError, TransportError
-from djinn.kinds.transport import Carrier, Channel
-from djinn.wire.messages import PROTOCOL_VERSION, Courier, Parcel, Welcome
-from djinn_lib_service.mailbox import Delivery, Mailbox, MailRoom
-from djinn_lib_service.parcels import check
+from djinn.kinds.transport import Channel, PeerConnection
+from djinn.wire.messages import PROTOCOL_VERSION, Parcel, PeerHello, Welcome
+from djinn_lib_service.mailbox import Delivery, InboxRegistry, Mailbox
+from djinn_lib_service.transfers import check
 
 MAX_PEERS = 1024
 """Most peers of one session."""
@@ -65,10 +65,10 @@ class Post(Protocol):
 class _Peer:
     address: str
     mailbox: bytes
-    carrier: Carrier
+    carrier: PeerConnection
 
 
-class MailPost:
+class PeerExchange:
     """The `Post` of a session with a mailbox.
 
     Args:
@@ -82,7 +82,7 @@ class MailPost:
     """
 
     def __init__(
-        self, session: str, mailbox: Mailbox, open_carrier: Callable[[str, Courier], Carrier],
+        self, session: str, mailbox: Mailbox, open_carrier: Callable[[str, PeerHello], PeerConnection],
         is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         self.session = session
@@ -102,7 +102,7 @@ class MailPost:
             self._drop(peer, DRAIN_S)
         if len(self._peers) >= MAX_PEERS:
             raise PeerError(f"{address} is one peer too many: a session has {MAX_PEERS} at most.")
-        courier = Courier(PROTOCOL_VERSION, sys.byteorder, mailbox, self.session)
+        courier = PeerHello(PROTOCOL_VERSION, sys.byteorder, mailbox, self.session)
         try:
             with self._mailbox.waiting():
                 carrier = self._open_carrier(address, courier)
@@ -157,7 +157,7 @@ class MailPost:
             known.carrier.close(drain_s)
 
 
-class MailCarrier:
+class LocalPeer:
     """Delivers parcels to a mailbox in this process."""
 
     def __init__(self, mailbox: Mailbox, sender: str, is_gone: Callable[[], bool] = lambda: False) -> None:
@@ -166,17 +166,17 @@ class MailCarrier:
         self._delivery = mailbox.begin(sender)
 
     def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Put copies into the mailbox; see `djinn.kinds.transport.Carrier.send`."""
+        """Put copies into the mailbox; see `djinn.kinds.transport.PeerConnection.send`."""
         check(parcel)
         with torch.inference_mode(False), torch.no_grad():
             self._mailbox.put(self._delivery, parcel, [tensor.clone() for tensor in tensors], self._is_gone)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Stop sending; see `djinn.kinds.transport.Carrier.close`."""
+        """Stop sending; see `djinn.kinds.transport.PeerConnection.close`."""
         self._mailbox.end(self._delivery, "it has ended")
 
 
-def check_courier(courier: Courier) -> None:
+def check_courier(courier: PeerHello) -> None:
     """Check that a courier is compatible with this server.
 
     Raises:
@@ -196,7 +196,7 @@ def no_mailbox() -> RefusedError:
                         hint="The session may have ended; start it again.")
 
 
-def deliver(channel: Channel, sequence: int, courier: Courier, room: MailRoom, welcome: Welcome) -> None:
+def deliver(channel: Channel, sequence: int, courier: PeerHello, room: InboxRegistry, welcome: Welcome) -> None:
     """Receive a courier's parcels until the courier or the receiving session ends.
 
     Args:

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 import attrs
 
-__all__ = ("Arbiter", "Granted", "Order", "Recalled", "Settings")
+__all__ = ("Granted", "Order", "Recalled", "Settings", "StartTimeFairQueue")
 
 
 @attrs.frozen
@@ -104,7 +104,7 @@ class _Flow:
     used_s: float = 0.0
 
 
-class Arbiter:
+class StartTimeFairQueue:
     """Gives turns on one device.
 
     The caller passes on the tenants' requests, calls `tick` at `next_tick_s`, and carries out the orders that `take`

@@ -1,4 +1,4 @@
-"""Lookahead: the executor's side runs the most likely next programs while it is idle.
+"""Speculator: the executor's side runs the most likely next programs while it is idle.
 
 A loop requests the same programs in the same order, and earlier runs predict later ones. So the executor's side need
 not wait for the request: while the client computes, or its message is in flight, the next programs run ahead. Only pure
@@ -17,7 +17,7 @@ import attrs
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import Rerun, Run
-from djinn_lib_service.delta import Forecast
+from djinn_lib_service.delta import RunPredictor
 
 CONFIDENT = 3
 """How many times in a row one program must have followed another, as predicted, before it runs ahead."""
@@ -33,7 +33,7 @@ class _Ahead:
     outputs: list[Any]
 
 
-class Lookahead:
+class Speculator:
     """The programs that one session has run ahead.
 
     Attributes:
@@ -44,7 +44,7 @@ class Lookahead:
         One thread at a time.
     """
 
-    def __init__(self, forecast: Forecast) -> None:
+    def __init__(self, forecast: RunPredictor) -> None:
         self._forecast = forecast
         self._followers: dict[int, tuple[int, int]] = {}
         self._last = 0

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from djinn.kinds.transport import Channel
 
-__all__ = ("MAX_WAITING", "WaitingRoom")
+__all__ = ("MAX_WAITING", "PendingHandshakes")
 
 MAX_WAITING = 128
 _log = logging.getLogger("djinn.server")
 
 
-class WaitingRoom:
+class PendingHandshakes:
     """Holds a limited number of connections. When it is full, a new connection closes the one that has waited longest.
 
     A well-behaved client identifies itself within milliseconds, so it is hardly ever the one that is closed.
