@@ -93,7 +93,7 @@ class Supervisor:
         self._desk = LeaseManager(turns or [Settings()] * max(1, len(self._devices)))
         self._make_setup = make_setup
         self._environment = environment
-        self._nursery = forkserver
+        self._forkserver = forkserver
         self._exchange = exchange
         self._changed = threading.Condition()
         self._posts: dict[str, _Post] = {}
@@ -317,7 +317,7 @@ class Supervisor:
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
                                         mailbox_prefix=self._new_prefix(), device=self._device_for(post))
         try:
-            worker = Worker(setup, self._environment, self._nursery)
+            worker = Worker(setup, self._environment, self._forkserver)
         except OSError as error:
             self._note(post, TransportError(f"No worker could be started: {error}."))
             return 0.0

@@ -197,7 +197,7 @@ def serving_now(server: Serving) -> int:
     return int(re.findall(r"worker (\d+) serves", server.log.read_text())[-1])
 
 
-def test_a_nursery_that_answers_too_late_shares_no_worker_and_no_client_is_lost(impatient: Serving) -> None:
+def test_a_forkserver_that_answers_too_late_shares_no_worker_and_no_client_is_lost(impatient: Serving) -> None:
     server, gateway = impatient, impatient.process.pid
     wait_until(lambda: name_of(children_of(gateway)[0]) == "djinn-forksrv")
     (forkserver,) = children_of(gateway)

@@ -25,7 +25,7 @@ main()
 def workers_of(gateway: int) -> list[int]:
     """The processes of a gateway that run operations: its children, and those of the forkserver that forks some."""
     return [worker for child in children_of(gateway) for worker in (
-        children_of(child) if _is_nursery(child) else [child])]
+        children_of(child) if _is_forkserver(child) else [child])]
 
 
 def children_of(process: int) -> list[int]:
@@ -36,7 +36,7 @@ def children_of(process: int) -> list[int]:
     return found
 
 
-def _is_nursery(process: int) -> bool:
+def _is_forkserver(process: int) -> bool:
     """Whether a process forks workers: by its name, or by its command line before it has taken that name."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         folder = Path(f"/proc/{process}")

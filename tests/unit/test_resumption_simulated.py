@@ -180,10 +180,10 @@ class Session:
 class Place:
     """Where sessions live."""
 
-    def __init__(self, forkserver: trio.ForkServer, choose: random.Random) -> None:
+    def __init__(self, nursery: trio.Nursery, choose: random.Random) -> None:
         self.book = ResumableSessions()
         self.sessions: list[Session] = []
-        self._nursery = forkserver
+        self._nursery = nursery
         self._choose = choose
 
     def begin(self, line: Line) -> bytes:
@@ -298,8 +298,8 @@ def test_hours_of_blackouts_five_seconds_of_every_twenty(seed: int) -> None:
 
     async def run() -> None:
         nonlocal took_s
-        async with trio.open_nursery() as forkserver:
-            forkserver.start_soon(network.black_out, 20.0, 5.0, 1000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(network.black_out, 20.0, 5.0, 1000)
             async with trio.open_nursery() as serving:
                 place = Place(serving, choose)
                 async with trio.open_nursery() as using:
@@ -309,7 +309,7 @@ def test_hours_of_blackouts_five_seconds_of_every_twenty(seed: int) -> None:
                             steps, dies_at=dead.get(number, -1)))
             # Every session has come to its end by itself.
             took_s = trio.current_time()
-            forkserver.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
         assert all(session.is_over and not session.held_bytes for session in place.sessions)
         values = [session.value for session in place.sessions]
         for number, client in enumerate(clients):

@@ -106,7 +106,8 @@ MUTANTS = (
            "if piece is None:", "if True:", within="create:* compute:* drop:*"),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
-           "djinn_memory_tiered.manager:MemoryManager._fill", "memory.furnish(place.storage, data)", "memory.furnish(place.storage, data.flip(0))", within=_SHORT),
+           "djinn_memory_tiered.manager:MemoryManager._fill", "memory.furnish(place.storage, data)",
+           "memory.furnish(place.storage, data.flip(0))", within=_SHORT),
     mutant("alias-left-behind", "session.pressure_invisible", "djinn_memory_tiered.storages:Places.put",
            "storage = value.untyped_storage()",
            "value = value.clone() if self._places.get(value.untyped_storage()._cdata) else value; "
@@ -115,7 +116,8 @@ MUTANTS = (
            "place.host = None", "pass", "place.writes += 1", "pass", "tenant.places.forget_recipe(place)", "pass",
            within=_SHORT),
     mutant("computed-from-what-was-written", "session.pressure_invisible",
-           "djinn_memory_tiered.manager:MemoryManager.use", "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
+           "djinn_memory_tiered.manager:MemoryManager.use",
+           "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn.wire.failures:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),
