@@ -1,0 +1,40 @@
+"""Docstrings and docs are plain English: phrases that make a sentence hard to read are rare."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAX_PER_THOUSAND = 1.0
+"""Of words. Docstrings of pytest have 0.2, those of transformers 0.4."""
+_IDIOM = re.compile(
+    r"\bnobody (names|wants|asks|needs|knows|uses)|\blets? (it |them |him )?go\b|\b(is|are|was|were|be) told\b"
+    r"|\btell(s|ing)? (it|them|him|of)\b|\bgo(es)? on\b|\bgo(es)? by\b|\bwho(so)?ever\b|\bwhatever\b"
+    r"|\bwhat (is|was|are|were|has|had|it|they|nobody|comes|goes|travels|waits|may|must|can)\b|\bthose who\b"
+    r"|\bhe who\b|\bon (its|their) way\b|\bin turns\b|\bfrom now on\b|\bby itself\b|\bof (its|their) own\b"
+    r"|\bwithout further ado\b|\bso (many|much) as\b|\bLearn (that|of|what|how)\b|\bbring(s|ing)? home\b"
+    r"|\bc(o|a)mes? home\b|\bat home\b", re.IGNORECASE)
+
+
+def texts(folder: Path) -> Iterator[str]:
+    """Every docstring, and every page without its code."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield ast.get_docstring(node) or ""
+    for path in sorted(folder.rglob("*.md")):
+        yield re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("folder", ["djinn", "plugins", "conformance", "docs"])
+def test_idiom_is_rare(folder: str) -> None:
+    words, found = 0, []
+    for text in texts(ROOT / folder):
+        words += len(re.findall(r"\w+", text))
+        found += [text[max(0, match.start() - 40):match.end() + 40] for match in _IDIOM.finditer(text)]
+    assert 1000 * len(found) / words <= MAX_PER_THOUSAND, "\n".join(found)
