@@ -214,8 +214,8 @@ class BackendContext:
     """Opens another connection to an address."""
     open_cache: Callable[[], SubmissionCache]
     """Makes a cache of results, as the settings say."""
-    arrange: Arrange
-    """Gives the order of a new program's nodes."""
+    arrange: Arrange | None
+    """Gives the order of a new program's nodes; without it, programs run in the order in which they were recorded."""
 
 
 class BackendFactory(Protocol):

@@ -90,10 +90,11 @@ class ProgramTable:
     """The programs of a session, looked up by structure.
 
     Args:
-        arrange: Called once per new program for the order of its nodes; ``None`` means program order.
+        arrange: Called once per new program for the order of its nodes; ``None``, or its answer ``None``, means program
+            order.
     """
 
-    def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None]) -> None:
+    def __init__(self, arrange: Callable[[Sequence[Node]], Sequence[int] | None] | None) -> None:
         self._arrange = arrange
         self._known: OrderedDict[tuple[int, ...], KnownProgram] = OrderedDict()
         self._last = 0
@@ -133,7 +134,7 @@ class ProgramTable:
         layout = layout or lay_out(nodes, released)
         key, commands = layout.key, list[Command]()
         known = self._known.get(key)
-        order = self._arrange(nodes) if known is None else known.order
+        order = known.order if known else self._arrange and self._arrange(nodes)
         if order is not None:
             nodes = [nodes[index] for index in order]
             layout = lay_out(nodes, released)

@@ -60,7 +60,7 @@ class SingleBackend:
     """
 
     def __init__(
-        self, connection: Connection, tape: Tape, released: deque[int], arrange: Arrange, pace: AdaptiveFlush,
+        self, connection: Connection, tape: Tape, released: deque[int], arrange: Arrange | None, pace: AdaptiveFlush,
         is_debugging: bool, reported: set[tuple[str, int]] | None = None, cache: SubmissionCache | None = None,
     ) -> None:
         self.address = connection.address

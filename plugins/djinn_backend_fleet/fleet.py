@@ -51,7 +51,8 @@ class Fleet:
         pace: AdaptiveFlush, *, is_debugging: bool,
     ) -> None:
         reported: set[tuple[str, int]] = set()
-        self.executors = [SingleBackend(connection, Tape(), deque(), _in_order, pace, is_debugging, reported)
+        # Each part keeps the order in which it was placed.
+        self.executors = [SingleBackend(connection, Tape(), deque(), None, pace, is_debugging, reported)
                           for connection in connections]
         self.address = ", ".join(executor.address for executor in self.executors)
         self.welcome = self.executors[0].welcome
@@ -400,10 +401,6 @@ class Fleet:
         welcome = self.executors[target].welcome
         command: Command = Peer(target, self.executors[target].address, welcome.mailbox)
         self.executors[source].command(command)
-
-
-def _in_order(nodes: Sequence[Node]) -> None:
-    """Keep the order in which a part was placed."""
 
 
 def _last_uses(placed: Sequence[tuple[Node, int]], gone: set[int]) -> deque[tuple[int, int]]:
