@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from import_graph import PAGE, drawing, imported, kernel_imports, layers_of, page_with
 
 ROOT = Path(__file__).parents[2]
 KERNEL = sorted((ROOT / "djinn").rglob("*.py"))
@@ -47,17 +47,6 @@ def code_lines(source: str) -> int:
     return len(held - described)
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Every module that a file imports, also where only types are checked; ``from a import b`` counts as a and a.b."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name_of(path)} has a relative import in line {node.lineno}"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def test_lines_are_counted_as_they_should_be() -> None:
     source = (
         '"""Doc."""\n\n# comment\nx = (1,  # why\n     2)\n"""What x is."""\n\n\n'
@@ -74,18 +63,20 @@ def test_the_kernel_is_small() -> None:
 
 def test_modules_of_the_kernel_import_each_other_downwards_in_few_layers() -> None:
     """Imports inside functions and for types count, too."""
-    files = {name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in KERNEL}
-    found = {name: {each if each in files else each.rpartition(".")[0] for each in imported(path)}
-             for name, path in files.items()}
-    below = {name: names & {*files} - {name} for name, names in found.items()}
-    # `from a import b` counts as a import of the module a.b, and not of a, if there is such a module.
-    below = {name: {found for found in names if not any(other.startswith(f"{found}.") for other in names)}
-             for name, names in below.items()}
-    order = list(graphlib.TopologicalSorter(below).static_order())
-    layer: dict[str, int] = {}
-    for name in order:
-        layer[name] = 1 + max((layer[other] for other in below[name]), default=0)
+    layer = layers_of(kernel_imports())
     assert max(layer.values()) <= MAX_LAYERS, sorted(layer.items(), key=lambda item: -item[1])[:12]
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    with pytest.raises(graphlib.CycleError):
+        layers_of({"a": {"b"}, "b": {"a"}})
+    assert layers_of({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": 3, "b": 2, "c": 1}
+
+
+def test_the_picture_of_the_imports_is_up_to_date() -> None:
+    page = PAGE.read_text()
+    hint = "python tests/support/import_graph.py writes it"
+    assert page == page_with(drawing(), page), hint
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

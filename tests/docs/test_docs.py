@@ -25,6 +25,7 @@ from warm import WarmPython, run_pytest
 
 import djinn
 from djinn.plugins import KINDS
+from djinn.plugins.manager import Plugins
 from djinn.session.config import ENVIRONMENT, Config
 
 ROOT = Path(__file__).parents[2]
@@ -233,6 +234,15 @@ def test_the_page_of_a_kind_names_its_hook_members_laws_and_check(kind: str) -> 
     assert [name for name in sorted(members) if not re.search(rf"`{name}\b", text)] == []
     named = set(re.findall(rf"`({kind}\.[a-z_]+)`", text))
     assert named == {law["id"] for law in laws}, "laws that do not exist are named"
+
+
+def test_the_table_of_kinds_lists_every_object_of_djinn() -> None:
+    rows = re.findall(r"^\| \[(\w+)\]\(.*\|([^|]*)\|$", (ROOT / "docs/plugins/index.md").read_text(), re.MULTILINE)
+    listed = {kind: set(re.findall("`(.+?)`", names)) for kind, names in rows}
+    plugins = Plugins.load()
+    assert listed == {kind: {name for name, entries in plugins.registered(kind).items()
+                             if any(entry.distribution.startswith("djinn-torch ") for entry in entries)}
+                      for kind in KINDS}
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
