@@ -1,4 +1,4 @@
-"""Everything that is done with this repository. ``nox`` alone runs lint, types and tests."""
+"""Everything that is done with this repository. ``nox`` alone runs lint, docs, types and tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = True
 # The tests come last, so that their closing line ends the output.
-nox.options.sessions = ["lint", "types", "tests"]
+nox.options.sessions = ["lint", "docs", "types", "tests"]
 
 ROOT = Path(__file__).parent
 THIRD_PARTY = {
@@ -57,6 +57,14 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     # The packages are read, not imported; so nothing else needs to be installed.
     session.run("lint-imports", env={"PYTHONPATH": ":".join(str(ROOT / root) for root in IMPORT_ROOTS)})
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation's site in build/docs; warnings are errors."""
+    _install(session, "furo", "myst-parser", "sphinx", "sphinx-autoapi", "sphinxcontrib-mermaid")
+    session.run("sphinx-build", "-W", "--keep-going", "-q", "-b", "html", *session.posargs, "docs", "build/docs")
+    session.log("Open %s.", ROOT / "build" / "docs" / "index.html")
 
 
 @nox.session

@@ -1,0 +1,51 @@
+"""The site of the documentation, built by ``nox -s docs`` with Sphinx."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+_HERE = Path(__file__).parent
+_USE = ("tutorial", "api", "configuration", "server", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning",
+        "several", "errors")
+_KNOW = ("compatibility", "conformance", "performance", "reliability", "threats")
+_EXTEND = ("architecture", "plugins/index", "autoapi/djinn/index")
+_LINK_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)]*\)")
+
+project = "djinn"
+version = release = tomllib.loads((_HERE.parent / "pyproject.toml").read_text())["project"]["version"]
+extensions = ["autoapi.extension", "myst_parser", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+html_theme = "furo"
+html_title = f"djinn {version}"
+exclude_patterns = ["results/*.csv"]
+# Anchors are those that GitHub gives to headings, where the pages are read, too.
+myst_heading_anchors = 4
+myst_fence_as_directive = ["mermaid"]
+# The modules are read, not imported, so neither PyTorch nor djinn has to be installed.
+autoapi_dirs = ["../djinn"]
+autoapi_root = "autoapi"
+autoapi_add_toctree_entry = False
+# Fields that "Attributes:" describes are listed once more with their types.
+napoleon_use_ivar = True
+autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
+autoapi_member_order = "groupwise"
+suppress_warnings = ["autoapi.python_import_resolution"]
+
+
+def _adapt(app: Sphinx, name: str, source: list[str]) -> None:
+    """Add what GitHub's readers do not need: the tree of pages; and leave out links to files of the repository."""
+    text = _LINK_OUTSIDE.sub(r"\1", source[0])
+    for caption, pages in (("Use", _USE), ("Know", _KNOW), ("Extend", _EXTEND)) if name == "index" else ():
+        text += "\n```{toctree}\n:hidden:\n:caption: " + caption + "\n\n" + "\n".join(pages) + "\n```\n"
+    if name == "plugins/index":
+        kinds = sorted(page.stem for page in (_HERE / "plugins").glob("*.md") if page.stem != "index")
+        text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(kinds) + "\n```\n"
+    source[0] = text
+
+
+def setup(app: Sphinx) -> None:
+    """Register what adapts the pages."""
+    app.connect("source-read", _adapt)
