@@ -62,7 +62,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation's site in build/docs; warnings are errors."""
-    _install(session, "furo", "myst-parser", "sphinx", "sphinx-autoapi", "sphinxcontrib-mermaid")
+    _install(session, "furo", "myst-nb", "sphinx", "sphinx-autoapi", "sphinxcontrib-mermaid")
     session.run("sphinx-build", "-W", "--keep-going", "-q", "-b", "html", *session.posargs, "docs", "build/docs")
     session.log("Open %s.", ROOT / "build" / "docs" / "index.html")
 

@@ -9,15 +9,16 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 _HERE = Path(__file__).parent
-_USE = ("tutorial", "api", "configuration", "server", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning",
-        "several", "errors")
+_USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "notebooks/a_shared_server", "api",
+        "configuration", "server", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "several",
+        "errors")
 _KNOW = ("compatibility", "conformance", "performance", "reliability", "threats")
 _EXTEND = ("architecture", "plugins/index", "autoapi/djinn/index")
-_LINK_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?!docs/)[^)]*\)")
+_LINK_UP = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
 
 project = "djinn"
 version = release = tomllib.loads((_HERE.parent / "pyproject.toml").read_text())["project"]["version"]
-extensions = ["autoapi.extension", "myst_parser", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions = ["autoapi.extension", "myst_nb", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 html_theme = "furo"
 html_title = f"djinn {version}"
 exclude_patterns = ["results/*.csv"]
@@ -32,12 +33,21 @@ autoapi_add_toctree_entry = False
 napoleon_use_ivar = True
 autoapi_options = ["members", "undoc-members", "show-inheritance", "show-module-summary"]
 autoapi_member_order = "groupwise"
+# Tests run the notebooks; the site shows what they printed then.
+nb_execution_mode = "off"
 suppress_warnings = ["autoapi.python_import_resolution"]
 
 
 def _adapt(app: Sphinx, name: str, source: list[str]) -> None:
     """Add what GitHub's readers do not need: the tree of pages; and leave out links to files of the repository."""
-    text = _LINK_OUTSIDE.sub(r"\1", source[0])
+    page = Path(app.env.doc2path(name))
+    if page.suffix != ".md":
+        return
+
+    def kept(link: re.Match[str]) -> str:
+        return link[0] if (page.parent / link[2]).resolve().is_relative_to(_HERE) else link[1]
+
+    text = _LINK_UP.sub(kept, source[0])
     for caption, pages in (("Use", _USE), ("Know", _KNOW), ("Extend", _EXTEND)) if name == "index" else ():
         text += "\n```{toctree}\n:hidden:\n:caption: " + caption + "\n\n" + "\n".join(pages) + "\n```\n"
     if name == "plugins/index":

@@ -1,0 +1,38 @@
+"""The notebooks print what they are stored as having printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import notebooks
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_prints_what_it_says(path: Path, tmp_path: Path) -> None:
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    made = tmp_path / "made.ipynb"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    done = subprocess.run([sys.executable, notebooks.__file__, path, made], cwd=tmp_path, env=environment, text=True,
+                          capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    again = json.loads(made.read_text(encoding="utf-8"))
+    cells = notebooks.code_cells(stored)
+    assert cells
+    for cell, fresh in zip(cells, notebooks.code_cells(again), strict=True):
+        assert notebooks.text_of(cell) == notebooks.text_of(fresh), f"in the cell {''.join(cell['source'])}"
+
+
+@pytest.mark.parametrize("name", ["Residual", "First", "RoundTrips"])
+def test_a_plugin_takes_at_most_ten_lines_of_a_cell(name: str) -> None:
+    cells = notebooks.code_cells(json.loads((ROOT / "docs/notebooks/what_a_graph_means.ipynb").read_text()))
+    (source,) = ["".join(cell["source"]) for cell in cells if f"class {name}:" in "".join(cell["source"])]
+    assert f"djinn.plugins.register({name}())" in source
+    assert len([line for line in source.splitlines() if line.strip()]) <= 10
