@@ -153,7 +153,7 @@ def serve(
         help="Port to serve /metrics for Prometheus, /healthz and /readyz on; 0 finds a free one. "
              "None of it if not given.")] = None,
     metrics_host: Annotated[str, typer.Option(
-        help="Address to serve these on. Whoever can reach it learns names of tenants and what they use.")] = LOOPBACK,
+        help="Address to serve these on. Anyone who can reach it sees tenants' names and what they use.")] = LOOPBACK,
     lease_s: Annotated[float, typer.Option(
         min=0.0, help="Seconds that a session stays whose connection broke, so that its client can go on with it; "
                       "0: not at all.")] = LEASE_S,
@@ -182,7 +182,7 @@ def serve(
     standard error, as much as DJINN_LOG_LEVEL says. SIGTERM lets sessions end first, for --drain-s; a second one, or
     Ctrl-C, ends it at once. SIGHUP has tokens, certificates and limits read again, and ends nothing.
 
-    Whoever can connect can compute here and use this machine's memory. An address that other machines can reach is
+    Anyone who can connect can compute here and use this machine's memory. An address that other machines can reach is
     therefore refused unless it has both: encryption (--tls-cert), and a token or tokens.
     """
     values = dict(context.params)
