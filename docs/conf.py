@@ -13,7 +13,7 @@ _USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "no
         "configuration", "server", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "several",
         "errors")
 _KNOW = ("compatibility", "conformance", "performance", "reliability", "threats")
-_EXTEND = ("architecture", "plugins/index", "autoapi/djinn/index")
+_EXTEND = ("architecture", "glossary", "plugins/index", "autoapi/djinn/index")
 _LINK_UP = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
 
 project = "djinn"
