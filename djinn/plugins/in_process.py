@@ -14,7 +14,6 @@ from djinn.plugins.manager import IN_PROCESS, InProcess
 __all__ = ("register",)
 
 
-
 def register(value: Any, kind: str = "") -> Callable[[], None]:
     """Make an object a plugin of this process, for all sessions that begin later.
 

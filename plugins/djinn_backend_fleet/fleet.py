@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from djinn_lib_graph.views import is_view
+from djinn_lib_graph.views import changes_metadata, is_view
 from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
@@ -24,7 +24,7 @@ from djinn.session.interrupts import deferral
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, Held
-from djinn_backend_fleet.views import changes_metadata, view_chain
+from djinn_backend_fleet.views import view_chain
 
 
 class Fleet:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from djinn_lib_graph.views import is_view_anywhere
 
-from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.tape import Node
 from djinn_backend_fleet.directory import Directory
-
-
-@lru_cache(maxsize=4096)
-def changes_metadata(operator: str) -> bool:
-    """Whether an operator may give its operand another size or other strides."""
-    return facts_of(operator_named(operator)).changes_metadata
 
 
 def view_chain(number: int, executor: int, where: Directory) -> tuple[list[Node], int]:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 from itertools import compress
 
 import attrs
+from djinn_lib_graph.views import changes_metadata
 
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.wire.tensors import is_dense
-from djinn_backend_replay.entries import Entry, Generators, Snapshot, Upload, changes_metadata, is_plain_view
+from djinn_backend_replay.entries import Entry, Generators, Snapshot, Upload, is_plain_view
 from djinn_backend_replay.journal import Journal, kept_bytes, needed_entries
 from djinn_backend_replay.retained import Kept
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import attrs
 import torch
 from djinn_lib_graph.views import is_view, is_view_anywhere
 
-from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn_backend_replay.retained import Kept
@@ -104,9 +102,3 @@ def is_plain_view(node: Node) -> bool:
     """Whether a node only makes views of its single operand, and can be repeated on a copy of it."""
     return (len(node.inputs) == 1 and is_view(node.signature)
             and is_view_anywhere(node.signature.template.operator))
-
-
-@lru_cache(maxsize=4096)
-def changes_metadata(operator: str) -> bool:
-    """Whether an operator may change the size, strides or storage of a value that it writes."""
-    return facts_of(operator_named(operator)).changes_metadata

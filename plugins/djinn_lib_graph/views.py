@@ -1,4 +1,4 @@
-"""Operations whose results are views."""
+"""Operations whose results are views, and those that change the metadata of what they write."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from functools import lru_cache
 from djinn.ir.schema import facts_of, operator_named
 from djinn.ir.tape import Signature
 
-__all__ = ("is_view", "is_view_anywhere")
+__all__ = ("changes_metadata", "is_view", "is_view_anywhere")
 
 
 def is_view(signature: Signature) -> bool:
     """Whether all results of an operation are views of its operands."""
     return (bool(signature.aliases) and min(signature.aliases) >= 0 and not signature.writes
             and not signature.is_random)
+
+
+@lru_cache(maxsize=4096)
+def changes_metadata(operator: str) -> bool:
+    """Whether an operator may change the size, strides or storage of a value that it writes."""
+    return facts_of(operator_named(operator)).changes_metadata
 
 
 @lru_cache(maxsize=4096)

@@ -33,7 +33,7 @@ def kernel_imports() -> dict[str, set[str]]:
     found = {name: {each if each in files else each.rpartition(".")[0] for each in imported(path)}
              for name, path in files.items()}
     below = {name: names & {*files} - {name} for name, names in found.items()}
-    # `from a import b` counts as a import of the module a.b, and not of a, if there is such a module.
+    # `from a import b` counts as an import of the module a.b, and not of a, if there is such a module.
     return {name: {each for each in names if not any(other.startswith(f"{each}.") for other in names)}
             for name, names in below.items()}
 
@@ -71,7 +71,6 @@ def drawing() -> str:
     """The text between the page's markers: a Mermaid drawing of the packages, and the layers of the kernel."""
     packages = _reduced(_packages_import())
     lines = ["```mermaid", "flowchart RL", "  djinn([djinn])"]
-    lines += [f"  {name}[{name}]" for name in packages if name.startswith("djinn_lib_")]
     lines += [f"  {name} --> {other}" for name, names in packages.items() for other in sorted(names)]
     layers = layers_of(kernel_imports())
     lines += ["```", "", "| layer | modules of the kernel |", "|---|---|"]
