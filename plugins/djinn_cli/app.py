@@ -13,7 +13,7 @@ import typer
 
 from djinn.errors import ConfigurationError, DjinnError, PluginError
 from djinn.plugins import Plugins, PluginSelection, Registered
-from djinn.session.config import Config
+from djinn.settings.resolved import selection_of
 from djinn_cli.commands import add_commands
 from djinn_cli.doctor import Check, djinn_version, examine
 from djinn_cli.listing import Row, rows_of
@@ -68,7 +68,7 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     broken: list[PluginError] = []
     selection = PluginSelection()
     try:
-        selection = PluginSelection.parse(environ.get("DJINN_PLUGINS"))
+        selection = selection_of({}, environ)
     except ConfigurationError as error:
         problems.append(error)
     plugins = Plugins.load(selection, problems=broken)
@@ -127,14 +127,11 @@ def _add_doctor(
     ) -> None:
         """Check everything that a session needs, and say how to fix each problem."""
         found = list(problems)
-        rest = {name: value for name, value in environ.items() if name != "DJINN_PLUGINS"}
-        given = {"server": server or None, "token": token or None, "plugins": plugins.selection}
         try:
-            config = Config.resolve(given, rest)
+            plugins.configure({"server": server or None, "token": token or None}, environ)
         except ConfigurationError as error:
             found.append(error)
-            config = Config(selection=plugins.selection)
-        checks = examine(plugins, config, found)
+        checks = examine(plugins, found)
         healthy = all(check.ok for check in checks)
         if as_json:
             _print_json({"ok": healthy, "checks": checks})

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import pytest
 import typer.main
+from djinn.session.config import ENVIRONMENT, Config
 from djinn_cli.app import build
 from djinn_conformance import specs
 from warm import WarmPython, run_pytest
@@ -26,7 +27,6 @@ from warm import WarmPython, run_pytest
 import djinn
 from djinn.plugins import KINDS
 from djinn.plugins.manager import Plugins
-from djinn.session.config import ENVIRONMENT, Config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 import attrs
 import pytest
 import trustme
+from connection_options import connect_options
 from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
@@ -25,7 +26,7 @@ from serving import PROGRAM, workers_of
 from warm import WarmPython
 
 import djinn
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ListenOptions
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
@@ -243,7 +244,7 @@ def open_connection() -> Iterator[Callable[..., SocketConnection]]:
 
     def start(address: str, **options: Any) -> SocketConnection:
         opened = connect_unix if address.startswith("unix:") else connect
-        made.append(opened(address, ConnectOptions(**options)))
+        made.append(opened(address, connect_options(**options)))
         return made[-1]
 
     yield start

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from connection_options import connect_options
 from djinn_lib_service.content_store import digest_of
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, TenantReading, read
@@ -24,7 +25,6 @@ from warm import run_djinn
 from djinn.errors import OutOfMemoryError
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import Batch, Define, Free, Result, Run, Upload
 from djinn.wire.tensors import header_of
@@ -68,7 +68,7 @@ def ask(connection: Any, *commands: Any, tensors: Any = (), fetch: tuple[int, ..
 
 
 def session(server: Any, token: str = "", owner: str = "") -> SocketConnection:
-    connection = connect(server.address, ConnectOptions(token=token, owner=owner))
+    connection = connect(server.address, connect_options(token=token, owner=owner))
     ask(connection, *DEFINE)
     return connection
 

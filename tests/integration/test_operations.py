@@ -20,6 +20,7 @@ from typing import Any, Self
 import pytest
 import torch
 import trustme
+from connection_options import connect_options
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from serving import children_of
@@ -27,7 +28,6 @@ from tcp_support import raw_socket
 from warm import WarmPython
 
 from djinn.errors import RefusedError, ServerDrainingError, TransportError
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
 
@@ -46,7 +46,7 @@ def wait_until(true: Callable[[], Any], patience_s: float = 60) -> None:
 
 
 def session(address: str, token: str = "", **options: Any) -> SocketConnection:
-    return connect(address, ConnectOptions(token=token, **({"connect_timeout_s": 60} | options)))
+    return connect(address, connect_options(token=token, **({"connect_timeout_s": 60} | options)))
 
 
 def holds(connection: SocketConnection) -> None:
@@ -281,7 +281,7 @@ def test_certificates_are_reloaded_for_new_connections_here_and_in_workers(start
         chain.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
 
     def open_session(number: int) -> SocketConnection:
-        return connect_tls(server.address, ConnectOptions(tls_ca=trusted[number], connect_timeout_s=60))
+        return connect_tls(server.address, connect_options(tls_ca=trusted[number], connect_timeout_s=60))
 
     issue(authorities[0])
     server = start_server("--tls-cert", str(chain), "--tls-key", str(key))

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from djinn.settings import Config
 from djinn_cli.doctor import _token
 from warm import run_djinn
-
-from djinn.session.config import Config
 
 Install = Callable[..., Path]
 
