@@ -162,6 +162,9 @@ class Plugins:
         given = {**given, "plugins": self.selection}
         sources = sources_of(given, environ, {**self.declared.by_name, **off})
         self.settings = Settings.resolve(self.declared, sources, side, off)
+        for entry in (entry for named in self._registered.values() for same in named.values() for entry in same):
+            if hasattr(entry.value, "use_settings"):
+                entry.value.use_settings(self.settings)
 
     def _settings_switched_off(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Setting]:
         """Find out what settings switched-off plugins have. They are imported only to explain an unknown setting."""

@@ -60,7 +60,8 @@ class Config:
         "", help="device of an executor in this process, such as `cpu` or `cuda:0`; empty for the best available",
         allowed="a device of PyTorch's such as cpu or cuda:0")
     plugins: PluginSelection = setting(
-        attrs.Factory(PluginSelection), help="plugins to use and to leave out", reads=PluginSelection.parse)
+        attrs.Factory(PluginSelection), help="plugins to use and to leave out", reads=PluginSelection.parse,
+        allowed="items kind=name and -plugin, separated by commas")
     flush_every: int | Literal["auto"] | None = setting(
         "auto", help="number of pending operations that are sent without waiting for a result; `auto`: a number that "
                      "suits the connection; `None`: never before a value is needed, and then only the operations that "

@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """Describes the values that are allowed."""
+        """Describes the values that are allowed; empty if nobody knows how to read the type."""
         if self.allowed_by_reads:
             return self.allowed_by_reads
         if get_origin(self.type) is Literal:
@@ -86,6 +86,8 @@ class Setting:
         kinds = get_args(self.type) if self.is_optional else (get_origin(self.type) or self.type,)
         bounds = [f" {word} {bound:g}" for word, bound in (("from", self.minimum), ("above", self.above))
                   if bound > -math.inf]
+        if any(kind not in _KINDS for kind in kinds):
+            return ""
         unit = next((unit for suffix, unit in _UNITS.items() if self.name.endswith(suffix)), "")
         return ", or ".join(_KINDS[kind] + ("" if kind is type(None) else unit + "".join(bounds)) for kind in kinds)
 
@@ -109,7 +111,7 @@ def _converter() -> Any:
     made = cattrs.Converter()
     for kind, read in ((bool, _flag), (int, _whole), (float, _number), (str, _text)):
         made.register_structure_hook(kind, read)
-    made.register_structure_hook_func(lambda kind: kind == tuple[str, ...], _texts)
+    made.register_structure_hook_func(lambda kind: get_origin(kind) is tuple, _texts)
     made.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _one_of)
     return made
 
@@ -192,8 +194,12 @@ class Declarations:
                 raise PluginValidationError(
                     f"The plugins {other.plugin!r} and {self._plugin!r} both have a setting {field.name!r}.",
                     hint="Rename one, for example by putting the name of the plugin in front of it.")
-            found[field.name] = attrs.evolve(details, name=field.name, type=types[field.name], plugin=self._plugin,
-                                             side=side)
+            made = attrs.evolve(details, name=field.name, type=types[field.name], plugin=self._plugin, side=side)
+            if not made.allowed:
+                raise PluginValidationError(
+                    f"The setting {field.name!r} of the plugin {self._plugin!r} has the type {made.type}.",
+                    hint="Say how values of that type are read, setting(..., reads=..., allowed=...).")
+            found[field.name] = made
         self.classes[kind] = found
         self.by_name |= found
 

@@ -98,12 +98,12 @@ class Settings:
                 values[name] = one.parse(value)
             except (ValueError, TypeError):
                 shown = "something that is not allowed" if one.secret else repr(value)
-                mistakes.append((f"The setting {name} is {shown} ({origin})", f"{name} may be {one.allowed}"))
+                mistakes.append((f"The setting {name} is {shown} ({origin})", f"{name} may be {one.allowed}."))
             if one.secret and source.others_can_read:
-                mistakes.append((f"Others can read {origin}, which has the secret {name}", f"Run: chmod 600 {origin}"))
+                mistakes.append((f"Others can read {origin}, which has the secret {name}", f"Run chmod 600 {origin}."))
         if mistakes:
             told, hints = zip(*mistakes, strict=True)
-            raise ConfigurationError("; ".join(told) + ".", hint="; ".join(dict.fromkeys(hints)) + ".")
+            raise ConfigurationError("; ".join(told) + ".", hint=" ".join(dict.fromkeys(hints)))
         made = [kind(**{name: values[name] for name in found if name in values})
                 for kind, found in declared.classes.items()]
         return cls(*made, origins={name: source.origin_of(name) for name, (_, source) in given.items()})
@@ -162,10 +162,10 @@ def _unknown(
     if name in switched_off:
         plugin = switched_off[name].plugin
         return (f"The setting {name} ({origin}) belongs to the plugin {plugin}, which is switched off",
-                f"Leave {name} out, or take -{plugin} out of the setting plugins")
+                f"Leave {name} out, or take -{plugin} out of the setting plugins.")
     if name in declared:
         return (f"The setting {name} ({origin}) is one of a {declared[name].side}",
-                "Servers take theirs from the options of djinn serve, sessions from djinn.init")
+                "Servers take theirs from the options of djinn serve, sessions from djinn.init.")
     close = difflib.get_close_matches(name, declared, 1)
     return (f"There is no setting {name!r} ({origin})",
-            f"Did you mean {close[0]}?" if close else f"Settings are {', '.join(sorted(declared))}")
+            f"Did you mean {close[0]}?" if close else f"Settings are {', '.join(sorted(declared))}.")

@@ -17,6 +17,7 @@ from djinn.settings.resolved import selection_of
 from djinn_cli.commands import add_commands
 from djinn_cli.doctor import Check, djinn_version, examine
 from djinn_cli.listing import Row, rows_of
+from djinn_cli.settings_command import SettingRow, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,6 +77,7 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     app.callback()(_program)
     commands: list[Registered] = []
     _add_plugins(app, plugins, commands, problems)
+    _add_settings(app, plugins, environ)
     _add_doctor(app, plugins, problems, environ)
     commands += add_commands(plugins, app, broken)
     problems += broken
@@ -114,6 +116,21 @@ def _add_plugins(
                 print(f"djinn: {problem}", file=sys.stderr)
         if problems:
             raise typer.Exit(1)
+
+
+def _add_settings(app: typer.Typer, plugins: Plugins, environ: Mapping[str, str]) -> None:
+    @app.command("settings")
+    def list_settings(as_json: JsonOption = False) -> None:
+        """List every setting: its value here, where that comes from, and what is allowed."""
+        plugins.configure({}, environ)
+        rows = list(settings_of(plugins))
+        if as_json:
+            _print_json({"settings": rows})
+        elif sys.stdout.isatty():
+            _print_table(_settings_table(rows))
+        else:
+            _print_lines([(row.name, row.value, row.origin or "default", row.variable, row.plugin or "djinn", row.help)
+                          for row in rows])
 
 
 def _add_doctor(
@@ -174,6 +191,17 @@ def _plugin_table(rows: Sequence[Row]) -> Table:
     table = Table("kind", "name", "state", "plugin", "distribution", "replaced", title="Plugins")
     for row in rows:
         table.add_row(*map(escape, _plugin_cells(row)), style=None if row.active else "dim")
+    return table
+
+
+def _settings_table(rows: Sequence[SettingRow]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("setting", "value", "from", "variable", "plugin", "meaning", title="Settings")
+    for row in rows:
+        table.add_row(*map(escape, (row.name, row.value, row.origin or "default", row.variable, row.plugin or "djinn",
+                                    f"{row.help}; {row.allowed}")))
     return table
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn.settings import Config
 from djinn_cli.doctor import _token
 from warm import run_djinn
+
+from djinn.settings import Config
 
 Install = Callable[..., Path]
 
