@@ -25,13 +25,10 @@ transformers = pytest.importorskip("transformers")
 
 DEVICE = "remote_accelerator:0"
 VOCABULARY = 99
-_DECODER = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
-            "bos_token_id": 1, "eos_token_id": 2}
-_ENCODER = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "max_position_embeddings": 64}
-_VISION = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
-           "image_size": 32, "patch_size": 8}
+_SMALL = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4}
+_VISION = {**_SMALL, "image_size": 32, "patch_size": 8}
+_ENCODER = {**_SMALL, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
+_DECODER = {**_ENCODER, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 @attrs.frozen
