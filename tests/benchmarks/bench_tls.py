@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import trustme
-from connection_options import connect_options
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
+from support.servers.connection_options import connect_options
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload

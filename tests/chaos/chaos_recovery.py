@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from djinn_backend_replay.settings import RecoverySettings
-from gpt2 import PROMPT, gpt2
-from killing import DEVICE, Supervised, killed, random_program, same, trained
+from support.models.gpt2 import PROMPT, gpt2
+from support.servers.crashes import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
 from djinn.session.session import Session

@@ -15,15 +15,15 @@ from typing import Any, Protocol, Self
 import attrs
 import pytest
 import trustme
-from connection_options import connect_options
 from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from serving import PROGRAM, workers_of
-from warm import WarmPython
+from support.processes.warm import WarmPython
+from support.servers.connection_options import connect_options
+from support.servers.serving import PROGRAM, workers_of
 
 import djinn
 from djinn.kinds.transport import ListenOptions

@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from connection_options import connect_options
 from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.transport import TcpTransport
+from support.servers.connection_options import connect_options
 
 from djinn.errors import RefusedError
 from djinn.kinds.transport import ConnectOptions

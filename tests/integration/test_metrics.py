@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 import torch
 import trustme
-from connection_options import connect_options
 from djinn_cli.app import main
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from serving import children_of
-from warm import run_djinn
+from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
+from support.servers.serving import children_of
 
 from djinn.errors import ProtocolError, RefusedError
 from djinn.ir.program import Program, Step, Template, TensorArgument

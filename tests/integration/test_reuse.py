@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from connection_options import connect_options
 from djinn_lib_service.content_store import digest_of, mark_of
 from djinn_lib_service.settings import UploadSettings
 from djinn_lib_service.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
 from djinn_transport_tcp.client import connect
+from support.servers.connection_options import connect_options
 from torch import nn
 
 import djinn

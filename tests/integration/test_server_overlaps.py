@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from connection_options import connect_options
 from djinn_transport_tcp.client import connect
+from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.ir.program import Argument, ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from connection_options import connect_options
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import listen_tls
 from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES
-from warm import run_djinn
+from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError

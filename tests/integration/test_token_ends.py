@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from connection_options import connect_options
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from tenants_at_work import products
+from support.clients.tenants import products
+from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.errors import RefusedError, TokenEndedError, TransportError
