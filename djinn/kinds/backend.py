@@ -180,6 +180,8 @@ class PluginRegistry(Protocol):
 
     selection: PluginSelection
     settings: Settings
+    disabled: dict[str, str]
+    """Plugins that are switched off, with their distributions."""
 
     @property
     def hook(self) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from djinn.errors import DjinnError, SessionClosedError, TransportError
+from djinn.errors import ConfigurationError, DjinnError, SessionClosedError, TransportError
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
@@ -93,10 +93,16 @@ class Session:
             ConfigurationError: A setting needs a plugin that is not there.
         """
         plugins = self.plugins
+        arrange = plugins.hook.djinn_arrange_programs(session=self)
+        chosen = plugins.selection.chosen.get("scheduler")
+        if arrange is None and chosen and len(self.config.addresses) == 1:
+            raise ConfigurationError(
+                f"No plugin asks the scheduler {chosen!r}. Switched off are: {', '.join(sorted(plugins.disabled))}.",
+                hint="Switch the plugin on that asks schedulers, or choose none.")
         context = BackendContext(
             settings or plugins.settings, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
             partial(connect, plugins), self.open_cache,
-            plugins.hook.djinn_arrange_programs(session=self))
+            arrange)
         opens: OpenBackend = partial(_open_backend, context)
         for wrapper in reversed(plugins.hook.djinn_wrap_backend(context=context)):
             opens = wrapper(opens)

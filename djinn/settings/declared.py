@@ -108,12 +108,16 @@ def _converter() -> Any:
     # Imported late: `import djinn` resolves no settings, and must stay fast.
     import cattrs
 
-    made = cattrs.Converter()
+    made: Any = cattrs.Converter()
     for kind, read in ((bool, _flag), (int, _whole), (float, _number), (str, _text)):
         made.register_structure_hook(kind, read)
-    made.register_structure_hook_func(lambda kind: get_origin(kind) is tuple, _texts)
-    made.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _one_of)
+    for origin, read_any in ((tuple, _texts), (Literal, _one_of)):
+        made.register_structure_hook_func(functools.partial(_is_made_of, origin), read_any)
     return made
+
+
+def _is_made_of(origin: Any, kind: Any) -> bool:
+    return get_origin(kind) is origin
 
 
 def _flag(value: Any, _: Any) -> bool:

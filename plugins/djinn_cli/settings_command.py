@@ -32,7 +32,7 @@ class SettingRow:
 def settings_of(plugins: Plugins) -> Iterator[SettingRow]:
     """List all settings of plugins, and their values."""
     for kind, declared in plugins.declared.classes.items():
-        values = plugins.settings(kind)
+        values: object = plugins.settings(kind)
         for name, one in declared.items():
             value = getattr(values, name)
             shown = ("set" if value else "not set") if one.secret else str(value)
