@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_service.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
 from hypothesis import example, given
 
 from djinn.errors import ProtocolError, UnknownOperatorError
@@ -21,7 +22,6 @@ from djinn.ir.program import (
     TorchArgument,
 )
 from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
 from djinn_conformance.assertions import bytes_of, expect, expect_equal, expect_raises
 from djinn_conformance.laws import law
 from djinn_conformance.operations import PLAIN, RANDOM, grouped

@@ -19,7 +19,6 @@ from djinn.kinds import Connection, Interceptor
 from djinn.record import devices
 from djinn.record import tensor as lazy
 from djinn.session.connecting import connect
-from djinn.session.interrupts import use_pythons_handler
 
 if TYPE_CHECKING:
     from djinn.plugins.manager import Plugins
@@ -155,7 +154,6 @@ def shutdown() -> None:
             # An interrupt may arrive before it begins to close.
             if session is None or session.closed or _process != os.getpid():
                 _session = None
-                use_pythons_handler()
 
 
 def forget_in_child() -> None:

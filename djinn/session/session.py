@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -21,13 +22,12 @@ from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, Sha
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
 from djinn.kinds.cache import CacheSettings, SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
+from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
 from djinn.record.flush_policy import AdaptiveFlush
-from djinn.record.host_interop import HostInterop
 from djinn.record.recorder import Recorder
 from djinn.record.tensor import LazyTensor, reshape_wrapper, wrap
 from djinn.session.connecting import connect
-from djinn.session.interrupts import SessionLock, interrupt_handler
 from djinn.session.single_backend import SingleBackend
 from djinn.settings import Config, Settings
 from djinn.wire.messages import GENERATOR_HANDLE, Description
@@ -55,8 +55,8 @@ class Session:
         self.config = config = plugins.settings(Config)
         self.plugins = plugins
         self.device = device
-        self.lock = SessionLock(self._interrupted)
-        interrupt_handler().use(self._hurry)
+        self.lock: AbstractContextManager[Any] = plugins.hook.djinn_open_session_lock(
+            interrupted=self._interrupted, hurry=self._hurry) or RLock()
         self.tape = Tape()
         self.released: deque[int] = deque()
         self.specs = SpecTable()
@@ -70,7 +70,7 @@ class Session:
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
         self.backend = self._compose_backend(connections)
-        self.mixer = HostInterop(self)
+        self.mixer: HostInterop = plugins.hook.djinn_open_host_interop(session=self) or HostInterop(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
 

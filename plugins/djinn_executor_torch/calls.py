@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.kinds.guard import CallCheck
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
 from djinn.ir.program import (
@@ -21,7 +22,6 @@ from djinn.ir.program import (
 )
 from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of, operator_named
 from djinn.ir.spec import tensors_in
-from djinn.kinds.guard import CallCheck
 from djinn.wire.tensors import dtype_named
 
 _LAYOUTS = {"strided": torch.strided}

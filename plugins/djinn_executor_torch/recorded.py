@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_service.kinds.executor import RandomState, Report
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
-from djinn.kinds.executor import RandomState, Report
 from djinn.wire.messages import Poisoned
 from djinn_executor_torch.calls import Call
 from djinn_executor_torch.codegen import Compiled

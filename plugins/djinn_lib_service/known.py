@@ -9,10 +9,10 @@ import attrs
 
 from djinn.errors import UnknownOperatorError
 from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds.executor import CompiledProgram, Executor, RandomState, Report
-from djinn.kinds.guard import CheckedProgram
 from djinn.wire.messages import Define, Poisoned
 from djinn_lib_service.capabilities import CheckingExecutor, StoppableProgram
+from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState, Report
+from djinn_lib_service.kinds.guard import CheckedProgram
 
 
 @attrs.frozen

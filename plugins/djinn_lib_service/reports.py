@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from djinn.kinds.executor import Executor
 from djinn.wire import failures
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.kinds.executor import Executor
 
 MAX_FAILURES = 1000
 """Most failures remembered between two answers; later ones are merged into the last."""

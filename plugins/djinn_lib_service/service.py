@@ -11,7 +11,6 @@ import msgspec
 import torch
 
 from djinn.errors import DjinnError, LimitError, PeerError, ProtocolError, UnknownHandleError
-from djinn.kinds import Executor, Watch
 from djinn.wire import messages
 from djinn.wire.messages import (
     GENERATOR_HANDLE,
@@ -42,6 +41,7 @@ from djinn_lib_service.capabilities import Allowance, SharingExecutor, SupportsS
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.handle_table import HandleTable
+from djinn_lib_service.kinds import Executor, Watch
 from djinn_lib_service.known import KnownProgram, made_ready
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.reports import Failures, RunTime, Timings

@@ -39,7 +39,7 @@ def pack(number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor]) -
     Args:
         number: Number of the parcel.
         value: A tensor of any strides, or a plain result.
-        get: Returns a dense CPU tensor with a value's content; see `djinn.kinds.executor.Executor.get`.
+        get: Returns a dense CPU tensor with a value's content; see `djinn_lib_service.kinds.executor.Executor.get`.
 
     Returns:
         The parcel, and the tensor sent with it, if there is one.
@@ -170,7 +170,7 @@ def unpack(parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], t
     Args:
         parcel: A parcel that holds a tensor.
         tensor: The tensor sent with it, dense and on the CPU; the caller gives it up.
-        put: Puts a dense CPU tensor on the device; see `djinn.kinds.executor.Executor.put`.
+        put: Puts a dense CPU tensor on the device; see `djinn_lib_service.kinds.executor.Executor.put`.
     """
     layout = parcel.layout
     if layout is not None and layout.is_packed:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import torch
+from djinn_lib_service.kinds.executor import Executor, RelievedExecutor, VacatingExecutor
 
 from djinn.errors import OutOfMemoryError
-from djinn.kinds.executor import Executor, RelievedExecutor, VacatingExecutor
 from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import Poisoned
 from djinn.wire.tensors import whole_of

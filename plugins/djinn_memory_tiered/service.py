@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from djinn_lib_service.capabilities import SupportsSpeculation
+from djinn_lib_service.kinds.executor import CandidProgram, CompiledProgram, Effects
+from djinn_lib_service.kinds.guard import SizingProgram
 from djinn_lib_service.service import SessionService
 
 from djinn.errors import DjinnError, OutOfMemoryError
-from djinn.kinds.executor import CandidProgram, CompiledProgram, Effects
-from djinn.kinds.guard import SizingProgram
 from djinn.wire import messages
 from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import (

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import attrs
 import typer
 from djinn_lib_service.content_store import read_digests
+from djinn_lib_service.listening import listen
 from djinn_memory_tiered.tiers import CRITICAL, WARNING, Tiers
 
 import djinn
@@ -292,7 +293,8 @@ def _full(path: str) -> str:
 
 
 def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
-    from djinn.kinds.transport import AdoptingTransport, ListenOptions
+    from djinn_lib_service.kinds.transport import AdoptingTransport, ListenOptions
+
     from djinn.plugins import Plugins
     from djinn.session.logs import configure
     from djinn.settings import Config
@@ -316,7 +318,7 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
     try:
         # First, before anything that takes time: an address in use is the most common mistake.
-        listener = transport.listen(offer.address, ListenOptions(
+        listener = listen(transport, offer.address, ListenOptions(
             tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
     except TransportError as error:
         raise ListenError(error.summary, hint=error.hint) from None

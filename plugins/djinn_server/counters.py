@@ -11,11 +11,11 @@ from functools import partial, reduce
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from djinn_lib_service.kinds.transport import CountedChannel
 from djinn_memory_tiered.manager import MemoryManager
 from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
-from djinn.kinds.transport import CountedChannel
 from djinn_server.limits import Limited
 
 __all__ = ("BUCKETS_S", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",

@@ -151,6 +151,7 @@ class _Parts:
 
     def __init__(self, running: Session) -> None:
         self._running = running
+        self.hook = running.plugins.hook
         self.settings = running.plugins.settings.changed(flush_every=None)
 
     def choose(self, kind: str, default: str) -> Any:

@@ -13,13 +13,13 @@ from typing import TypeVar
 import attrs
 import msgspec
 import torch
+from djinn_lib_interrupts.interrupts import acquired, deferral, sleep, through
 from djinn_lib_service.resumption import ALONE_BYTES, ClientEnd, Patience
 from djinn_lib_service.settings import ResumeSettings
 from djinn_lib_service.upload_dedup import after
 
 from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
 from djinn.kinds.transport import ConnectOptions
-from djinn.session.interrupts import acquired, deferral, sleep, through
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
@@ -68,8 +68,8 @@ class SocketConnection:
     A frame is transferred completely, or the connection is closed. So after an exception that is not a
     `TransportError`, such as a `KeyboardInterrupt`, a connection that still works has accepted its batch. The answer to
     an interrupted request is read before the next frame is sent, and its failures are reported with the next answer. If
-    interrupts are deferred (see `djinn.session.interrupts`) and the session can be resumed, the connection always still
-    works, and the client asks the server to cancel the batches it has sent.
+    interrupts are deferred (see `djinn_lib_interrupts.interrupts`) and the session can be resumed, the
+    connection always still works, and the client asks the server to cancel the batches it has sent.
 
     `submit` blocks in two cases: while more than `MAX_QUEUED_BYTES` would be queued, and, for tensors of more than
     `ALONE_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.
@@ -123,7 +123,7 @@ class SocketConnection:
 
     @property
     def certificate_expires_s(self) -> float | None:
-        """When the server's certificate expires; see `djinn.kinds.transport.CertifiedConnection`."""
+        """When the server's certificate expires; see `djinn_lib_service.kinds.transport.CertifiedConnection`."""
         return self.vouched_until_s or self._frames.stream.certificate_expires_s
 
     def take_up_again(

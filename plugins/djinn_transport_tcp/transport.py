@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import attrs
+from djinn_lib_service.kinds.transport import Channel, Listener, ListenOptions, PeerConnection
 
-from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions, PeerConnection
+from djinn.kinds.transport import Connection, ConnectOptions
 from djinn.settings import Settings
 from djinn.wire.messages import PeerHello
 
@@ -33,26 +34,26 @@ class TcpTransport:
         return reusing(connect(address, options))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn.kinds.transport.PeerTransport.carry`."""
+        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
         from djinn_transport_tcp.client import open_tcp
         from djinn_transport_tcp.courier import carry
 
         return carry(address, courier, options, open_tcp)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
-        """Take over a connection for sending; see `djinn.kinds.transport.PeerRelayingTransport.carry_on`."""
+        """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
+        """Listen on an address; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
         from djinn_transport_tcp.listener import listen
 
         return listen(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)
@@ -77,7 +78,7 @@ class TlsTransport:
         return reusing(connect_tls(address, options))
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
+        """Listen on an address; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
         from djinn_transport_tcp.listener import listen_tls
 
         return listen_tls(address, options)
@@ -107,26 +108,26 @@ class UnixTransport:
         return connect_unix(address, attrs.evolve(options, settings=settings))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn.kinds.transport.PeerTransport.carry`."""
+        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
         from djinn_transport_tcp.client import open_unix
         from djinn_transport_tcp.courier import carry
 
         return carry(address, courier, options, open_unix)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
-        """Take over a connection for sending; see `djinn.kinds.transport.PeerRelayingTransport.carry_on`."""
+        """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Listen on a path; see `djinn.kinds.transport.Transport.listen`."""
+        """Listen on a path; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
         from djinn_transport_tcp.listener import listen_unix
 
         return listen_unix(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.frames import HEAD, encode_head
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
@@ -29,7 +30,7 @@ from support.servers.connection_options import connect_options
 from support.servers.tcp import WELCOME
 
 from djinn.errors import DjinnError, TransportError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Upload
 from djinn.wire.tensors import buffer_of, header_of
 
