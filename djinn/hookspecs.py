@@ -459,8 +459,7 @@ def djinn_open_session_lock(
         the lock is a `threading.RLock`.
 
     Args:
-        interrupted: To be called before the lock is released if Ctrl-C arrived while it was held; cancels the submitted
-            work.
+        interrupted: Cancels the submitted work; to be called before the lock is released if Ctrl-C arrived meanwhile.
         hurry: Makes the next recorded operation take the lock.
 
     Returns:

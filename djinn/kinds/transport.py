@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 import torch
 
-from djinn.settings import Settings
+from djinn.settings.resolved import Settings
 from djinn.wire.messages import Batch, Result, Welcome
 
 PINNED_NAME = "worker.djinn.invalid"
@@ -23,6 +23,8 @@ class ConnectOptions:
     connect_timeout_s: float = 10.0
     request_timeout_s: float | None = None
     """How long an answer may make no progress; ``None``: no limit while the server is alive."""
+    retries: bool = False
+    """Whether to try again, within ``connect_timeout_s``, when a server that is full says when to come back."""
     settings: Settings = attrs.field(factory=Settings)
     """All settings of the session."""
     tls_pin: str = ""

@@ -8,7 +8,6 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch.utils._pytree import register_pytree_node
 
 from djinn import later
 from djinn.errors import UnsupportedTensorError
@@ -135,7 +134,9 @@ class LazyTensor(torch.Tensor):
     @data.setter
     def data(self, new: torch.Tensor) -> None:
         if isinstance(new, LazyTensor):
-            devices.current_session().replace(self, new)
+            value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
+            reshape_wrapper(self, value.spec, new)
+            self._value = value
         else:
             _functions[torch.Tensor.data.__set__](torch.Tensor.data.__set__, (self, new), _NO_KEYWORDS)  # type: ignore[attr-defined]  # a descriptor implemented in C
 
@@ -224,38 +225,6 @@ class LazyTensor(torch.Tensor):
     def operation(self) -> str:
         """The pending operation that gives this tensor, or ``""`` if nothing is pending."""
         return str(devices.current_session().producer_of(self))
-
-
-def _factory(make: Callable[..., Any]) -> Any:
-    def factory(*args: Any, **kwargs: Any) -> Any:
-        return make(*args, **{"device": devices.logical_device(), **kwargs})
-
-    factory.__name__ = make.__name__
-    factory.__doc__ = f"As ``torch.{make.__name__}``, on the remote accelerator."
-    return staticmethod(factory)
-
-
-for _make in (torch.randn, torch.rand, torch.zeros, torch.ones, torch.empty, torch.full, torch.arange, torch.eye,
-              torch.linspace, torch.randint, torch.randperm):
-    setattr(LazyTensor, _make.__name__, _factory(_make))
-
-
-class LazyTuple(tuple[Any, ...]):
-    """Several lazy tensors that can be fetched together."""
-
-    __slots__ = ()
-
-    def materialize(self) -> tuple[torch.Tensor, ...]:
-        """Bring every element home in one round trip."""
-        return tuple(devices.current_session().materialize(list(self)))
-
-    def tolist(self) -> list[Any]:
-        """List the values of every element, all fetched in one round trip."""
-        return [home.tolist() for home in self.materialize()]
-
-
-register_pytree_node(LazyTuple, lambda members: (list(members), None), lambda members, _: tuple(members),
-                     serialized_type_name="djinn.LazyTuple")
 
 
 def wrap(spec: TensorSpec, value: Value) -> LazyTensor:

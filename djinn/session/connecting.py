@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from djinn.kinds.backend import PluginRegistry
 from djinn.kinds.transport import Connection, ConnectOptions, Transport
-from djinn.session.retry import patiently
 from djinn.settings import Config
 
 __all__ = ("connect",)
@@ -13,7 +12,7 @@ __all__ = ("connect",)
 def connect(plugins: PluginRegistry, address: str) -> Connection:
     """Connect to an executor; an empty address stands for one in this process.
 
-    A server that has too much to do says when to come again, which is done within the setting ``connect_timeout_s``.
+    If a server is full, the transport tries again when the server says, within the setting ``connect_timeout_s``.
 
     Raises:
         TransportError: The server cannot be reached, or refuses.
@@ -21,7 +20,7 @@ def connect(plugins: PluginRegistry, address: str) -> Connection:
     config = plugins.settings(Config)
     scheme = address.partition("://")[0] if address else "local"
     transport: Transport = plugins.transport_for(scheme)
-    return patiently(lambda left_s: transport.connect(address, ConnectOptions(
-        token=config.token, connect_timeout_s=left_s, request_timeout_s=config.request_timeout_s,
-        settings=plugins.settings,
-        open_executor=lambda: plugins.choose("executor", "torch").open(config.device))), config.connect_timeout_s)
+    return transport.connect(address, ConnectOptions(
+        token=config.token, connect_timeout_s=config.connect_timeout_s, request_timeout_s=config.request_timeout_s,
+        retries=True, settings=plugins.settings,
+        open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))

@@ -26,7 +26,7 @@ from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
 from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.recorder import Recorder
-from djinn.record.tensor import LazyTensor, reshape_wrapper, wrap
+from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.connecting import connect
 from djinn.session.single_backend import SingleBackend
 from djinn.settings import Config, Settings
@@ -264,40 +264,6 @@ class Session:
             self.backend.upload(number, dense, device)
         return wrap(spec, value)
 
-    def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
-        """Replace the factory that made ``target`` by an upload, if nothing has used its result yet.
-
-        Returns:
-            Whether that was possible; if not, nothing has happened.
-        """
-        slot = target._value.slot
-        with self.lock:
-            nodes = self.tape.nodes
-            last = nodes[-1] if nodes else None
-            if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
-                return False
-            nodes.pop()
-            try:
-                self.backend.upload(slot.number, tensor, target._value.spec.device)
-            except BaseException:
-                nodes.append(last)
-                raise
-        return True
-
-    def record_across(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record an operation whose operands may be on different devices of the session."""
-        return self.recorder.record(self.recorder.crossing(operator), operator, args, kwargs)
-
-    def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute an operation that also involves ordinary tensors or another device."""
-        return self.mixer.carry_out(operator, args, kwargs)
-
-    def replace(self, target: LazyTensor, new: LazyTensor) -> None:
-        """Give ``target`` the values and metadata of ``new``, as assigning ``.data`` does."""
-        value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
-        reshape_wrapper(target, value.spec, new)
-        target._value = value
-
     def seed(self, seed: int) -> None:
         """Seed the session's random generators, in program order."""
         with self.lock:
@@ -356,18 +322,13 @@ class Session:
     def _rebind_append(self) -> None:
         plain = self.tape.nodes.append
         captures = tuple(self._captures)
-        first = captures[0] if captures else plain
-
-        def append_for_one(node: Node) -> None:
-            plain(node)
-            first(node)
 
         def append(node: Node) -> None:
             plain(node)
             for receive in captures:
                 receive(node)
 
-        self.recorder.append = plain if not captures else append_for_one if len(captures) == 1 else append
+        self.recorder.append = append if captures else plain
 
     def stats(self) -> dict[str, int]:
         """Return the counts since the session began."""

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
 from djinn.ir.program import (
@@ -20,7 +21,7 @@ from djinn.ir.program import (
     TorchArgument,
     count_tensors,
 )
-from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.wire.tensors import dtype_named
 

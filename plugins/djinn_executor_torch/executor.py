@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from djinn_lib_service.kinds.executor import Effects, RandomState, Report
 from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.ir.program import Program
-from djinn.wire.tensors import to_dense_cpu, whole_of
+from djinn.wire.tensors import to_dense_cpu
 from djinn_executor_torch.calls import Call, bind
 from djinn_executor_torch.codegen import Compiled
 from djinn_executor_torch.effects import effects_of

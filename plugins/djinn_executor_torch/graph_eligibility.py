@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.operators import operator_named
 
 from djinn.ir.program import Program
-from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 from djinn_executor_torch.calls import Call, written_names
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
-from djinn.wire.failures import is_out_of_memory
+from djinn.ir.schema import facts_of
 from djinn.wire.messages import Poisoned
 from djinn_executor_torch.calls import Call, Resolved, results_of
 

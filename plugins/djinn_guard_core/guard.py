@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 from djinn_lib_service.kinds import Bounds
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError, SchemaMismatchError
 from djinn.ir.program import Program, Template, count_tensors
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds import ShapeInference
 from djinn_guard_core.allowlist import require_allowed
 from djinn_guard_core.calls import check_of

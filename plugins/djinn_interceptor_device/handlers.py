@@ -52,7 +52,7 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     here = device is not None and device.type != session.device.type
     if isinstance(tensor, LazyTensor):
         if not here:
-            return session.record_across(operator, args, kwargs)
+            return session.recorder.record_across(operator, args, kwargs)
         if device is not None and device.type == "meta":
             return operator(placeholder(tensor._value.spec), **kwargs)
         return keep_uninitialized_at_home(_as_copied(session.materialize([tensor])[0], operator, kwargs), tensor)
@@ -85,18 +85,39 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
     if not isinstance(target, LazyTensor):
         return operator(target, session.materialize([source])[0], *args[2:], **kwargs)
     if isinstance(source, LazyTensor):
-        return session.record_across(operator, args, kwargs)
+        return session.recorder.record_across(operator, args, kwargs)
     spec = target._value.spec
     if source.shape == spec.size and source.device.type == "cpu" and is_dense(tuple(spec.size), spec.stride):
         dense = source.detach()
         if dense.dtype != spec.dtype or dense.stride() != spec.stride or dense.is_conj() or dense.is_neg():
             dense = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(dense)
-        if not spec.storage_offset and session.upload_into(target, dense):
+        if not spec.storage_offset and _upload_into(session, target, dense):
             return target
     # Not through the mixer, which would keep the upload for the lifetime of the source: weights would exist there
     # twice.
     record(session, operator, (target, session.upload(source, spec.device), *args[2:]), kwargs)
     return target
+
+
+def _upload_into(session: Session, target: LazyTensor, tensor: torch.Tensor) -> bool:
+    """Replace the factory that made ``target`` by an upload, if nothing has used its result yet.
+
+    Returns:
+        Whether that was possible; if not, nothing has happened.
+    """
+    slot = target._value.slot
+    with session.lock:
+        nodes = session.tape.nodes
+        last = nodes[-1] if nodes else None
+        if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
+            return False
+        nodes.pop()
+        try:
+            session.backend.upload(slot.number, tensor, target._value.spec.device)
+        except BaseException:
+            nodes.append(last)
+            raise
+    return True
 
 
 def lift_fresh(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,11 +8,12 @@ from typing import Any
 import attrs
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn.wire.messages import Define, Poisoned
 from djinn_lib_service.capabilities import CheckingExecutor, StoppableProgram
 from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState, Report
 from djinn_lib_service.kinds.guard import CheckedProgram
+from djinn_lib_service.operators import operator_named
 
 
 @attrs.frozen

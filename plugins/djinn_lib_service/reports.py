@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from djinn.wire import failures
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.failures import name_of, text_of
 from djinn_lib_service.kinds.executor import Executor
 
 MAX_FAILURES = 1000
@@ -37,7 +37,7 @@ class Failures:
     def add(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
         """Record a failure, and return the poison that stands for it."""
         self._last += 1
-        return self._add(Failure(self._last, failures.name_of(error), failures.text_of(error), operator, run, step))
+        return self._add(Failure(self._last, name_of(error), text_of(error), operator, run, step))
 
     def adopt(self, failure: Failure) -> Poisoned:
         """Record a failure of another session once, and return the poison that stands for it here."""

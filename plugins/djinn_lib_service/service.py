@@ -35,7 +35,7 @@ from djinn.wire.messages import (
     Send,
     Upload,
 )
-from djinn.wire.tensors import copy_of, describe, header_of, placed_in
+from djinn.wire.tensors import header_of
 from djinn_lib_service import transfers as parcels
 from djinn_lib_service.capabilities import Allowance, SharingExecutor, SupportsSkippedSteps, SupportsSpeculation, Turns
 from djinn_lib_service.content_store import Contents
@@ -44,8 +44,10 @@ from djinn_lib_service.handle_table import HandleTable
 from djinn_lib_service.kinds import Executor, Watch
 from djinn_lib_service.known import KnownProgram, made_ready
 from djinn_lib_service.peer_exchange import Post
+from djinn_lib_service.program_check import check_program
 from djinn_lib_service.reports import Failures, RunTime, Timings
 from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.tensor_bytes import copy_of, describe, placed_in
 from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
 MAX_TOLD = 16
@@ -224,7 +226,7 @@ class SessionService:
     def _prepare(self, command: Define) -> KnownProgram:
         if self._allowance is not None:
             self._allowance.admit_program(command.body)
-        command.body.check()
+        check_program(command.body)
         checked = None if self._watch is None else self._watch.check(command.body)
         return made_ready(command, checked, self._executor)
 

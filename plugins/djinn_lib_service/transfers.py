@@ -17,16 +17,9 @@ import torch
 from djinn.errors import ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
-from djinn.wire.tensors import (
-    DTYPE_NAMES,
-    MAX_DIMENSIONS,
-    dtype_named,
-    empty_from,
-    header_of,
-    is_dense,
-    size_bytes,
-)
+from djinn.wire.tensors import DTYPE_NAMES, dtype_named, header_of, is_dense
 from djinn_lib_service.frames import MAX_BODY_BYTES
+from djinn_lib_service.tensor_bytes import MAX_DIMENSIONS, empty_from, size_bytes
 
 ALIGNMENT_BYTES = 64
 MAX_WASTE = 2

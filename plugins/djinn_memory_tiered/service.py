@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from djinn_lib_service.capabilities import SupportsSpeculation
+from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import CandidProgram, CompiledProgram, Effects
 from djinn_lib_service.kinds.guard import SizingProgram
 from djinn_lib_service.service import SessionService
+from djinn_lib_service.tensor_bytes import bytes_of
 
 from djinn.errors import DjinnError, OutOfMemoryError
 from djinn.wire import messages
-from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import (
     Batch,
     Command,
@@ -31,7 +32,6 @@ from djinn.wire.messages import (
     Send,
     Upload,
 )
-from djinn.wire.tensors import bytes_of
 from djinn_memory_tiered.manager import MemoryManager
 from djinn_memory_tiered.roles import Role
 from djinn_memory_tiered.storages import Place, Places, Recipe, State

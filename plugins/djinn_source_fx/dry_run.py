@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from djinn_lib_service.tensor_bytes import describe
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.errors import UnsupportedTensorError
@@ -21,7 +22,7 @@ from djinn.ir.value import Slot, Value
 from djinn.kinds import Backend, Connection, OperationClass, RemoteExecutor, SubmissionCache
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.session import Session
-from djinn.wire.tensors import describe, is_dense
+from djinn.wire.tensors import is_dense
 
 if TYPE_CHECKING:
     from djinn.ir.program import Layout

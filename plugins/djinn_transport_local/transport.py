@@ -19,6 +19,7 @@ from djinn_lib_interrupts.interrupts import SessionLock, deferral
 from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.transport import PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry
+from djinn_lib_service.operators import operator_named
 from djinn_lib_service.peer_exchange import DRAIN_S, LocalPeer, PeerExchange
 from djinn_lib_service.service import SessionService
 from djinn_lib_service.upload_dedup import after
@@ -33,7 +34,7 @@ from djinn.errors import (
     UnknownOperatorError,
 )
 from djinn.ir.program import Template
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Forget, PeerHello, Rerun, Result, Run, Welcome
 

@@ -98,6 +98,7 @@ class SocketConnection:
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
         self._options = ConnectOptions()
+        self._resuming = ResumeSettings()
         self._past_bytes = (0, 0)
         self._sequence = 0
         self._is_between_frames = False
@@ -135,10 +136,10 @@ class SocketConnection:
             again: Connects and greets again, given the options and the session to resume.
             options: As for `djinn.kinds.transport.Transport.connect`.
         """
-        settings = options.settings(ResumeSettings)
-        if settings.resume and self.welcome.resume:
+        self._resuming = options.settings(ResumeSettings)
+        if self._resuming.resume and self.welcome.resume:
             self._again, self._options = again, options
-            self._end = ClientEnd(self._sequence, settings.resume_bytes, self._copies.release)
+            self._end = ClientEnd(self._sequence, self._resuming.resume_bytes, self._copies.release)
             watch(self)
 
     @property
@@ -400,8 +401,7 @@ class SocketConnection:
                      len(lacking))
 
     def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
-        timeout_s = self._options.settings(ResumeSettings).resume_timeout_s
-        patience = Patience(began, min(timeout_s, self.welcome.lease_s), _random.random)
+        patience = Patience(began, min(self._resuming.resume_timeout_s, self.welcome.lease_s), _random.random)
         while True:
             is_refused = False
             attempt_s = patience.attempt_s(time.monotonic())
@@ -432,7 +432,7 @@ class SocketConnection:
             raise ProtocolError("This session cannot be taken up again.")
         again = self._again
         options = attrs.evolve(self._options, connect_timeout_s=min(attempt_s, self._options.connect_timeout_s))
-        wish = Wish(options.settings(ResumeSettings).resume, self.welcome.resume, self._end.answered,
+        wish = Wish(self._resuming.resume, self.welcome.resume, self._end.answered,
                     self._cancelled if self._cancelled > self._cancelled_there else 0)
         other = again(options, wish) if is_cancelling else through(lambda: again(options, wish))
         self._cancelled_there = self._cancelled

@@ -16,11 +16,11 @@ from djinn_lib_service.frames import (
     padding,
     tensor_headers,
 )
+from djinn_lib_service.tensor_bytes import buffer_of, size_bytes
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import Message, TensorHeader
-from djinn.wire.tensors import buffer_of, size_bytes
 from djinn_transport_tcp.memory import Reserve
 from djinn_transport_tcp.sockets import AHEAD_BYTES, ByteStream
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -31,7 +32,7 @@ class TcpTransport:
 
         from djinn_transport_tcp.client import connect
 
-        return reusing(connect(address, options))
+        return reusing(_with_retries(connect, address, options))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
@@ -75,7 +76,7 @@ class TlsTransport:
 
         from djinn_transport_tcp.client import connect_tls
 
-        return reusing(connect_tls(address, options))
+        return reusing(_with_retries(connect_tls, address, options))
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on an address; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
@@ -105,7 +106,7 @@ class UnixTransport:
 
         # Digests bring no benefit on one machine.
         settings = Settings(options.settings(ResumeSettings), UploadSettings(owner=""))
-        return connect_unix(address, attrs.evolve(options, settings=settings))
+        return _with_retries(connect_unix, address, attrs.evolve(options, settings=settings))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
@@ -131,3 +132,15 @@ class UnixTransport:
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)
+
+
+def _with_retries(
+    connect: Callable[[str, ConnectOptions], Connection], address: str, options: ConnectOptions
+) -> Connection:
+    """Connect, and try again when a server that is full says so, if the options ask for that."""
+    if not options.retries:
+        return connect(address, options)
+    from djinn_lib_service.retry import patiently
+
+    return patiently(lambda left_s: connect(address, attrs.evolve(options, connect_timeout_s=left_s)),
+                     options.connect_timeout_s)

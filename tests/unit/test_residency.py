@@ -14,6 +14,7 @@ import torch
 from djinn_conformance.memory_pressure import expect_exact
 from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.kinds.executor import CandidProgram, Executor
+from djinn_lib_service.operators import operator_named
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.eviction import Candidate, in_order
 from djinn_memory_tiered.manager import COLD_S, DECODE_S, MemoryManager
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn.plugins import Plugins, PluginSelection
 from djinn.wire.messages import Batch, Copy, Define, Free, Poisoned, Result, Run, Upload
 from djinn.wire.tensors import header_of

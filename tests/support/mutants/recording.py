@@ -55,7 +55,8 @@ MUTANTS = (
     mutant("upload-kept-over-a-write", "session.programs_equal", "djinn_host_interop.interop:UploadingInterop.upload",
            "known[1] == version and", "",
            within="mixed:*.add_(1),*"),
-    mutant("upload-in-place-of-a-used-factory", "session.programs_equal", "djinn.session.session:Session.upload_into",
+    mutant("upload-in-place-of-a-used-factory", "session.programs_equal",
+           "djinn_interceptor_device.handlers:_upload_into",
            "tuple(last.outputs) != (slot,) or", "",
            within="mixed:*filled({x}.shape*"),
     # The device.
