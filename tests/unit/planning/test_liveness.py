@@ -18,7 +18,7 @@ from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
 from djinn_lib_torch.calls import Call, bind
 from djinn_lib_torch.executor import TorchProgram
-from small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
+from support.models.small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
