@@ -100,7 +100,7 @@ class _PressedConnection:
     bytes_sent = bytes_received = 0
 
     def __init__(self, session: Session, pressure: Pressure) -> None:
-        executor = session.plugins.choose("executor", "torch").open(session.config.device)
+        executor = session.plugins.find_executor(session.config.device).value.open(session.config.device)
         keeper = MemoryManager(executor, _ROOMY_BYTES)
         pressure.keepers.append(keeper)
         self.address = "pressed://"

@@ -193,6 +193,9 @@ class PluginRegistry(Protocol):
     def transport_for(self, scheme: str) -> Any:
         """Choose the transport for addresses of a scheme."""
 
+    def find_executor(self, device: str) -> Any:
+        """Choose the executor for a device; see `djinn.plugins.Plugins.find_executor`."""
+
     def choose(self, kind: str, default: str | None = None) -> Any:
         """Choose one object of a kind; see `djinn.plugins.Plugins.choose`."""
 

@@ -17,7 +17,7 @@ import pluggy
 from djinn import hookspecs
 from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
 from djinn.plugins.checks import check_hooks, check_object, hook_of, remedy
-from djinn.plugins.selection import KINDS, PluginSelection
+from djinn.plugins.selection import DEFAULT_EXECUTORS, KINDS, PluginSelection
 
 if TYPE_CHECKING:
     from djinn.kinds import Transport
@@ -262,10 +262,7 @@ class Plugins:
         """
         if kind in self.selection.chosen:
             return [self.find(kind)]
-        for entries in self._registered[kind].values():
-            if len(entries) > 1:
-                raise _ambiguous(kind, entries)
-        return [entries[0] for _, entries in sorted(self._registered[kind].items())]
+        return [self.find(kind, name) for name in sorted(self._registered[kind])]
 
     def all(self, kind: str) -> list[Any]:
         """All objects of a kind that may have several active objects, ordered by name.
@@ -274,6 +271,19 @@ class Plugins:
             AmbiguousPluginError, PluginError: As for `find_all`.
         """
         return [entry.value for entry in self.find_all(kind)]
+
+    def find_executor(self, device: str) -> Registered:
+        """Choose the executor for a device, with its origin.
+
+        If the configuration chooses none, it is the one that is named like the kind of device; without a device, the
+        first of `DEFAULT_EXECUTORS` that has one.
+
+        Raises:
+            AmbiguousPluginError, PluginError: As for `find`.
+        """
+        known, kind = self._registered["executor"], device.partition(":")[0]
+        return self.find("executor", next((name for name in (kind, *DEFAULT_EXECUTORS) if name in known and (
+            name == kind or known[name][0].value.devices())), None))
 
     def find_transport(self, scheme: str) -> Registered:
         """Choose the transport for addresses ``scheme://...``, with its origin.

@@ -37,10 +37,11 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
     "scheduler": "single",
     "backend": "fleet",
     "cache": "results",
-    "executor": "torch",
     "guard": "core",
 })
-"""Default object for each kind of which exactly one is used."""
+"""Default object for each kind of which exactly one is used; a device decides which executor is."""
+DEFAULT_EXECUTORS = ("cuda", "cpu")
+"""Executors of djinn's own; if no device is given, the first that has one is used."""
 
 
 def _freeze_names(names: Iterable[str]) -> frozenset[str]:

@@ -24,5 +24,5 @@ def connect(config: Config, plugins: PluginRegistry, address: str) -> Connection
         token=config.token, owner=config.owner, connect_timeout_s=left_s,
         request_timeout_s=config.request_timeout_s, resume=config.resume, resume_timeout_s=config.resume_timeout_s,
         resume_bytes=config.resume_bytes,
-        tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key,
-        open_executor=lambda: plugins.choose("executor", "torch").open(config.device))), config.connect_timeout_s)
+        tls_ca=config.tls_ca, tls_cert=config.tls_cert, tls_key=config.tls_key, open_executor=lambda:
+        plugins.find_executor(config.device).value.open(config.device))), config.connect_timeout_s)

@@ -293,7 +293,7 @@ def _full(path: str) -> str:
 
 def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
-    from djinn.plugins import Plugins
+    from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.config import Config
     from djinn.session.logs import configure
 
@@ -304,8 +304,10 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     is_private = _check(offer, bool(config.token))
     plan(offer.sandbox, (offer.tokens, offer.tls_key or offer.tls_cert), encrypts=bool(offer.tls_cert))
     plugins = Plugins.load(config.selection)
-    for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
-        plugins.choose(kind, usual)
+    for device in offer.devices:
+        plugins.find_executor(device or "cpu")
+    for kind in ("guard", "shapes"):
+        plugins.choose(kind, DEFAULTS[kind])
     # Only this process may see the secrets.
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.

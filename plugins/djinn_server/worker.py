@@ -242,7 +242,7 @@ def _open(
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = transport.listen(setup.address, there) if setup.address else None
-    factory = plugins.choose("executor", "torch")
+    factory = plugins.find_executor(setup.device).value
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.threads:

@@ -63,7 +63,7 @@ MUTANTS = (
     mutant("seed-overtakes-draws", "session.operations_equal", "djinn.session.single_backend:SingleBackend.seed",
            "self._take(None)", "pass", within=_DRAWS),
     mutant("state-lent-and-not-taken-back", "session.slices_equal",
-           "djinn_executor_torch.random:TorchRandomState.lent_to_device", "self._state = generator.get_state()", "pass",
+           "djinn_lib_torch.random:TorchRandomState.lent_to_device", "self._state = generator.get_state()", "pass",
            within=_DRAWS),
     mutant("state-set-too-late", "session.programs_equal", "djinn.session.session:Session.set_random_state",
            "self.backend.flush()", "pass",
@@ -129,7 +129,7 @@ MUTANTS = (
            "self._take_in(run, outputs)",
            "self._take_in(run, [torch.zeros(()) if isinstance(made, Poisoned) else made for made in outputs])",
            within="late:*"),
-    mutant("skipped-write-not-poisoned", "session.programs_equal", "djinn_executor_torch.interpreter:interpret",
+    mutant("skipped-write-not-poisoned", "session.programs_equal", "djinn_lib_torch.interpreter:interpret",
            "poison_storage(operands[written], poison, known, inputs)", "pass",
            within="late:*"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from djinn_conformance.programs import Call, Recording, Ref, assemble
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
 from djinn_shapes_meta.shapes import MetaShapes
 from support.operators.corpus import Corpus, Example, duplicate, mapped
@@ -39,7 +39,7 @@ class Maker:
     def __init__(self, memory: GuardedMemory, corpus: Corpus) -> None:
         self._memory = memory
         self._corpus = corpus
-        self._executor = TorchExecutor(torch.device("cpu"))
+        self._executor = CpuExecutor()
         self._random = self._executor.random_state(0)
         self._guard = CoreGuard()
         self._guard.prepare()

@@ -9,7 +9,7 @@ import torch
 from djinn.ir.program import Argument, ListArgument, Program, Step, Template, TensorArgument, count_tensors
 from djinn.ir.schema import SchemaFacts, facts_of, operator_named
 from djinn.kinds.executor import Effects
-from djinn_executor_torch.calls import Call, written_names
+from djinn_lib_torch.calls import Call, written_names
 
 __all__ = ("effects_of",)
 

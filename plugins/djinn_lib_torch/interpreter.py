@@ -13,7 +13,7 @@ from djinn.ir.schema import facts_of, operator_named
 from djinn.kinds.executor import Report
 from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import Poisoned
-from djinn_executor_torch.calls import Call, Resolved, results_of
+from djinn_lib_torch.calls import Call, Resolved, results_of
 
 
 def interpret(
