@@ -144,7 +144,7 @@ def pressed(session: Session) -> Iterator[Pressure]:
         session.flush()
         before = session.backend
         connections: list[Any] = [_PressedConnection(session, pressure) for _ in before.executors]
-        opens = session.backend_opener(attrs.evolve(session.config, recovery="none"))
+        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
         session.backend = opens(connections, session.tape, session.released)
     try:
         yield pressure

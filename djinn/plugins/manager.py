@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,10 @@ import pluggy
 from djinn import hookspecs
 from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
 from djinn.plugins.checks import check_hooks, check_object, hook_of, remedy
-from djinn.plugins.selection import DEFAULT_EXECUTORS, KINDS, PluginSelection
+from djinn.settings.core import Config
+from djinn.settings.declared import Declarations, Setting, Side
+from djinn.settings.resolved import Settings, selection_of, sources_of
+from djinn.settings.selection import DEFAULT_EXECUTORS, KINDS, PluginSelection
 
 if TYPE_CHECKING:
     from djinn.kinds import Transport
@@ -78,6 +82,8 @@ class Plugins:
         selection: What the configuration says about plugins.
         disabled: Plugins that are installed and switched off, with their distributions.
         distributions: Plugins that were found and not switched off, with their distributions.
+        declared: The settings that they have.
+        settings: The values of these, once `configure` was called; until then, all have their defaults.
     """
 
     def __init__(self, selection: PluginSelection) -> None:
@@ -87,6 +93,10 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self.distributions: dict[str, str] = {}
         self._registered: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
+        self._switched_off: list[EntryPoint | InProcess] = []
+        self.settings = Settings()
+        self.declared = Declarations()
+        self.declared.add(Config, "both")
 
     @classmethod
     def load(
@@ -128,6 +138,45 @@ class Plugins:
             attempt(lambda name=name: made._load(name, found))  # type: ignore[misc]  # default binds the loop variable
         return made
 
+    @classmethod
+    def configured(cls, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> Plugins:
+        """Load the plugins that the settings name, and resolve the settings of all of them.
+
+        Args:
+            given: Settings that the program gives.
+            environ: Environment variables.
+            side: Whose settings these are.
+
+        Raises:
+            PluginError: As for `load`.
+            ConfigurationError: A setting is unknown or has an invalid value.
+        """
+        made = cls.load(selection_of(given, environ))
+        made.configure(given, environ, side)
+        return made
+
+    def configure(self, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> None:
+        """Resolve the settings; arguments and errors are those of `configured`."""
+        off = self._settings_switched_off(given, environ)
+        # What all sources say about plugins has been combined already.
+        given = {**given, "plugins": self.selection}
+        sources = sources_of(given, environ, {**self.declared.by_name, **off})
+        self.settings = Settings.resolve(self.declared, sources, side, off)
+        for entry in (entry for named in self._registered.values() for same in named.values() for entry in same):
+            if hasattr(entry.value, "use_settings"):
+                entry.value.use_settings(self.settings)
+
+    def _settings_switched_off(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Setting]:
+        """Find out what settings switched-off plugins have. They are imported only to explain an unknown setting."""
+        unknown = {name for source in sources_of(given, environ, {}) for name in source.values}
+        unknown |= {name.removeprefix("DJINN_").lower() for name in environ if name.startswith("DJINN_")}
+        declared = Declarations()
+        for entry_point in self._switched_off if unknown - self.declared.by_name.keys() - {"config"} else ():
+            # A plugin may be switched off because it is broken.
+            with suppress(Exception):
+                entry_point.load().djinn_add_settings(settings=declared.of(entry_point.name))
+        return declared.by_name
+
     def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]]) -> None:
         candidates = found.get(name)
         if candidates is None:
@@ -138,6 +187,7 @@ class Plugins:
             )
         if name in self.selection.disabled:
             self.disabled[name] = ", ".join(map(_distribution_of, candidates))
+            self._switched_off += candidates
             return
         if len(candidates) > 1:
             raise AmbiguousPluginError(
@@ -147,10 +197,12 @@ class Plugins:
         self.distributions[name] = _distribution_of(candidates[0])
         self._import(name, candidates[0])
         try:
+            self.call_alone(name, "djinn_add_settings", settings=self.declared.of(name))
             for registered in self._collect(name):
                 self._registered[registered.kind].setdefault(registered.name, []).append(registered)
         except PluginError:
             self._manager.unregister(name=name)
+            self.declared.remove(name)
             raise
 
     def _import(self, name: str, entry_point: EntryPoint | InProcess) -> None:
@@ -199,10 +251,6 @@ class Plugins:
         for kind, hook in _HOOKS.items():
             self.call_alone(name, hook, register=lambda value, kind=kind: register(kind, value))
         return collected
-
-    def is_loaded(self, name: str) -> bool:
-        """Whether a plugin of that name is there and not switched off."""
-        return self._manager.has_plugin(name)
 
     @property
     def hook(self) -> Any:

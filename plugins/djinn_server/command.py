@@ -294,16 +294,16 @@ def _full(path: str) -> str:
 def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
     from djinn.plugins import DEFAULTS, Plugins
-    from djinn.session.config import Config
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    config = Config.resolve({"token": offer.token, **quiet}, os.environ)
+    plugins = Plugins.configured({"token": offer.token, **quiet}, os.environ, "server")
+    config = plugins.settings(Config)
     write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     is_private = _check(offer, bool(config.token))
     plan(offer.sandbox, (offer.tokens, offer.tls_key or offer.tls_cert), encrypts=bool(offer.tls_cert))
-    plugins = Plugins.load(config.selection)
     for device in offer.devices:
         plugins.find_executor(device or "cpu")
     for kind in ("guard", "shapes"):

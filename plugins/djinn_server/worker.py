@@ -231,12 +231,11 @@ def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
 ) -> tuple[Server, PassedSocketListener, Allowances, Line]:
     from djinn.plugins import Plugins
-    from djinn.session.config import Config
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
-    config = Config.resolve({}, os.environ)
-    configure(config)
-    plugins = Plugins.load(config.selection)
+    plugins = Plugins.configured({}, os.environ, "server")
+    configure(plugins.settings(Config))
     transport = plugins.transport_for(setup.transport)
     options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:

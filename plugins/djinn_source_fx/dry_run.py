@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,7 +45,7 @@ class Rehearsal(Session):
         parts: Any = _Parts(running)
         connection: Any = _NoConnection(running)
         self._running = running
-        super().__init__(attrs.evolve(running.config, flush_every=None), parts, [connection], running.device)
+        super().__init__(parts, [connection], running.device)
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
 
     def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
@@ -152,6 +151,7 @@ class _Parts:
 
     def __init__(self, running: Session) -> None:
         self._running = running
+        self.settings = running.plugins.settings.changed(flush_every=None)
 
     def choose(self, kind: str, default: str) -> Any:
         return self if kind == "interceptor" else self._running.plugins.choose(kind, default)

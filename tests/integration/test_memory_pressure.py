@@ -20,11 +20,11 @@ from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
 
 from djinn.errors import OutOfMemoryError
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import Batch, Define, Free, Result, Run, Upload
 from djinn.wire.tensors import header_of
@@ -68,7 +68,7 @@ def ask(connection: Any, *commands: Any, tensors: Any = (), fetch: tuple[int, ..
 
 
 def session(server: Any, token: str = "", owner: str = "") -> SocketConnection:
-    connection = connect(server.address, ConnectOptions(token=token, owner=owner))
+    connection = connect(server.address, connect_options(token=token, owner=owner))
     ask(connection, *DEFINE)
     return connection
 

@@ -16,7 +16,7 @@ import torch
 from djinn_cli.doctor import _token
 from support.processes.warm import run_djinn
 
-from djinn.session.config import Config
+from djinn.settings import Config
 
 Install = Callable[..., Path]
 
