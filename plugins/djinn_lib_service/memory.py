@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import torch
@@ -21,12 +21,13 @@ from djinn_lib_service.handle_table import HandleTable, ValueTable
 from djinn_lib_service.program_table import KnownProgram
 
 __all__ = ("CRITICAL", "WARNING", "KeptUploads", "MemoryFactory", "MemoryManager", "MemoryOptions", "MemoryReport",
-           "RunsAhead", "SessionMemory", "SpareData", "SupportsEviction")
+           "Put", "RunsAhead", "SessionMemory", "SpareData", "SupportsEviction")
 
 WARNING = 0.80
 CRITICAL = 0.95
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
-_T = TypeVar("_T")
+Put: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""Puts a CPU tensor on the device."""
 
 
 class RunsAhead(Protocol):
@@ -92,17 +93,16 @@ class SessionMemory:
             OutOfMemoryError: There is not enough room. Nothing is lost or changed.
         """
 
-    def allocate(self, size_bytes: int, action: Callable[[], _T]) -> _T:
-        """Make room, and run an action that allocates memory on the device.
+    def making_room(self, put: Put) -> Put:
+        """Return a function that makes room for a tensor and then puts it on the device.
+
+        The session calls this once, when it begins. The returned function raises `OutOfMemoryError` if there is not
+        enough room; nothing is lost or changed then.
 
         Args:
-            size_bytes: How many bytes it allocates.
-            action: May be run again if the device is out of memory.
-
-        Raises:
-            OutOfMemoryError: There is not enough room. Nothing is lost or changed.
+            put: Puts a tensor on the device. It may be called again if the device is out of memory.
         """
-        return action()
+        return put
 
     def begin_run(self, known: KnownProgram, run: Run) -> None:
         """Make the inputs of a run ready, and make room for what it allocates; both hold until `end_run`.

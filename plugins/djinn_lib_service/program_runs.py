@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from djinn.errors import DjinnError, ProtocolError
+from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
 from djinn.kinds import CompiledProgram, RandomState
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Rerun, Run
@@ -56,8 +57,7 @@ class ProgramRuns:
         self._failures = failures
         self._predictor = predictor
         self._ahead = ahead
-        self._time = time
-        self._turns = turns
+        self._in_turn = time.of if turns is None else partial(_in_turn, turns, time)
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
         self.skipped = 0
@@ -84,7 +84,11 @@ class ProgramRuns:
             outputs = [self._failures.add(error, run=run.program)] * len(run.outputs) if is_wanted else (
                 self._skipped(run))
         if self._values.admits(run.outputs):
-            outputs = self._accepted(known, run, outputs, is_complete=self._failures.count == before)
+            if known is not None and known.program is not None:
+                try:
+                    self._memory.made(known, run, outputs, is_complete=self._failures.count == before)
+                except OutOfMemoryError as error:
+                    outputs = [self._failures.add(error, run=run.program)] * len(run.outputs)
             for handle, value in zip(run.outputs, outputs, strict=True):
                 self._table.put(handle, value)
         if run.released:
@@ -134,16 +138,6 @@ class ProgramRuns:
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 poison_storage(self._table, given, left)
-        return outputs
-
-    def _accepted(self, known: KnownProgram | None, run: Run, outputs: list[Any], *, is_complete: bool) -> list[Any]:
-        """Return the outputs to add to the values: poison, if there is no memory for them."""
-        if known is None or known.program is None:
-            return outputs
-        try:
-            self._memory.made(known, run, outputs, is_complete=is_complete)
-        except Exception as error:  # noqa: BLE001  # as in `run`
-            return [self._failures.add(error, run=run.program)] * len(run.outputs)
         return outputs
 
     def _skipped(self, run: Run) -> list[Any]:
@@ -197,11 +191,10 @@ class ProgramRuns:
             failures.append(error)
         return None if failures else outputs
 
-    def _in_turn(self, run: Callable[[], list[Any]]) -> list[Any]:
-        if self._turns is None:
-            return self._time.of(run)
-        self._turns.begin()
-        try:
-            return self._time.of(run)
-        finally:
-            self._turns.end()
+
+def _in_turn(turns: Turns, time: RunTime, run: Callable[[], list[Any]]) -> list[Any]:
+    turns.begin()
+    try:
+        return time.of(run)
+    finally:
+        turns.end()

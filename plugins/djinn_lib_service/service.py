@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -84,6 +85,15 @@ class SessionService:
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
                                  self._predictor, self.ahead, self._run_time, turns)
         self._peers = PeerValues(post, self._values, self.memory, self._random, self._failures)
+        self._lock, self._release = self.memory.lock, self.memory.release
+        self._uploads: Iterator[torch.Tensor] = iter(())
+        """Tensors of the current batch that no command has taken yet."""
+        self._here: Mapping[type, Callable[[Any], None]] = {
+            Run: self._runs.run, Rerun: self._runs.run, Free: self._free, Copy: self._copy, Upload: self._upload,
+            Recall: self._recall, Define: self._define, Forget: self._forget, Seed: self._seed}
+        self._elsewhere: Mapping[type, Callable[[Any], None]] = {
+            Send: self._peers.send, Receive: self._receive, Peer: self._peers.connect}
+        """Commands that other sessions take part in."""
 
     @property
     def held_bytes(self) -> int:
@@ -130,67 +140,68 @@ class SessionService:
         Returns:
             The answer (to be sent only if the batch wants one) and its tensors.
         """
-        uploads = iter(tensors)
+        self._uploads = iter(tensors)
         self._runs.begin_batch(stop)
         self._run_time.is_wanted |= batch.metered
         if batch.timed and self._timings is None:
             self._timings = Timings()
         if self._timings is None:
             for command in batch.commands:
-                self._carry_out(command, uploads)
+                self._carry_out(command)
         else:
             for command in batch.commands:
                 begin_ns = time.monotonic_ns()
-                self._carry_out(command, uploads)
+                self._carry_out(command)
                 self._timings.add(command, begin_ns)
         answer = self._answer(batch) if batch.wants_reply else (Result(), [])
         self.memory.settle()
         return answer
 
-    def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:
+    def _carry_out(self, command: Command) -> None:
         """Carry out a command. The memory's lock is held, except while the session waits for another session."""
-        memory = self.memory
-        if isinstance(command, Send):
-            self._peers.send(command)
-        elif isinstance(command, Peer):
-            self._peers.connect(command)
-        elif isinstance(command, Receive):
-            with memory.lock:
-                self.ahead.drop()
-                memory.release()
-            self._peers.receive(command)
-        else:
-            with memory.lock:
-                self._carry_out_here(command, uploads)
-                memory.release()
+        carry_out = self._here.get(type(command))
+        if carry_out is None:
+            self._elsewhere[type(command)](command)
+            return
+        with self._lock:
+            carry_out(command)
+            self._release()
 
-    def _carry_out_here(
-        self, command: Run | Rerun | Free | Copy | Upload | Recall | Define | Seed | Forget,
-        uploads: Iterator[torch.Tensor],
-    ) -> None:
-        """Carry out a command that involves no other session. Runs ahead stay only if it does not affect them."""
-        if isinstance(command, (Run, Rerun)):
-            self._runs.run(command)
-        elif isinstance(command, Free):
-            self.ahead.freed(command.handles)
-            self._values.free(command.handles)
-        elif isinstance(command, Copy):
-            self.ahead.freed(target for _, target, _ in command.handles)
-            self._values.copy(command)
-        else:
+    def _free(self, command: Free) -> None:
+        self.ahead.freed(command.handles)
+        self._values.free(command.handles)
+
+    def _copy(self, command: Copy) -> None:
+        self.ahead.freed(target for _, target, _ in command.handles)
+        self._values.copy(command)
+
+    def _upload(self, command: Upload) -> None:
+        self.ahead.drop()
+        self._values.upload(command, next(self._uploads))
+
+    def _recall(self, command: Recall) -> None:
+        self.ahead.drop()
+        self._values.recall(command)
+
+    def _define(self, command: Define) -> None:
+        self.ahead.drop()
+        self._programs.define(command)
+
+    def _forget(self, command: Forget) -> None:
+        self.ahead.drop()
+        self._predictor.forget(command.programs)
+        self.ahead.forget(command.programs)
+        self._programs.forget(command.programs)
+
+    def _seed(self, command: Seed) -> None:
+        self.ahead.drop()
+        self._failures.attempt(lambda: self._random.seed(command.seed))
+
+    def _receive(self, command: Receive) -> None:
+        with self._lock:
             self.ahead.drop()
-            if isinstance(command, Upload):
-                self._values.upload(command, next(uploads))
-            elif isinstance(command, Recall):
-                self._values.recall(command)
-            elif isinstance(command, Define):
-                self._programs.define(command)
-            elif isinstance(command, Seed):
-                self._failures.attempt(lambda: self._random.seed(command.seed))
-            else:
-                self._predictor.forget(command.programs)
-                self.ahead.forget(command.programs)
-                self._programs.forget(command.programs)
+            self._release()
+        self._peers.receive(command)
 
     def _answer(self, batch: Batch) -> tuple[Result, list[torch.Tensor]]:
         data: list[torch.Tensor] = []

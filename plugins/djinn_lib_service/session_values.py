@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -52,12 +52,9 @@ class SessionValues:
         self._not_admitted: Poisoned | None = None
         shared = executor if travels and memory.can_share and isinstance(executor, SharingExecutor) else None
         # Nothing may write to kept contents, so the value must be a copy.
-        self._put = self._allocating(executor.put if shared is None or contents is not None else shared.adopt)
-        self.adopt = self._allocating(executor.put if shared is None else shared.adopt)
+        self._put = memory.making_room(executor.put if shared is None or contents is not None else shared.adopt)
+        self.adopt = memory.making_room(executor.put if shared is None else shared.adopt)
         self.read = executor.get if shared is None else shared.lend
-
-    def _allocating(self, put: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        return lambda tensor: self._memory.allocate(tensor.nbytes, lambda: put(tensor))
 
     def value(self, handle: int) -> Any:
         """Return a value; poison if there is none."""
@@ -149,16 +146,22 @@ class SessionValues:
 
     def fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
         """Return a value in the form of an answer; append its tensor to ``data``, if it has one."""
-        with self._memory.lock:
-            value = self._failures.attempt(lambda: self._fetched(handle))
-            self._memory.release()
+        memory = self._memory
+        with memory.lock:
+            try:
+                value = self._fetched(handle)
+            except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
+                value = self._failures.add(error)
+            memory.release()
         if isinstance(value, Poisoned):
             return value
         if not isinstance(value, torch.Tensor):
             return Plain(messages.to_wire(value))
-        item: Item = self._failures.attempt(lambda: header_of(value))
-        if not isinstance(item, Poisoned):
-            data.append(value)
+        try:
+            item = header_of(value)
+        except Exception as error:  # noqa: BLE001  # as above
+            return self._failures.add(error)
+        data.append(value)
         return item
 
     def _fetched(self, handle: int) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attrs
 import torch
 from djinn_lib_service.capabilities import SupportsSpeculation
-from djinn_lib_service.memory import KeptUploads, RunsAhead, SessionMemory
+from djinn_lib_service.memory import KeptUploads, Put, RunsAhead, SessionMemory
 from djinn_lib_service.program_table import KnownProgram
 
 from djinn.errors import OutOfMemoryError
@@ -29,7 +29,6 @@ __all__ = ("TieredMemory",)
 
 STEADY_GROWTHS = 2
 """After growing this many times in a row, a storage counts as a KV cache, even if no attention is seen to read it."""
-_T = TypeVar("_T")
 
 
 @attrs.frozen
@@ -105,10 +104,13 @@ class TieredMemory(SessionMemory):
         """Restore values and make room; see `SessionMemory.use`."""
         self._device.use(self, self._places_of(handles), wanted_bytes)
 
-    def allocate(self, size_bytes: int, action: Callable[[], _T]) -> _T:
-        """Make room, and run an action, again if the device is out of memory; see `SessionMemory.allocate`."""
-        self._device.use(self, (), size_bytes)
-        return self._device.with_relief(action)
+    def making_room(self, put: Put) -> Put:
+        """Make room first, and put again if the device is out of memory; see `SessionMemory.making_room`."""
+        def put_with_room(tensor: torch.Tensor) -> torch.Tensor:
+            self._device.use(self, (), tensor.numel() * tensor.element_size())
+            return self._device.with_relief(lambda: put(tensor))
+
+        return put_with_room
 
     def uploaded(self, handle: int) -> None:
         """Note a weight, and the upload that it can be reloaded from; see `SessionMemory.uploaded`."""
