@@ -300,7 +300,7 @@ def djinn_register_memory(register: RegisterOfLibrary) -> None:
         is irrelevant.
 
     Args:
-        register: Accepts a `djinn_lib_service.memory.MemoryFactory`. It opens a manager later, and only if memory is
+        register: Accepts a `djinn_lib_service.kinds.MemoryFactory`. It opens a manager later, and only if memory is
             limited.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.memory import MemoryManager, MemoryOptions, SupportsEviction
+from djinn_lib_service.kinds import MemoryManager, MemoryOptions, SupportsEviction
 from djinn_lib_service.service import SessionService
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize

@@ -28,7 +28,7 @@ _PROTOCOLS: Mapping[str, str] = MappingProxyType({
     "scheduler": "djinn_lib_schedule.kinds:Scheduler",
     "backend": "djinn.kinds:BackendFactory",
     "cache": "djinn.kinds:CacheFactory",
-    "memory": "djinn_lib_service.memory:MemoryFactory",
+    "memory": "djinn_lib_service.kinds:MemoryFactory",
     "transport": "djinn.kinds:Transport",
     "executor": "djinn.kinds:ExecutorFactory",
     "guard": "djinn.kinds:Guard",

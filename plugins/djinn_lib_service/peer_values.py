@@ -13,7 +13,7 @@ from djinn.kinds import RandomState
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Failure, Parcel, Peer, Plain, Poisoned, Receive, Send
 from djinn_lib_service import transfers
-from djinn_lib_service.memory import SessionMemory
+from djinn_lib_service.kinds import SessionMemory
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.reports import Failures
 from djinn_lib_service.session_values import SessionValues

@@ -14,7 +14,7 @@ from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Rerun, Run
 from djinn_lib_service.capabilities import SupportsSkippedSteps, SupportsSpeculation, Turns
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.memory import SessionMemory
+from djinn_lib_service.kinds import SessionMemory
 from djinn_lib_service.program_table import DefinedPrograms, KnownProgram
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues

@@ -30,7 +30,7 @@ from djinn.wire.messages import (
 from djinn_lib_service.capabilities import Allowance, Turns
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.memory import MemoryManager, SessionMemory
+from djinn_lib_service.kinds import MemoryManager, SessionMemory
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.peer_values import PeerValues
 from djinn_lib_service.program_runs import ProgramRuns

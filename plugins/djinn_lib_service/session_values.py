@@ -15,7 +15,7 @@ from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, R
 from djinn.wire.tensors import copy_of, describe, header_of, placed_in
 from djinn_lib_service.capabilities import Allowance, SharingExecutor
 from djinn_lib_service.content_store import Contents
-from djinn_lib_service.memory import SessionMemory
+from djinn_lib_service.kinds import SessionMemory
 from djinn_lib_service.reports import Failures
 
 __all__ = ("SessionValues",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from djinn_lib_service.memory import MemoryFactory
+from djinn_lib_service.kinds import MemoryFactory
 
 from djinn.hookspecs import hookimpl
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 import torch
-from djinn_lib_service.memory import SpareData
+from djinn_lib_service.kinds import SpareData
 
 from djinn.errors import OutOfMemoryError
 from djinn.kinds.executor import Executor, RelievedExecutor, VacatingExecutor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from djinn_lib_service.memory import (
+from djinn_lib_service.kinds import (
     KeptUploads,
     MemoryManager,
     MemoryOptions,
@@ -32,12 +32,12 @@ class TieredFactory:
     name = "tiered"
 
     def open(self, executor: Executor, options: MemoryOptions, spare: SpareData | None = None) -> MemoryManager:
-        """Open the manager of a server; see `djinn_lib_service.memory.MemoryFactory.open`."""
+        """Open the manager of a server; see `djinn_lib_service.kinds.MemoryFactory.open`."""
         return TieredManager(executor, options, spare)
 
 
 class TieredManager:
-    """Keeps the sessions of one server within a memory limit; see `djinn_lib_service.memory.MemoryManager`.
+    """Keeps the sessions of one server within a memory limit; see `djinn_lib_service.kinds.MemoryManager`.
 
     Args:
         executor: Holds the values.
@@ -56,19 +56,19 @@ class TieredManager:
             tiers=Tiers(options.warning, options.critical), spare=spare, clock=clock)
 
     def limit(self, options: MemoryOptions) -> None:
-        """Change the limits; see `djinn_lib_service.memory.MemoryManager.limit`."""
+        """Change the limits; see `djinn_lib_service.kinds.MemoryManager.limit`."""
         self.device.limit_bytes = options.limit_bytes or NO_LIMIT_BYTES
         self.device.host_limit_bytes = options.host_bytes
 
     def join(self, random: RandomState, ahead: RunsAhead, uploads: KeptUploads | None) -> SessionMemory:
-        """Add a session; see `djinn_lib_service.memory.MemoryManager.join`."""
+        """Add a session; see `djinn_lib_service.kinds.MemoryManager.join`."""
         made = TieredMemory(self.device, random, ahead, uploads)
         with self.device.lock:
             self.device.join(made)
         return made
 
     def report(self) -> MemoryReport:
-        """Return amounts and counts; see `djinn_lib_service.memory.MemoryManager.report`."""
+        """Return amounts and counts; see `djinn_lib_service.kinds.MemoryManager.report`."""
         held = self.device.accounts
         amounts = {role.value: max(0, size_bytes) for role, size_bytes in held.device.items()}
         return MemoryReport(

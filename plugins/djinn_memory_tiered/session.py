@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.capabilities import SupportsSpeculation
-from djinn_lib_service.memory import KeptUploads, Put, RunsAhead, SessionMemory
+from djinn_lib_service.kinds import KeptUploads, Put, RunsAhead, SessionMemory
 from djinn_lib_service.program_table import KnownProgram
 
 from djinn.errors import OutOfMemoryError
@@ -131,11 +131,11 @@ class TieredMemory(SessionMemory):
                     self._device.moved_to_host(place)
 
     def storages(self) -> Sequence[torch.UntypedStorage]:
-        """List the storages; see `djinn_lib_service.memory.SupportsEviction.storages`."""
+        """List the storages; see `djinn_lib_service.kinds.SupportsEviction.storages`."""
         return [place.storage for place in self.places.entries]
 
     def evict(self, storage: torch.UntypedStorage) -> bool:
-        """Evict a storage; see `djinn_lib_service.memory.SupportsEviction.evict`."""
+        """Evict a storage; see `djinn_lib_service.kinds.SupportsEviction.evict`."""
         place = self.places.holding(storage)
         return place is not None and self._device.evict(place)
 

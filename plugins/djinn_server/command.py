@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import attrs
 import typer
 from djinn_lib_service.content_store import read_digests
-from djinn_lib_service.memory import CRITICAL, WARNING, MemoryOptions
+from djinn_lib_service.kinds import CRITICAL, WARNING, MemoryOptions
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError

@@ -11,7 +11,7 @@ from functools import partial, reduce
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
-from djinn_lib_service.memory import MemoryReport
+from djinn_lib_service.kinds import MemoryReport
 from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from djinn_lib_service.memory import MemoryFactory
+from djinn_lib_service.kinds import MemoryFactory
 
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins

@@ -13,8 +13,8 @@ from typing import Self
 import attrs
 import msgspec
 from djinn_lib_service.content_store import ContentStore
+from djinn_lib_service.kinds import MemoryFactory, MemoryManager, MemoryOptions
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
-from djinn_lib_service.memory import MemoryFactory, MemoryManager, MemoryOptions
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService

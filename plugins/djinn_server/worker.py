@@ -18,7 +18,7 @@ from functools import partial
 
 import attrs
 from djinn_lib_service.capabilities import SettlingExecutor
-from djinn_lib_service.memory import MemoryOptions
+from djinn_lib_service.kinds import MemoryOptions
 from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import DjinnError, RefusedError, TransportError

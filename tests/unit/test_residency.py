@@ -13,7 +13,7 @@ import pytest
 import torch
 from djinn_conformance.memory_pressure import device_bytes, expect_honest
 from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.memory import MemoryOptions
+from djinn_lib_service.kinds import MemoryOptions
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.device_memory import COLD_S, DECODE_S
 from djinn_memory_tiered.eviction import Candidate, in_order
