@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +69,16 @@ def installed() -> tuple[str, ...]:
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
 
 
+@lru_cache(maxsize=16)
+def _described(found: Distribution) -> str:
+    """Name a distribution; reading its metadata again for each of its plugins takes most of the time of `load`."""
+    return "{Name} {Version}".format_map(found.metadata)
+
+
 def _distribution_of(entry_point: EntryPoint | InProcess) -> str:
     if isinstance(entry_point, InProcess):
         return "this process"
-    found = entry_point.dist
-    return "an unknown distribution" if found is None else f"{found.name} {found.version}"
+    return "an unknown distribution" if entry_point.dist is None else _described(entry_point.dist)
 
 
 class Plugins:
@@ -275,9 +281,7 @@ class Plugins:
             PluginError: There is no such object; the error lists those that exist.
         """
         known = self._registered[kind]
-        name = self.selection.chosen.get(kind)
-        if name is None and default in known:
-            name = default
+        name = self.selection.chosen.get(kind, default if default in known else None)
         if name is not None and name not in known:
             raise self._nothing(kind, f"named {name!r}")
         answers = known[name] if name is not None else [entry for entries in known.values() for entry in entries]
@@ -342,8 +346,7 @@ class Plugins:
         """
         entries = [entry for entries in self._registered["transport"].values() for entry in entries]
         answers = [entry for entry in entries if entry.value.scheme == scheme]
-        chosen = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")]
-        answers = chosen or answers
+        answers = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")] or answers
         if not answers:
             schemes = sorted({f"{entry.value.scheme}://" for entry in entries})
             raise PluginError(f"No transport carries addresses {scheme}://; there are {', '.join(schemes) or 'none'}.",
