@@ -18,7 +18,7 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Connection, OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds import OperationClass, RemoteExecutor, SubmissionCache
 from djinn.kinds.backend import OpenBackend
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.session import Session
