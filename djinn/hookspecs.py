@@ -290,6 +290,30 @@ def djinn_register_caches(register: Callable[[kinds.CacheFactory], None]) -> Non
 
 
 @hookspec
+def djinn_register_memory(register: RegisterOfLibrary) -> None:
+    """Register memory managers, which keep the sessions of a server within its device memory.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_service.kinds.MemoryFactory`. It opens a manager later, and only if memory is
+            limited.
+
+    Raises:
+        PluginValidationError: The object lacks a member that a memory factory needs, or the same plugin has already
+            registered its name.
+
+    Laws:
+        Those of the kind ``memory``, in ``specs/kinds/memory.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
 def djinn_register_transports(register: Callable[[kinds.Transport], None]) -> None:
     """Register transports, which connect to remote executors.
 

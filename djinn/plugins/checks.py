@@ -66,7 +66,7 @@ def _unknown_hook(hook: str, owner: str, name: str) -> PluginValidationError:
 
 def hook_of(kind: str) -> str:
     """Return the hook that registers objects of a kind."""
-    return f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}"
+    return f"djinn_register_{kind if kind.endswith(('s', 'y')) else f'{kind}s'}"
 
 
 def kinds_of(value: Any) -> list[str]:

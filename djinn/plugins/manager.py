@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from djinn.plugins.checks import check_hooks, check_object, hook_of, remedy
 from djinn.settings.core import Config
 from djinn.settings.declared import Declarations, Setting, Side
 from djinn.settings.resolved import Settings, selection_of, sources_of
-from djinn.settings.selection import KINDS, PluginSelection
+from djinn.settings.selection import DEFAULT_EXECUTORS, KINDS, PluginSelection
 
 if TYPE_CHECKING:
     from djinn.kinds import Transport
@@ -68,11 +69,16 @@ def installed() -> tuple[str, ...]:
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
 
 
+@lru_cache(maxsize=16)
+def _described(found: Distribution) -> str:
+    """Name a distribution; reading its metadata again for each of its plugins takes most of the time of `load`."""
+    return "{Name} {Version}".format_map(found.metadata)
+
+
 def _distribution_of(entry_point: EntryPoint | InProcess) -> str:
     if isinstance(entry_point, InProcess):
         return "this process"
-    found = entry_point.dist
-    return "an unknown distribution" if found is None else f"{found.name} {found.version}"
+    return "an unknown distribution" if entry_point.dist is None else _described(entry_point.dist)
 
 
 class Plugins:
@@ -275,9 +281,7 @@ class Plugins:
             PluginError: There is no such object; the error lists those that exist.
         """
         known = self._registered[kind]
-        name = self.selection.chosen.get(kind)
-        if name is None and default in known:
-            name = default
+        name = self.selection.chosen.get(kind, default if default in known else None)
         if name is not None and name not in known:
             raise self._nothing(kind, f"named {name!r}")
         answers = known[name] if name is not None else [entry for entries in known.values() for entry in entries]
@@ -310,10 +314,7 @@ class Plugins:
         """
         if kind in self.selection.chosen:
             return [self.find(kind)]
-        for entries in self._registered[kind].values():
-            if len(entries) > 1:
-                raise _ambiguous(kind, entries)
-        return [entries[0] for _, entries in sorted(self._registered[kind].items())]
+        return [self.find(kind, name) for name in sorted(self._registered[kind])]
 
     def all(self, kind: str) -> list[Any]:
         """All objects of a kind that may have several active objects, ordered by name.
@@ -322,6 +323,19 @@ class Plugins:
             AmbiguousPluginError, PluginError: As for `find_all`.
         """
         return [entry.value for entry in self.find_all(kind)]
+
+    def find_executor(self, device: str) -> Registered:
+        """Choose the executor for a device, with its origin.
+
+        If the configuration chooses none, it is the one that is named like the kind of device; without a device, the
+        first of `DEFAULT_EXECUTORS` that has one.
+
+        Raises:
+            AmbiguousPluginError, PluginError: As for `find`.
+        """
+        known, kind = self._registered["executor"], device.partition(":")[0]
+        return self.find("executor", next((name for name in (kind, *DEFAULT_EXECUTORS) if name in known and (
+            name == kind or known[name][0].value.devices())), None))
 
     def find_transport(self, scheme: str) -> Registered:
         """Choose the transport for addresses ``scheme://...``, with its origin.
@@ -332,8 +346,7 @@ class Plugins:
         """
         entries = [entry for entries in self._registered["transport"].values() for entry in entries]
         answers = [entry for entry in entries if entry.value.scheme == scheme]
-        chosen = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")]
-        answers = chosen or answers
+        answers = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")] or answers
         if not answers:
             schemes = sorted({f"{entry.value.scheme}://" for entry in entries})
             raise PluginError(f"No transport carries addresses {scheme}://; there are {', '.join(schemes) or 'none'}.",

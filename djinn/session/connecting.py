@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from djinn.kinds.backend import PluginRegistry
-from djinn.kinds.transport import Connection, ConnectOptions, Transport
+from djinn.kinds.transport import Connection, ConnectOptions
 from djinn.settings import Config
 
 __all__ = ("connect",)
@@ -19,8 +19,7 @@ def connect(plugins: PluginRegistry, address: str) -> Connection:
     """
     config = plugins.settings(Config)
     scheme = address.partition("://")[0] if address else "local"
-    transport: Transport = plugins.transport_for(scheme)
-    return transport.connect(address, ConnectOptions(
+    return plugins.transport_for(scheme).connect(address, ConnectOptions(
         token=config.token, connect_timeout_s=config.connect_timeout_s, request_timeout_s=config.request_timeout_s,
         retries=True, settings=plugins.settings,
-        open_executor=lambda: plugins.choose("executor", "torch").open(config.device)))
+        open_executor=lambda: plugins.find_executor(config.device).value.open(config.device)))

@@ -69,18 +69,10 @@ class Session:
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
-        self.backend = self._compose_backend(connections)
+        self.backend: Backend = self.backend_opener()(connections, self.tape, self.released)
         self.mixer: HostInterop = plugins.hook.djinn_open_host_interop(session=self) or HostInterop(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
-
-    @property
-    def device_count(self) -> int:
-        """How many logical devices there are."""
-        return self.backend.device_count
-
-    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
-        return self.backend_opener()(connections, self.tape, self.released)
 
     def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
         """Compose what makes the session's backend: the kernel's, or a plugin's, and what plugins wrap around it.

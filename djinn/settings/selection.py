@@ -33,14 +33,17 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "scheduler": Kind("djinn_lib_schedule.kinds:Scheduler", "single"),
     "backend": Kind("djinn.kinds:BackendFactory", "fleet"),
     "cache": Kind("djinn.kinds:CacheFactory", "results"),
+    "memory": Kind("djinn_lib_service.kinds:MemoryFactory", "tiered"),
     "transport": Kind("djinn.kinds:Transport"),
-    "executor": Kind("djinn_lib_service.kinds:ExecutorFactory", "torch"),
+    "executor": Kind("djinn_lib_service.kinds:ExecutorFactory"),
     "guard": Kind("djinn_lib_service.kinds:Guard", "core"),
     "observer": Kind("djinn.kinds:Observer"),
 })
 """The kinds of plugin, by name."""
 DEFAULTS: Mapping[str, str] = MappingProxyType({name: kind.default for name, kind in KINDS.items() if kind.default})
-"""Default object for each kind of which exactly one is used."""
+"""Default object for each kind of which exactly one is used; a device decides which executor is."""
+DEFAULT_EXECUTORS = ("cuda", "cpu")
+"""Executors of djinn's own; if no device is given, the first that has one is used."""
 
 
 def _freeze_names(names: Iterable[str]) -> frozenset[str]:

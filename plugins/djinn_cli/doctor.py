@@ -23,6 +23,7 @@ from djinn.plugins import DEFAULTS, Plugins
 from djinn.settings import Config, Settings
 from djinn.wire.messages import Batch, Free, Upload
 from djinn.wire.tensors import header_of
+from djinn_cli.listing import executors, why_without_devices
 
 ROUND_TRIPS = 5
 FIRST_BYTES, MAX_BYTES = 2**20, 2**26
@@ -70,6 +71,7 @@ def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[Check]:
     checks += [_attempt(kind, lambda kind=kind: _chosen(plugins, kind)) for kind in DEFAULTS]  # type: ignore[misc]  # default binds the loop variable
     checks.append(Check("spare device", ok=True, found=_spare_device()))
     checks.append(_attempt("logical device", lambda: _device(plugins)))
+    checks.append(_attempt("executor", lambda: _executor(plugins, config)))
     checks.append(_attempt("executor devices here", lambda: _executor_devices(plugins)))
     checks += _limits()
     checks += _systems(plugins)
@@ -114,8 +116,28 @@ def _spare_device() -> str:
     return f"{name!r}, taken by {owner}"
 
 
+def _executor(plugins: Plugins, config: Config) -> str:
+    """Say which executor a session without a server uses, and why that one.
+
+    Raises:
+        ConfigurationError: It has no device here, and is needed because there is no server.
+    """
+    found = plugins.find_executor(config.device)
+    if not config.server and not found.value.devices():
+        found.value.open("").close()
+    if "executor" in plugins.selection.chosen:
+        why = "chosen in the configuration"
+    elif config.device:
+        why = f"for the device {config.device}"
+    else:
+        others = [reason for other in executors(plugins) if (reason := why_without_devices(other.value))]
+        why = "; ".join(["the default here", *others])
+    return f"{found.name} ({found.plugin}, {found.distribution}): {why}"
+
+
 def _executor_devices(plugins: Plugins) -> str:
-    devices = plugins.choose("executor", DEFAULTS["executor"]).devices()
+    """List the devices of all executors."""
+    devices = [f"{device} ({entry.name})" for entry in executors(plugins) for device in entry.value.devices()]
     return ", ".join(devices) or "none"
 
 

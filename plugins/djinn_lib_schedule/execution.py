@@ -330,7 +330,7 @@ def devices_in(session: Session) -> list[Any]:
 
 
 def _positions_of(session: Session, schedule: ExecutionSchedule) -> dict[str, int]:
-    if session.device_count > 1:
+    if session.backend.device_count > 1:
         raise ScheduleError("In this session devices are the user's choice, not a schedule's.",
                             hint="Start it with djinn.init(servers=..., placement='automatic').")
     positions = {device.id: position for position, device in enumerate(devices_in(session))}

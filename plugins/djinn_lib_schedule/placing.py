@@ -119,7 +119,7 @@ def pinned(session: Session, executor: int) -> Iterator[torch.device]:
         if isinstance(backend, SupportsPlacement):
             backend.pin(executor)
         try:
-            yield torch.device(session.device.type, executor if session.device_count > 1 else session.device.index)
+            yield torch.device(session.device.type, executor if session.backend.device_count > 1 else session.device.index)
             session.flush()
         finally:
             if isinstance(backend, SupportsPlacement):

@@ -16,8 +16,8 @@ from typing import Annotated, Any, NoReturn
 import attrs
 import typer
 from djinn_lib_service.content_store import read_digests
+from djinn_lib_service.kinds import CRITICAL, WARNING, MemoryOptions
 from djinn_lib_service.listening import listen
-from djinn_memory_tiered.tiers import CRITICAL, WARNING, Tiers
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
@@ -31,7 +31,7 @@ from djinn_server.gateway import Gateway
 from djinn_server.handshake import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
-from djinn_server.memory import default_keep_bytes
+from djinn_server.memory import default_keep_bytes, memory_plugin
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.placement import default_places
@@ -295,7 +295,7 @@ def _full(path: str) -> str:
 def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
     from djinn_lib_service.kinds.transport import AdoptingTransport, ListenOptions
 
-    from djinn.plugins import Plugins
+    from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
     from djinn.settings import Config
 
@@ -306,8 +306,11 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     configure(config)
     is_private = _check(offer, bool(config.token))
     plan(offer.sandbox, (offer.tokens, offer.tls_key or offer.tls_cert), encrypts=bool(offer.tls_cert))
-    for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
-        plugins.choose(kind, usual)
+    for device in offer.devices:
+        plugins.find_executor(device or "cpu")
+    for kind in ("guard", "shapes"):
+        plugins.choose(kind, DEFAULTS[kind])
+    memory_plugin(plugins, is_needed=offer.limits.memory_bytes > 0)
     # Only this process may see the secrets.
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
@@ -387,7 +390,7 @@ def _check(offer: Offer, has_token: bool) -> bool:
         raise ConfigurationError("--tls-key and --tls-client-ca say nothing without --tls-cert.",
                                  hint="Give a certificate.")
     try:
-        Tiers(offer.memory_warning, offer.memory_critical)
+        MemoryOptions(warning=offer.memory_warning, critical=offer.memory_critical)
     except ValueError as error:
         raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
     is_private = bool(offer.unix) or _is_loopback(offer.host)

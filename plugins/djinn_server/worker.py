@@ -18,12 +18,12 @@ from functools import partial
 
 import attrs
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.kinds import MemoryOptions
 from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions
 from djinn_lib_service.listening import listen
 from djinn_lib_service.upload_dedup import this_machine
-from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.transport import Transport
@@ -52,7 +52,7 @@ from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
 from djinn_server.limits import Allowances, Limits
 from djinn_server.log_lines import write_to
-from djinn_server.memory import device_bytes
+from djinn_server.memory import device_bytes, memory_plugin
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.run_queue import Line
@@ -243,7 +243,7 @@ def _open(
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = listen(transport, setup.address, there) if setup.address else None
-    factory = plugins.choose("executor", "torch")
+    factory = plugins.find_executor(setup.device).value
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.threads:
@@ -266,7 +266,9 @@ def _open(
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
                     keep_bytes=setup.keep_bytes,
                     looks_ahead=setup.looks_ahead,
-                    tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
+                    memory=memory_plugin(plugins),
+                    memory_options=MemoryOptions(warning=setup.memory_warning, critical=setup.memory_critical),
+                    public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, lease_s=setup.lease_s, grants=grants,
                     leave=partial(os._exit, 1))

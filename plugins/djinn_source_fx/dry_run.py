@@ -19,9 +19,11 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Backend, Connection, OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds import OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds.backend import OpenBackend
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.session import Session
+from djinn.settings import Settings
 from djinn.wire.tensors import is_dense
 
 if TYPE_CHECKING:
@@ -49,8 +51,9 @@ class Rehearsal(Session):
         super().__init__(parts, [connection], running.device)
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
 
-    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
-        return _NoBackend(self._running, self._answers)
+    def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
+        """Give a backend that runs nothing."""
+        return lambda connections, tape, released: _NoBackend(self._running, self._answers)
 
     def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
         """Return a tensor as an upload of ``tensor`` would; only its metadata is used, so it may be a fake tensor."""

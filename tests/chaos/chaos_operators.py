@@ -23,7 +23,7 @@ from djinn.ir.schema import facts_of
 CALLS = 200_000
 EACH = 100
 PARTS = 12
-JUDGED = ("plugins/djinn_guard_core", "plugins/djinn_executor_torch")
+JUDGED = ("plugins/djinn_guard_core", "plugins/djinn_lib_torch")
 """What decides whether a call is made, and how."""
 ROUNDS = (
     Settings(target=72, attempts=1500, seconds=120, seed=1),

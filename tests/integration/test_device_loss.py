@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_server.server import Server
@@ -19,7 +19,7 @@ from djinn.plugins import Plugins
 DEVICE = "remote_accelerator:0"
 
 
-class BrittleExecutor(TorchExecutor):
+class BrittleExecutor(CpuExecutor):
     """Its device is lost when a value of 13 was read."""
 
     reason = ""
@@ -39,7 +39,7 @@ def test_the_session_learns_why_and_the_process_ends() -> None:
     plugins = Plugins.load()
     watch = partial(plugins.choose("guard", "core").watch, Bounds("cpu", 2**30), plugins.choose("shapes", "meta"))
     listener = plugins.transport_for("tcp").listen("tcp://127.0.0.1:0", ListenOptions())
-    server = Server(listener, BrittleExecutor(torch.device("cpu")), admit=lambda channel, hello: None, watch=watch,
+    server = Server(listener, BrittleExecutor(), admit=lambda channel, hello: None, watch=watch,
                     leave=left.set)
     with server:
         djinn.init(server=server.address, recovery="replay")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.frames import HEAD, encode_head
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import ListenOptions
@@ -385,7 +385,7 @@ def test_who_was_only_just_welcomed_hears_that_the_server_stops(monkeypatch: pyt
     monkeypatch.setattr(SocketChannel, "send", held)
     plugins = Plugins.load()
     watch = partial(plugins.choose("guard", "core").watch, Bounds("cpu", 2**30), plugins.choose("shapes", "meta"))
-    server = Server(listen("tcp://127.0.0.1:0", ListenOptions()), TorchExecutor(torch.device("cpu")),
+    server = Server(listen("tcp://127.0.0.1:0", ListenOptions()), CpuExecutor(),
                     admit=lambda channel, hello: None, watch=watch)
     server.start()
     connection = connect(server.address, ConnectOptions())

@@ -8,6 +8,20 @@ from __future__ import annotations
 
 from djinn_lib_service.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
 from djinn_lib_service.kinds.guard import Bounds, CallCheck, CheckedProgram, Guard, Prepared, PreparedGuard, Watch
+from djinn_lib_service.kinds.memory import (
+    CRITICAL,
+    WARNING,
+    KeptUploads,
+    MemoryFactory,
+    MemoryManager,
+    MemoryOptions,
+    MemoryReport,
+    Put,
+    RunsAhead,
+    SessionMemory,
+    SpareData,
+    SupportsEviction,
+)
 from djinn_lib_service.kinds.transport import (
     Channel,
     Listener,
@@ -18,7 +32,33 @@ from djinn_lib_service.kinds.transport import (
 )
 
 __all__ = (
-    "Bounds", "CallCheck", "Channel", "CheckedProgram", "CompiledProgram", "Executor", "ExecutorFactory", "Guard",
-    "ListenOptions", "Listener", "ListeningTransport", "PeerConnection", "PeerTransport", "Prepared", "PreparedGuard",
-    "RandomState", "Watch",
+    "CRITICAL",
+    "WARNING",
+    "Bounds",
+    "CallCheck",
+    "Channel",
+    "CheckedProgram",
+    "CompiledProgram",
+    "Executor",
+    "ExecutorFactory",
+    "Guard",
+    "KeptUploads",
+    "ListenOptions",
+    "Listener",
+    "ListeningTransport",
+    "MemoryFactory",
+    "MemoryManager",
+    "MemoryOptions",
+    "MemoryReport",
+    "PeerConnection",
+    "PeerTransport",
+    "Prepared",
+    "PreparedGuard",
+    "Put",
+    "RandomState",
+    "RunsAhead",
+    "SessionMemory",
+    "SpareData",
+    "SupportsEviction",
+    "Watch",
 )

@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from djinn_executor_torch.executor import TorchExecutor
-from djinn_executor_torch.random import TorchRandomState
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
 from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.kinds.executor import RandomState
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.service import SessionService
+from djinn_lib_torch.executor import TorchExecutor
+from djinn_lib_torch.random import TorchRandomState
 from djinn_server.limits import Allowances, Limits
 from djinn_server.memory import return_memory
 from djinn_shapes_meta.shapes import MetaShapes
@@ -114,7 +115,7 @@ class ShapesOnly(TorchExecutor):
         return torch.zeros_like(value, device="cpu").contiguous()
 
     def random_state(self, seed: int) -> RandomState:
-        return TorchRandomState(torch.device("cpu"), seed, self._lock)
+        return TorchRandomState(torch.device("cpu"), seed, self._lock, self.default_generator)
 
 
 class Feeder:
@@ -123,7 +124,7 @@ class Feeder:
     def __init__(self, sessions: Sequence[Frames], journal: Journal, device: str) -> None:
         self._sessions = sessions
         self._journal = journal
-        self._executor = ShapesOnly() if device == "meta" else TorchExecutor(torch.device(device))
+        self._executor = ShapesOnly() if device == "meta" else CpuExecutor()
         self._guard = None if device == "meta" else CoreGuard()
         if self._guard is not None:
             self._guard.prepare()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from djinn_conformance.programs import Call, Recording, Ref, assemble
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.guard import Bounds, Watch
@@ -40,7 +40,7 @@ class Maker:
     def __init__(self, memory: GuardedMemory, corpus: Corpus) -> None:
         self._memory = memory
         self._corpus = corpus
-        self._executor = TorchExecutor(torch.device("cpu"))
+        self._executor = CpuExecutor()
         self._random = self._executor.random_state(0)
         self._guard = CoreGuard()
         self._guard.prepare()

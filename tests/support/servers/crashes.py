@@ -41,7 +41,7 @@ def die_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 def serve():
     torch.set_num_threads(1)
-    executor = plugins.choose("executor", "torch").open("cpu")
+    executor = plugins.find_executor("cpu").value.open("cpu")
     guard, shapes = plugins.choose("guard", "core"), plugins.choose("shapes", "meta")
     listener = plugins.transport_for("tcp").listen(f"tcp://127.0.0.1:{sys.argv[1]}", ListenOptions())
     watch = partial(guard.watch, Bounds("cpu", 2**33), shapes)

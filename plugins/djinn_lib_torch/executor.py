@@ -1,8 +1,7 @@
-"""The executor and its factory."""
+"""The base of executors that run programs with PyTorch."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -16,24 +15,24 @@ from djinn_lib_service.tensor_bytes import whole_of
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.ir.program import Program
 from djinn.wire.tensors import to_dense_cpu
-from djinn_executor_torch.calls import Call, bind
-from djinn_executor_torch.codegen import Compiled
-from djinn_executor_torch.effects import effects_of
-from djinn_executor_torch.interpreter import interpret
-from djinn_executor_torch.random import TorchRandomState
+from djinn_lib_torch.calls import Call, bind
+from djinn_lib_torch.codegen import Compiled
+from djinn_lib_torch.effects import effects_of
+from djinn_lib_torch.interpreter import interpret
+from djinn_lib_torch.random import TorchRandomState
 
-OVERLAP = "DJINN_CUDA_OVERLAP"
-"""Environment variable: ``1`` enables copies that overlap with computing, and graphs, on CUDA devices."""
+__all__ = ("TorchExecutor", "TorchProgram", "no_such_device")
 
 
 class TorchExecutor:
-    """Runs programs on one device.
+    """Runs programs on one device. A plugin derives its executor from it.
 
     Concurrency:
         Any thread; one program runs at a time, because the device's default generator is lent to the running session.
     """
 
     name = "torch"
+    """A derived class has its own name."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = str(device)
@@ -90,34 +89,20 @@ class TorchExecutor:
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SharingExecutor`."""
-        return tensor if self._device.type == "cpu" else self.put(tensor)
+        return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
         """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SharingExecutor`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
-    def settle(self) -> None:
-        """Wait until the device has finished its work; see `djinn_lib_service.capabilities.SettlingExecutor`."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def loss(self) -> str:
-        """Return the reason if the device is lost; see `djinn_lib_service.capabilities.LosableExecutor`.
-
-        An assertion that fails in a kernel, for example for an index out of range, ends a process's use of CUDA: after
-        that, every call of the runtime fails. Querying a stream is the cheapest of these calls.
-        """
-        if self._device.type == "cuda":
-            try:
-                torch.cuda.current_stream(self._device).query()
-            except RuntimeError as error:
-                return str(error).partition("\n")[0]
-        return ""
+    def default_generator(self) -> torch.Generator:
+        """Return the generator that operators draw from if they are given none."""
+        return torch.default_generator
 
     def random_state(self, seed: int) -> RandomState:
         """Create a session's own stream of random numbers."""
-        return TorchRandomState(self._device, seed, self._lock)
+        return TorchRandomState(self._device, seed, self._lock, self.default_generator)
 
     def close(self) -> None:
         """Do nothing: sessions own the values, and PyTorch's allocator owns the memory."""
@@ -207,28 +192,10 @@ def _probabilities(program: Program, calls: Sequence[Call]) -> list[int]:
     return found
 
 
-class TorchExecutorFactory:
-    """Opens the devices that PyTorch supports here."""
-
-    name = "torch"
-
-    def devices(self) -> list[str]:
-        """List the devices, CUDA first."""
-        return [f"cuda:{index}" for index in range(torch.cuda.device_count())] + ["cpu"]
-
-    def open(self, device: str) -> TorchExecutor:
-        """Open a device.
-
-        Raises:
-            ConfigurationError: PyTorch has no such device here.
-        """
-        wanted = "cuda:0" if device == "cuda" else device or self.devices()[0]
-        if wanted not in self.devices():
-            raise ConfigurationError(f"There is no device {device!r} here.",
-                                     hint=f"Available: {', '.join(self.devices())}.")
-        chosen = torch.device(wanted)
-        if chosen.type == "cuda" and os.environ.get(OVERLAP) == "1":
-            from djinn_executor_torch.cuda import CudaExecutor
-
-            return CudaExecutor(chosen)
-        return TorchExecutor(chosen)
+def no_such_device(executor: str, device: str, devices: Sequence[str]) -> ConfigurationError:
+    """Return the error of an executor that is to open a device which it does not have."""
+    needed = device.partition(":")[0]
+    return ConfigurationError(
+        f"The executor {executor} has no device {device!r} here; it has {', '.join(devices)}.",
+        hint=f"Correct the device. To use a device of another executor, install its plugin (djinn-executor-{needed}?), "
+             f"and do not let DJINN_PLUGINS switch it off or choose the executor {executor}.")

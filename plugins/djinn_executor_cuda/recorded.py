@@ -12,15 +12,17 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 from djinn_lib_service.kinds.executor import RandomState, Report
+from djinn_lib_torch.calls import Call
+from djinn_lib_torch.codegen import Compiled
+from djinn_lib_torch.executor import TorchProgram
+from djinn_lib_torch.interpreter import interpret
+from djinn_lib_torch.random import TorchRandomState
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
-from djinn_executor_torch.calls import Call
-from djinn_executor_torch.codegen import Compiled
-from djinn_executor_torch.cuda_graphs import NotRecordedError, Recording, Shelf, places_of, record
-from djinn_executor_torch.executor import TorchProgram
-from djinn_executor_torch.graph_eligibility import (
+from djinn_executor_cuda.cuda_graphs import NotRecordedError, Recording, Shelf, places_of, record
+from djinn_executor_cuda.graph_eligibility import (
     MIN_SAVED,
     Candidate,
     Form,
@@ -32,8 +34,6 @@ from djinn_executor_torch.graph_eligibility import (
     storage_of,
     watched,
 )
-from djinn_executor_torch.interpreter import interpret
-from djinn_executor_torch.random import TorchRandomState
 
 __all__ = ("RecordedProgram",)
 

@@ -14,11 +14,11 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.operators import operator_named
+from djinn_lib_torch.calls import Call, written_names
 
 from djinn.ir.program import Program
 from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
-from djinn_executor_torch.calls import Call, written_names
 
 __all__ = ("MIN_SAVED", "Candidate", "Form", "Stage", "alignment_of", "can_be_recorded", "changes_metadata",
            "digest_of_numbers", "form_of", "forms_of", "storage_of", "watched")

@@ -14,7 +14,7 @@ from djinn.errors import ProtocolError
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Poisoned
-from djinn_executor_torch.calls import Call, Resolved, results_of
+from djinn_lib_torch.calls import Call, Resolved, results_of
 
 
 def interpret(

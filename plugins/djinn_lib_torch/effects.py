@@ -10,7 +10,7 @@ from djinn_lib_service.operators import operator_named
 
 from djinn.ir.program import Argument, ListArgument, Program, Step, Template, TensorArgument, count_tensors
 from djinn.ir.schema import SchemaFacts, facts_of
-from djinn_executor_torch.calls import Call, written_names
+from djinn_lib_torch.calls import Call, written_names
 
 __all__ = ("effects_of",)
 

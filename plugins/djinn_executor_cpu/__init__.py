@@ -1,4 +1,4 @@
-"""Runs programs with PyTorch, on the CPU or a CUDA device, with the same code."""
+"""Runs programs with PyTorch on the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn.hookspecs import hookimpl
 
 @hookimpl
 def djinn_register_executors(register: Callable[[ExecutorFactory], None]) -> None:
-    """Register the ``torch`` executor."""
-    from djinn_executor_torch.executor import TorchExecutorFactory
+    """Register the ``cpu`` executor."""
+    from djinn_executor_cpu.executor import CpuExecutorFactory
 
-    register(TorchExecutorFactory())
+    register(CpuExecutorFactory())

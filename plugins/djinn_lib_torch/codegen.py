@@ -16,8 +16,8 @@ from djinn_lib_service.kinds.executor import Report
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.ir.schema import ReturnKind
 from djinn.wire.messages import Poisoned
-from djinn_executor_torch.calls import Call, Resolved
-from djinn_executor_torch.interpreter import interpret, last_uses
+from djinn_lib_torch.calls import Call, Resolved
+from djinn_lib_torch.interpreter import interpret, last_uses
 
 _FIRST_STEP_LINE = 3
 _FILE = "<djinn program>"

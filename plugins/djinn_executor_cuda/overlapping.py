@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_torch.calls import bind
 
 from djinn.ir.program import Program
 from djinn.wire.tensors import DTYPE_NAMES, is_dense
-from djinn_executor_torch.calls import bind
-from djinn_executor_torch.cuda_graphs import NotRecordedError, Shelf
-from djinn_executor_torch.executor import TorchExecutor
-from djinn_executor_torch.recorded import RecordedProgram
-from djinn_executor_torch.staging import Staging
+from djinn_executor_cuda.cuda_graphs import NotRecordedError, Shelf
+from djinn_executor_cuda.executor import CudaExecutor
+from djinn_executor_cuda.recorded import RecordedProgram
+from djinn_executor_cuda.staging import Staging
 
-__all__ = ("CudaExecutor", "CudaLane", "CudaRecorder")
+__all__ = ("CudaLane", "CudaRecorder", "OverlappingCudaExecutor")
 
 MAX_FAILED_CAPTURES = 16
 """Number of failed captures after which no more are tried: a failed one leaves a small leak behind."""
@@ -219,8 +219,8 @@ class CudaRecorder:
         return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) == tuple(pool))
 
 
-class CudaExecutor(TorchExecutor):
-    """Runs programs on a CUDA device.
+class OverlappingCudaExecutor(CudaExecutor):
+    """Runs programs on a CUDA device while it copies.
 
     Uploads and downloads each have their own stream and page-locked memory, so they overlap with computing and with
     each other. Programs that repeat are recorded as CUDA graphs.

@@ -17,7 +17,7 @@ import attrs
 import torch
 
 from djinn.wire.tensors import is_dense
-from djinn_executor_torch.graph_eligibility import Form, alignment_of, form_of, storage_of
+from djinn_executor_cuda.graph_eligibility import Form, alignment_of, form_of, storage_of
 
 __all__ = ("MAX_RECORDINGS", "NotRecordedError", "Recorder", "Recording", "Shelf", "Take", "places_of", "record")
 

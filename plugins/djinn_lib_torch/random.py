@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,10 +14,19 @@ class TorchRandomState:
 
     Operators such as dropout accept no generator except the default one. So the session uses that one during the run,
     and its previous state is restored afterwards.
+
+    Args:
+        device: The executor's device.
+        seed: Where the stream starts.
+        lock: Held while the state is swapped in.
+        default_generator: Returns the device's default generator.
     """
 
-    def __init__(self, device: torch.device, seed: int, lock: threading.RLock) -> None:
+    def __init__(
+        self, device: torch.device, seed: int, lock: threading.RLock, default_generator: Callable[[], torch.Generator],
+    ) -> None:
         self._device = device
+        self._default_generator = default_generator
         self._lock = lock
         self._state = torch.Generator(device).get_state()
         self.seed(seed)
@@ -52,9 +61,3 @@ class TorchRandomState:
             finally:
                 self._state = generator.get_state()
                 generator.set_state(theirs)
-
-    def _default_generator(self) -> torch.Generator:
-        if self._device.type == "cuda":
-            torch.cuda.init()
-            return torch.cuda.default_generators[self._device.index or 0]
-        return torch.default_generator
