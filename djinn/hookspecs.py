@@ -430,7 +430,7 @@ def djinn_register_workloads(register: RegisterOfLibrary) -> None:
 
 
 @hookspec
-def djinn_register_commands(app: typer.Typer) -> None:
+def djinn_register_commands(app: typer.Typer, plugins: Any) -> None:
     """Add commands to the program ``djinn``.
 
     Called:
@@ -440,6 +440,7 @@ def djinn_register_commands(app: typer.Typer) -> None:
     Args:
         app: The program. Add commands with ``app.command("name")`` or groups with ``app.add_typer``. Imports that only
             the command needs belong inside the command.
+        plugins: A `djinn.plugins.Plugins`: all plugins, with the settings that they declare.
 
     Raises:
         PluginValidationError: A command with that name exists already.
