@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ShapeInference,
         Transport,
     )
+    from djinn.settings import Declarations
 
     Session: TypeAlias = Any
     """A `djinn.session.session.Session`; contracts import nothing that is built on them."""
@@ -65,6 +66,25 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 
 # Phase "register": a session is composed, or the device is registered on `import djinn`.
+
+
+@hookspec
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of a plugin.
+
+    Called:
+        Phase *register*, once per session and once per server, before objects are registered. All implementations run;
+        order is irrelevant.
+
+    Args:
+        settings: Accepts a class: ``settings.add(MySettings)``. See `djinn.settings.setting`.
+
+    Raises:
+        PluginValidationError: A field of the class is no setting, or another plugin has a setting of that name.
+
+    Since:
+        0.1.0
+    """
 
 
 @hookspec

@@ -96,7 +96,7 @@ class _PressedConnection:
     bytes_sent = bytes_received = 0
 
     def __init__(self, session: Session, pressure: Pressure) -> None:
-        executor = session.plugins.choose("executor", "torch").open(session.config.device)
+        executor = session.plugins.find_executor(session.config.device).value.open(session.config.device)
         self._manager: MemoryManager = session.plugins.choose("memory", "tiered").open(
             executor, MemoryOptions(_ROOMY_BYTES))
         pressure.managers.append(self._manager)
@@ -151,7 +151,7 @@ def pressed(session: Session) -> Iterator[Pressure]:
         session.flush()
         before = session.backend
         connections: list[Any] = [_PressedConnection(session, pressure) for _ in before.executors]
-        opens = session.backend_opener(attrs.evolve(session.config, recovery="none"))
+        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
         session.backend = opens(connections, session.tape, session.released)
     try:
         yield pressure

@@ -293,19 +293,21 @@ def _full(path: str) -> str:
 
 def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
-    from djinn.plugins import Plugins
-    from djinn.session.config import Config
+    from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    config = Config.resolve({"token": offer.token, **quiet}, os.environ)
+    plugins = Plugins.configured({"token": offer.token, **quiet}, os.environ, "server")
+    config = plugins.settings(Config)
     write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     is_private = _check(offer, bool(config.token))
     plan(offer.sandbox, (offer.tokens, offer.tls_key or offer.tls_cert), encrypts=bool(offer.tls_cert))
-    plugins = Plugins.load(config.selection)
-    for kind, usual in (("executor", "torch"), ("guard", "core"), ("shapes", "meta")):
-        plugins.choose(kind, usual)
+    for device in offer.devices:
+        plugins.find_executor(device or "cpu")
+    for kind in ("guard", "shapes"):
+        plugins.choose(kind, DEFAULTS[kind])
     memory_plugin(plugins, is_needed=offer.limits.memory_bytes > 0)
     # Only this process may see the secrets.
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}

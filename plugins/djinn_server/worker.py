@@ -231,18 +231,17 @@ def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
 ) -> tuple[Server, PassedSocketListener, Allowances, Line]:
     from djinn.plugins import Plugins
-    from djinn.session.config import Config
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
-    config = Config.resolve({}, os.environ)
-    configure(config)
-    plugins = Plugins.load(config.selection)
+    plugins = Plugins.configured({}, os.environ, "server")
+    configure(plugins.settings(Config))
     transport = plugins.transport_for(setup.transport)
     options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = transport.listen(setup.address, there) if setup.address else None
-    factory = plugins.choose("executor", "torch")
+    factory = plugins.find_executor(setup.device).value
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.threads:

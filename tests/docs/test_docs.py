@@ -21,12 +21,11 @@ import pytest
 import typer.main
 from djinn_cli.app import build
 from djinn_conformance import specs
-from warm import WarmPython, run_pytest
+from support.processes.warm import WarmPython, run_pytest
 
 import djinn
 from djinn.plugins import KINDS
 from djinn.plugins.manager import Plugins
-from djinn.session.config import ENVIRONMENT, Config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -166,6 +165,10 @@ def test_what_the_page_of_recovery_prints_is_so(tmp_path: Path, server_address: 
     run(DOCS / "recovery.md", tmp_path, server_address, DJINN_LOG_LEVEL="ERROR")
 
 
+def test_what_the_page_of_settings_prints_is_so(tmp_path: Path) -> None:
+    run(DOCS / "plugins" / "settings.md", tmp_path)
+
+
 def install(page: Path, folder: Path) -> str:
     """Write the plugin of a how-to page to a folder, installed as pip would, and return its name."""
     files = {block.file: block.text for block in blocks_of(page) if block.file}
@@ -296,12 +299,10 @@ def setting_rows() -> Mapping[str, tuple[str, str]]:
 
 
 def test_every_setting_is_described_with_its_default_and_variable() -> None:
-    variables = {setting: variable for variable, setting in ENVIRONMENT.items()}
     expected = {}
-    for field in attrs.fields(Config):
-        name = "plugins" if field.name == "selection" else field.name
-        default = "" if isinstance(field.default, attrs.Factory) else field.default
-        expected[name] = ("empty" if default == "" else str(default), variables.get(name, ""))
+    for name, declared in Plugins.load().declared.by_name.items():
+        default = "" if isinstance(declared.default, attrs.Factory) else declared.default
+        expected[name] = ("empty" if default == "" else str(default), declared.variable)
     assert setting_rows() == expected
 
 

@@ -61,7 +61,7 @@ DEFINE = [Define(number, program) for number, program in PROGRAMS.items()]
 
 
 def open_executor() -> Executor:
-    return Plugins.load(PluginSelection()).choose("executor", "torch").open("cpu")
+    return Plugins.load(PluginSelection()).find_executor("cpu").value.open("cpu")
 
 
 class Clock:
