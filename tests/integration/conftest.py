@@ -139,10 +139,20 @@ def frugal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers of a test's own: ``start_server("--port", "7070", DJINN_TOKEN="secret")``."""
+    yield from _starting(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def start_server_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers that the tests of a module share."""
+    yield from _starting(tmp_path_factory.mktemp("servers"))
+
+
+def _starting(folder: Path) -> Iterator[StartServer]:
     started: list[ServerProcess] = []
 
     def start(*arguments: str, **environment: str) -> ServerProcess:
-        started.append(_start(tmp_path / f"server-{len(started)}.log", arguments, environment))
+        started.append(_start(folder / f"server-{len(started)}.log", arguments, environment))
         return started[-1]
 
     yield start
