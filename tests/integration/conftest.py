@@ -21,7 +21,7 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from support.processes.warm import WarmPython
+from support.processes.warm import WarmPython, clean_environment
 from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
 
@@ -77,9 +77,8 @@ class StartServer(Protocol):
 
 
 def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> ServerProcess:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     process = WarmPython(PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
-                         environment=clean | environment, log=log)
+                         environment=clean_environment(**environment), log=log)
     patience = threading.Timer(START_TIMEOUT_S, process.kill)
     patience.start()
     line = process.stdout.readline()
