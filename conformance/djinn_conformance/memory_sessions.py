@@ -88,7 +88,7 @@ class MemorySessions:
     """
 
     def __init__(self, factory: MemoryFactory, options: MemoryOptions) -> None:
-        self.executor = _plugins().choose("executor", "torch").open("cpu")
+        self.executor = _plugins().find_executor("cpu").value.open("cpu")
         self.manager = factory.open(self.executor, options)
         self.services = [SessionService(self.executor, watch=_watch(), manager=self.manager)
                          for _ in range(SESSIONS)]

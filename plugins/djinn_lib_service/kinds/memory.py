@@ -74,8 +74,8 @@ class SessionMemory:
         The session holds the lock when it calls a method, except for `settle`, `close` and `has_room_ahead`.
 
     Laws:
-        memory.results_equal, memory.limit_kept, memory.refusal_changes_nothing, memory.in_use_stays,
-        memory.usage_honest, memory.all_returned
+        memory.results_equal, memory.limit_kept, memory.room_used, memory.refusal_changes_nothing,
+        memory.in_use_stays, memory.usage_honest, memory.all_returned
     """
 
     can_share = True
