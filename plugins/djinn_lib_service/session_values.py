@@ -52,8 +52,8 @@ class SessionValues:
         self._not_admitted: Poisoned | None = None
         shared = executor if travels and memory.can_share and isinstance(executor, SharingExecutor) else None
         # Nothing may write to kept contents, so the value must be a copy.
-        self._put = memory.making_room(executor.put if shared is None or contents is not None else shared.adopt)
-        self.adopt = memory.making_room(executor.put if shared is None else shared.adopt)
+        self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
+        self.adopt = memory.with_room_to_put(executor.put if shared is None else shared.adopt)
         self.read = executor.get if shared is None else shared.lend
 
     def value(self, handle: int) -> Any:
