@@ -19,8 +19,10 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Backend, Connection, OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds import OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds.backend import OpenBackend
 from djinn.record.tensor import LazyTensor, wrap
+from djinn.session.config import Config
 from djinn.session.session import Session
 from djinn.wire.tensors import describe, is_dense
 
@@ -49,8 +51,9 @@ class Rehearsal(Session):
         super().__init__(attrs.evolve(running.config, flush_every=None), parts, [connection], running.device)
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
 
-    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
-        return _NoBackend(self._running, self._answers)
+    def backend_opener(self, config: Config | None = None) -> OpenBackend:
+        """Return what makes a backend that has no executor."""
+        return lambda *_: _NoBackend(self._running, self._answers)
 
     def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
         """Return a tensor as an upload of ``tensor`` would; only its metadata is used, so it may be a fake tensor."""
