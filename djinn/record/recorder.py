@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Protocol
 
 import attrs
@@ -79,11 +80,11 @@ class Recorder:
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute one operation on lazy tensors, or a factory on the logical device."""
-        binding = self._bindings.get(id(operator))
-        if binding is None:
-            binding = self.binding(operator)
+        binding = self._bindings.get(id(operator)) or self.binding(operator)
         if binding.special is not None:
-            return binding.special(operator, args, kwargs)
+            result = binding.special(operator, args, kwargs)
+            if result is not NotImplemented:
+                return result
         return self.record(binding, operator, args, kwargs)
 
     def binding(self, operator: Any) -> Binding:
@@ -97,9 +98,8 @@ class Recorder:
     def crossing(self, operator: Any) -> Binding:
         """Return the facts about an operator whose operands may be on different devices."""
         found = self._crossing.get(id(operator))
-        if found is None:
-            found = self._crossing[id(operator)] = attrs.evolve(self.binding(operator), crosses_devices=True)
-        return found
+        return found or self._crossing.setdefault(
+            id(operator), attrs.evolve(self.binding(operator), crosses_devices=True))
 
     def record(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation whose results have metadata that can be inferred."""
@@ -269,11 +269,6 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
     return ours
 
 
-_known_logical_type: str | None = None
-
-
+@cache
 def _logical_type() -> str:
-    global _known_logical_type
-    if _known_logical_type is None:
-        _known_logical_type = logical_device().type
-    return _known_logical_type
+    return logical_device().type

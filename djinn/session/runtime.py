@@ -17,7 +17,7 @@ import torch
 from djinn.errors import UnsupportedTensorError
 from djinn.kinds import Connection, Interceptor
 from djinn.record import devices
-from djinn.record import tensor as lazy
+from djinn.record.dispatcher import dispatcher
 from djinn.session.connecting import connect
 from djinn.session.interrupts import use_pythons_handler
 
@@ -53,7 +53,7 @@ class RuntimeState:
 def install(interceptor: Interceptor) -> None:
     """Make PyTorch hand its operations to djinn. Opens nothing and starts nothing."""
     devices.use_device(interceptor.install)
-    lazy.use_functions(interceptor.functions())
+    dispatcher.functions = interceptor.functions()
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
@@ -112,6 +112,7 @@ def _start(config: Config) -> Session:
     try:
         connections.extend(connect(config, plugins, address) for address in config.addresses)
         session = Session(config, plugins, connections, devices.logical_device())
+        operators = plugins.choose("interceptor", "device").handlers(session)
         session.seed(next_seed())
     except BaseException:
         for connection in connections:
@@ -121,7 +122,7 @@ def _start(config: Config) -> Session:
         atexit.register(shutdown)
     _session, _process = session, os.getpid()
     _baseline.clear()
-    lazy.use_dispatcher(session.recorder.dispatch)
+    dispatcher.begin(session.recorder.dispatch, operators)
     _init_time_ms = (time.perf_counter() - begin) * 1000
     try:
         plugins.hook.djinn_session_started(session=session)
@@ -151,7 +152,7 @@ def shutdown() -> None:
     global _session
     with _lock:
         session = _session
-        lazy.use_dispatcher(None)
+        dispatcher.end()
         try:
             if session is not None and _process == os.getpid():
                 session.close()
@@ -167,7 +168,7 @@ def forget_in_child() -> None:
     global _session, _lock
     _session = None
     _lock = threading.RLock()
-    lazy.use_dispatcher(None)
+    dispatcher.end()
 
 
 def is_initialized() -> bool:

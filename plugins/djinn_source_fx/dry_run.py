@@ -45,10 +45,9 @@ class Rehearsal(Session):
     """
 
     def __init__(self, running: Session) -> None:
-        parts: Any = _Parts(running)
         connection: Any = _NoConnection(running)
         self._running = running
-        super().__init__(attrs.evolve(running.config, flush_every=None), parts, [connection], running.device)
+        super().__init__(attrs.evolve(running.config, flush_every=None), running.plugins, [connection], running.device)
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
 
     def backend_opener(self, config: Config | None = None) -> OpenBackend:
@@ -118,12 +117,14 @@ class Beside(TorchDispatchMode):
                 return func(*args, **kwargs)
             kwargs = _completed(func, args, kwargs)
         binding = self._rehearsal.recorder.binding(func)
-        if binding.special is None:
-            # Tracers use Python meta kernels to infer layouts, which differ.
-            with torch._C._DisablePythonDispatcher():
-                return self._rehearsal.recorder.record(binding, func, args, kwargs)
-        with self:
-            return binding.special(func, args, kwargs)
+        if binding.special is not None:
+            with self:
+                made = binding.special(func, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        # Tracers use Python meta kernels to infer layouts, which differ.
+        with torch._C._DisablePythonDispatcher():
+            return self._rehearsal.recorder.record(binding, func, args, kwargs)
 
 
 def _completed(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -148,22 +149,6 @@ def _zeros(item: Any) -> Any:
     if isinstance(item, (list, tuple)):
         return [_zeros(member) for member in item]
     return torch.device("cpu") if isinstance(item, torch.device) else item
-
-
-class _Parts:
-    """The running session's plugins. Its interceptor is not called again: it would follow the rehearsal then."""
-
-    def __init__(self, running: Session) -> None:
-        self._running = running
-
-    def choose(self, kind: str, default: str) -> Any:
-        return self if kind == "interceptor" else self._running.plugins.choose(kind, default)
-
-    def handlers(self, session: Session) -> Any:
-        return self._running._handlers
-
-    def functions(self) -> Any:
-        return {}
 
 
 class _NoConnection:
