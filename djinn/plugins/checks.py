@@ -28,6 +28,7 @@ _PROTOCOLS: Mapping[str, str] = MappingProxyType({
     "scheduler": "djinn_lib_schedule.kinds:Scheduler",
     "backend": "djinn.kinds:BackendFactory",
     "cache": "djinn.kinds:CacheFactory",
+    "memory": "djinn_lib_service.kinds:MemoryFactory",
     "transport": "djinn.kinds:Transport",
     "executor": "djinn.kinds:ExecutorFactory",
     "guard": "djinn.kinds:Guard",
@@ -84,7 +85,7 @@ def _unknown_hook(hook: str, owner: str, name: str) -> PluginValidationError:
 
 def hook_of(kind: str) -> str:
     """Return the hook that registers objects of a kind."""
-    return f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}"
+    return f"djinn_register_{kind if kind.endswith(('s', 'y')) else f'{kind}s'}"
 
 
 def kinds_of(value: Any) -> list[str]:

@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 import attrs
 import torch
+from djinn_lib_service.settings import TlsSettings, UploadSettings
 
 from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
 from djinn.kinds import Connection, ConnectOptions
 from djinn.kinds.transport import CertifiedConnection
 from djinn.plugins import DEFAULTS, Plugins
-from djinn.session.config import Config
+from djinn.settings import Config, Settings
 from djinn.wire.messages import Batch, Free, Upload
 from djinn.wire.tensors import header_of
 from djinn_cli.listing import executors, why_without_devices
@@ -53,14 +54,14 @@ def djinn_version() -> str:
         return "unknown, because djinn-torch is not installed"
 
 
-def examine(plugins: Plugins, config: Config, problems: Sequence[DjinnError]) -> list[Check]:
+def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[Check]:
     """Check everything that a session needs. Opens a connection if the configuration names a server.
 
     Args:
-        plugins: The plugins that could be loaded.
-        config: The valid part of the configuration.
+        plugins: The plugins that could be loaded, with the settings that are valid.
         problems: Errors from loading either.
     """
+    config = plugins.settings(Config)
     checks = [
         Check("djinn", ok=True, found=djinn_version()),
         Check("python", ok=True, found=f"{platform.python_version()} on {platform.platform(terse=True)}"),
@@ -186,8 +187,9 @@ def _server(plugins: Plugins, config: Config) -> list[Check]:
 
     def look() -> str:
         scheme = config.server.partition("://")[0]
-        options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
-                                 tls_cert=config.tls_cert, tls_key=config.tls_key)
+        # An upload that the server keeps would not be sent a second time.
+        settings = Settings(plugins.settings(TlsSettings), UploadSettings(owner=""))
+        options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, settings=settings)
         begun = time.perf_counter()
         connection = plugins.transport_for(scheme).connect(config.server, options)
         connected_s = time.perf_counter() - begun

@@ -9,7 +9,7 @@ import attrs
 from djinn.errors import ConfigurationError, PluginError
 from djinn.kinds import ExecutorFactory
 from djinn.plugins import DEFAULTS, KINDS, Plugins, Registered
-from djinn.plugins.selection import DEFAULT_EXECUTORS
+from djinn.settings.selection import DEFAULT_EXECUTORS
 
 __all__ = ("Row", "executors", "rows_of", "why_without_devices")
 

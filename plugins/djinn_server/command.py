@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import attrs
 import typer
 from djinn_lib_service.content_store import read_digests
-from djinn_memory_tiered.tiers import CRITICAL, WARNING, Tiers
+from djinn_lib_service.kinds import CRITICAL, WARNING, MemoryOptions
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
@@ -30,7 +30,7 @@ from djinn_server.gateway import Gateway
 from djinn_server.handshake import LEASE_S
 from djinn_server.limits import Limits
 from djinn_server.log_lines import LogFormat, write_to
-from djinn_server.memory import default_keep_bytes
+from djinn_server.memory import default_keep_bytes, memory_plugin
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.placement import default_places
@@ -294,20 +294,21 @@ def _full(path: str) -> str:
 def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
     from djinn.kinds.transport import AdoptingTransport, ListenOptions
     from djinn.plugins import DEFAULTS, Plugins
-    from djinn.session.config import Config
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    config = Config.resolve({"token": offer.token, **quiet}, os.environ)
+    plugins = Plugins.configured({"token": offer.token, **quiet}, os.environ, "server")
+    config = plugins.settings(Config)
     write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     is_private = _check(offer, bool(config.token))
     plan(offer.sandbox, (offer.tokens, offer.tls_key or offer.tls_cert), encrypts=bool(offer.tls_cert))
-    plugins = Plugins.load(config.selection)
     for device in offer.devices:
         plugins.find_executor(device or "cpu")
     for kind in ("guard", "shapes"):
         plugins.choose(kind, DEFAULTS[kind])
+    memory_plugin(plugins, is_needed=offer.limits.memory_bytes > 0)
     # Only this process may see the secrets.
     environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
@@ -387,7 +388,7 @@ def _check(offer: Offer, has_token: bool) -> bool:
         raise ConfigurationError("--tls-key and --tls-client-ca say nothing without --tls-cert.",
                                  hint="Give a certificate.")
     try:
-        Tiers(offer.memory_warning, offer.memory_critical)
+        MemoryOptions(warning=offer.memory_warning, critical=offer.memory_critical)
     except ValueError as error:
         raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
     is_private = bool(offer.unix) or _is_loopback(offer.host)

@@ -10,7 +10,7 @@ import threading
 from typing import TypeAlias
 
 import msgspec
-from djinn_memory_tiered.tiers import CRITICAL, WARNING
+from djinn_lib_service.kinds import CRITICAL, WARNING
 
 from djinn.wire.messages import PeerHello
 from djinn_server.counters import Report

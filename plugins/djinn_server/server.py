@@ -10,15 +10,14 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+import attrs
 import msgspec
 from djinn_lib_service.content_store import ContentStore
+from djinn_lib_service.kinds import MemoryFactory, MemoryManager, MemoryOptions
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
-from djinn_memory_tiered.manager import MemoryManager
-from djinn_memory_tiered.service import BudgetedService
-from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import (
     ConfigurationError,
@@ -48,15 +47,13 @@ from djinn_server.handshake import (
 from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_limit
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
-from djinn_server.memory import return_memory
+from djinn_server.memory import no_memory_plugin, return_memory
 from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import Line, Place
 from djinn_server.sessions import Held, Sessions
 
 __all__ = ("Server", "refuse")
 
-NO_LIMIT_BYTES = 2**62
-"""Stands for no limit, if a memory limit is lifted while sessions are running."""
 _GOODBYE = Goodbye()
 _log = logging.getLogger("djinn.server")
 
@@ -83,7 +80,8 @@ class Server:
         keep_bytes: Space for caching uploads, so that their owners need not send them again; 0 disables the cache.
         looks_ahead: Whether to run the predicted next request of a session while the session is idle.
         memory_bytes: Device memory that all sessions together may use, reported to clients; 0 for no limit.
-        tiers: Tracks the pressure on that memory.
+        memory: Opens the manager of that memory; ``None`` if there is none, and sessions with a limit are refused.
+        memory_options: Settings of the manager; the tenant's limits take the place of those in it.
         public_digests: Digests of contents that every owner may use.
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
@@ -108,7 +106,8 @@ class Server:
         watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
         looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerPolicy | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
-        meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S, tiers: Tiers | None = None,
+        meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S,
+        memory: MemoryFactory | None = None, memory_options: MemoryOptions | None = None,
         public_digests: frozenset[bytes] = frozenset(),
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
@@ -123,8 +122,9 @@ class Server:
         self._store = ContentStore(keep_bytes, public_digests)
         self._looks_ahead = looks_ahead
         self._memory_bytes = memory_bytes
-        self._tiers = tiers
-        self._keeper: MemoryManager | None = None
+        self._memory = memory
+        self._memory_options = memory_options or MemoryOptions()
+        self._manager: MemoryManager | None = None
         self._room = InboxRegistry(mailbox_prefix)
         self._couriers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
         self._lease_s = lease_s
@@ -147,13 +147,12 @@ class Server:
 
     def limit_memory(self, limits: Limits) -> None:
         """Change the tenant's limits. A first memory limit applies only to sessions that begin later."""
-        limit_bytes = memory_limit(self._memory_bytes, limits)
-        if self._keeper is not None:
-            self._keeper.limit_bytes = limit_bytes or NO_LIMIT_BYTES
-            self._keeper.host_limit_bytes = limits.host_bytes
-        elif limit_bytes:
-            self._keeper = MemoryManager(self._executor, limit_bytes, host_bytes=limits.host_bytes, tiers=self._tiers,
-                                  spare=self._store)
+        options = attrs.evolve(self._memory_options, limit_bytes=memory_limit(self._memory_bytes, limits),
+                               host_bytes=limits.host_bytes)
+        if self._manager is not None:
+            self._manager.limit(options)
+        elif options.limit_bytes and self._memory is not None:
+            self._manager = self._memory.open(self._executor, options, self._store)
 
     @property
     def address(self) -> str:
@@ -293,6 +292,7 @@ class Server:
             if self.is_draining:
                 raise server_drains()
             self._line.check()
+            self._check_memory()
             allowance = self._allowances.open()
             try:
                 self._hold_session(channel, sequence, greeting, allowance, meter)
@@ -302,6 +302,11 @@ class Server:
         _log.info("%s: a courier of session %s begins", channel.peer, printable(greeting.session))
         deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
         return True
+
+    def _check_memory(self) -> None:
+        """Refuse a session whose memory is limited while no plugin keeps it within the limit."""
+        if self._manager is None and memory_limit(self._memory_bytes, self._allowances.limits):
+            raise no_memory_plugin()
 
     def _take_up(self, channel: Channel, sequence: int, hello: Hello, meter: Meter) -> None:
         """Move a session to a new connection. The thread that holds the session keeps serving it."""
@@ -339,9 +344,8 @@ class Server:
             place.stop, steady.stopped = steady.stop, place.give_up
             key_digest = digest_of(key)
             place.mark = mark_of(session, key_digest, hello.owner)
-            begin = SessionService if self._keeper is None else partial(BudgetedService, self._keeper)
-            service = begin(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
-                            watch=self._watch(), turns=place)
+            service = SessionService(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
+                                     watch=self._watch(), turns=place, manager=self._manager)
             self.sessions.add(Held(session, key_digest, steady, service, post, place, mailbox))
             try:
                 self._answer_all(steady, service, allowance, meter, place)
@@ -393,9 +397,9 @@ class Server:
                                          cache_misses=self._store.misses)
         amounts = Amounts(len(services), sum(service.live_handles for service in services),
                           sum(service.held_bytes for service in services), self._store.size_bytes)
-        if self._keeper is None:
+        if self._manager is None:
             return Report(counts, amounts)
-        return told_of_memory(counts, amounts, self._keeper, self._room.held_bytes)
+        return told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes)
 
     def _answer_all(self, channel: ResumableChannel, service: SessionService, allowance: SessionAllowance,
                     meter: Meter, place: Place) -> None:

@@ -18,8 +18,8 @@ from functools import partial
 
 import attrs
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.kinds import MemoryOptions
 from djinn_lib_service.upload_dedup import this_machine
-from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
@@ -50,7 +50,7 @@ from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
 from djinn_server.limits import Allowances, Limits
 from djinn_server.log_lines import write_to
-from djinn_server.memory import device_bytes
+from djinn_server.memory import device_bytes, memory_plugin
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.run_queue import Line
@@ -231,12 +231,11 @@ def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
 ) -> tuple[Server, PassedSocketListener, Allowances, Line]:
     from djinn.plugins import Plugins
-    from djinn.session.config import Config
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
-    config = Config.resolve({}, os.environ)
-    configure(config)
-    plugins = Plugins.load(config.selection)
+    plugins = Plugins.configured({}, os.environ, "server")
+    configure(plugins.settings(Config))
     transport = plugins.transport_for(setup.transport)
     options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
@@ -265,7 +264,9 @@ def _open(
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
                     keep_bytes=setup.keep_bytes,
                     looks_ahead=setup.looks_ahead,
-                    tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
+                    memory=memory_plugin(plugins),
+                    memory_options=MemoryOptions(warning=setup.memory_warning, critical=setup.memory_critical),
+                    public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, lease_s=setup.lease_s, grants=grants,
                     leave=partial(os._exit, 1))

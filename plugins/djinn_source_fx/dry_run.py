@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,8 +21,8 @@ from djinn.ir.value import Slot, Value
 from djinn.kinds import OperationClass, RemoteExecutor, SubmissionCache
 from djinn.kinds.backend import OpenBackend
 from djinn.record.tensor import LazyTensor, wrap
-from djinn.session.config import Config
 from djinn.session.session import Session
+from djinn.settings import Settings
 from djinn.wire.tensors import describe, is_dense
 
 if TYPE_CHECKING:
@@ -47,12 +46,13 @@ class Rehearsal(Session):
     def __init__(self, running: Session) -> None:
         connection: Any = _NoConnection(running)
         self._running = running
-        super().__init__(attrs.evolve(running.config, flush_every=None), running.plugins, [connection], running.device)
+        parts: Any = _Parts(running)
+        super().__init__(parts, [connection], running.device)
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
 
-    def backend_opener(self, config: Config | None = None) -> OpenBackend:
-        """Return what makes a backend that has no executor."""
-        return lambda *_: _NoBackend(self._running, self._answers)
+    def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
+        """Give a backend that runs nothing."""
+        return lambda connections, tape, released: _NoBackend(self._running, self._answers)
 
     def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
         """Return a tensor as an upload of ``tensor`` would; only its metadata is used, so it may be a fake tensor."""
@@ -149,6 +149,14 @@ def _zeros(item: Any) -> Any:
     if isinstance(item, (list, tuple)):
         return [_zeros(member) for member in item]
     return torch.device("cpu") if isinstance(item, torch.device) else item
+
+
+class _Parts:
+    """The running session's plugins, with a setting of the rehearsal's own."""
+
+    def __init__(self, running: Session) -> None:
+        self.settings = running.plugins.settings.changed(flush_every=None)
+        self.choose = running.plugins.choose
 
 
 class _NoConnection:

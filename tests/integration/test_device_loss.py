@@ -15,7 +15,6 @@ from djinn.errors import DeviceLostError
 from djinn.kinds.guard import Bounds
 from djinn.kinds.transport import ListenOptions
 from djinn.plugins import Plugins
-from djinn.session.config import Config
 
 DEVICE = "remote_accelerator:0"
 
@@ -37,7 +36,7 @@ class BrittleExecutor(CpuExecutor):
 
 def test_the_session_learns_why_and_the_process_ends() -> None:
     left = threading.Event()
-    plugins = Plugins.load(Config.resolve({}, {}).selection)
+    plugins = Plugins.load()
     watch = partial(plugins.choose("guard", "core").watch, Bounds("cpu", 2**30), plugins.choose("shapes", "meta"))
     listener = plugins.transport_for("tcp").listen("tcp://127.0.0.1:0", ListenOptions())
     server = Server(listener, BrittleExecutor(), admit=lambda channel, hello: None, watch=watch,

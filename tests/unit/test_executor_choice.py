@@ -13,7 +13,7 @@ from djinn_executor_cuda.executor import CudaExecutorFactory
 
 from djinn.errors import ConfigurationError, PluginError
 from djinn.plugins import Plugins, PluginSelection
-from djinn.session.config import Config
+from djinn.settings import Config
 
 NAMES = ("djinn-executor-cpu", "djinn-executor-cuda")
 

@@ -11,22 +11,8 @@ import attrs
 
 from djinn.errors import ConfigurationError
 
-KINDS = (
-    "interceptor",
-    "shapes",
-    "classifier",
-    "source",
-    "analyzer",
-    "pattern",
-    "exporter",
-    "scheduler",
-    "backend",
-    "cache",
-    "transport",
-    "executor",
-    "guard",
-    "observer",
-)
+KINDS = ("interceptor", "shapes", "classifier", "source", "analyzer", "pattern", "exporter", "scheduler", "backend",
+         "cache", "memory", "transport", "executor", "guard", "observer")
 """The kinds of plugin."""
 
 DEFAULTS: Mapping[str, str] = MappingProxyType({
@@ -37,6 +23,7 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
     "scheduler": "single",
     "backend": "fleet",
     "cache": "results",
+    "memory": "tiered",
     "guard": "core",
 })
 """Default object for each kind of which exactly one is used; a device decides which executor is."""
