@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Protocol
 
 import attrs
@@ -78,11 +79,11 @@ class Recorder:
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute one operation on lazy tensors, or a factory on the logical device."""
-        binding = self._bindings.get(id(operator))
-        if binding is None:
-            binding = self.binding(operator)
+        binding = self._bindings.get(id(operator)) or self.binding(operator)
         if binding.special is not None:
-            return binding.special(operator, args, kwargs)
+            result = binding.special(operator, args, kwargs)
+            if result is not NotImplemented:
+                return result
         return self.record(binding, operator, args, kwargs)
 
     def binding(self, operator: Any) -> Binding:
@@ -268,11 +269,6 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
     return ours
 
 
-_known_logical_type: str | None = None
-
-
+@cache
 def _logical_type() -> str:
-    global _known_logical_type
-    if _known_logical_type is None:
-        _known_logical_type = logical_device().type
-    return _known_logical_type
+    return logical_device().type

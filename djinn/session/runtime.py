@@ -17,7 +17,7 @@ import torch
 from djinn.errors import UnsupportedTensorError
 from djinn.kinds import Connection, Interceptor
 from djinn.record import devices
-from djinn.record import tensor as lazy
+from djinn.record.dispatcher import dispatcher
 from djinn.session.connecting import connect
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RuntimeState:
 def install(interceptor: Interceptor) -> None:
     """Make PyTorch hand its operations to djinn. Opens nothing and starts nothing."""
     devices.use_device(interceptor.install)
-    lazy.use_functions(interceptor.functions())
+    dispatcher.functions = interceptor.functions()
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
@@ -107,6 +107,7 @@ def _start(plugins: Plugins) -> Session:
     try:
         connections.extend(connect(plugins, address) for address in config.addresses)
         session = Session(plugins, connections, devices.logical_device())
+        operators = plugins.choose("interceptor", "device").handlers(session)
         session.seed(next_seed())
     except BaseException:
         for connection in connections:
@@ -116,7 +117,7 @@ def _start(plugins: Plugins) -> Session:
         atexit.register(shutdown)
     _session, _process = session, os.getpid()
     _baseline.clear()
-    lazy.use_dispatcher(session.recorder.dispatch)
+    dispatcher.begin(session.recorder.dispatch, operators)
     _init_time_ms = (time.perf_counter() - begin) * 1000
     try:
         plugins.hook.djinn_session_started(session=session)
@@ -146,7 +147,7 @@ def shutdown() -> None:
     global _session
     with _lock:
         session = _session
-        lazy.use_dispatcher(None)
+        dispatcher.end()
         try:
             if session is not None and _process == os.getpid():
                 session.close()
@@ -161,7 +162,7 @@ def forget_in_child() -> None:
     global _session, _lock
     _session = None
     _lock = threading.RLock()
-    lazy.use_dispatcher(None)
+    dispatcher.end()
 
 
 def is_initialized() -> bool:

@@ -18,12 +18,13 @@ from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, ShapeInference
+from djinn.kinds import Classifier, Connection, OperationClass, ShapeInference
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
 from djinn.kinds.cache import CacheSettings, SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
 from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
+from djinn.record.dispatcher import dispatcher
 from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.recorder import Recorder
 from djinn.record.tensor import LazyTensor, wrap
@@ -66,12 +67,11 @@ class Session:
         self.flush_after(config.flush_every)
         self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
-        interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
+        self.dispatch = self.recorder.dispatch
         self.backend: Backend = self.backend_opener()(connections, self.tape, self.released)
         self.mixer: HostInterop = plugins.hook.djinn_open_host_interop(session=self) or HostInterop(self)
-        self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
 
     def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
@@ -107,10 +107,6 @@ class Session:
             return SubmissionCache()
         made: SubmissionCache = self.plugins.choose("cache", "results").open(max_bytes, self.classifier)
         return made
-
-    def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute one operation."""
-        return self.recorder.dispatch(operator, args, kwargs)
 
     def stream(self) -> None:
         """Submit pending nodes without waiting and without raising; a broken connection shows at the next wait."""
@@ -379,9 +375,8 @@ class Session:
         return lambda sizes: classifier.phase_told(operator, sizes)
 
     def _special(self, operator: Any, operation_class: OperationClass) -> Callable[..., Any] | None:
-        handler = self._handlers.get(operator)
-        if handler is not None:
-            return lambda op, args, kwargs: handler(self, op, args, kwargs)
+        if operator in dispatcher.operators:
+            return partial(dispatcher.operators[operator], self)
         facts = facts_of(operator)
         if facts.is_composite and not self.classifier.keep_whole(operator):
             return self.decompose
@@ -391,12 +386,11 @@ class Session:
 
     def _record_changing(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation that may change a tensor's metadata; ask the executor if eager might refuse it."""
-        binding = self.recorder.binding(operator)
         slots, numbers = self.recorder.take_apart(args, kwargs)
         shares = len({slot.storage for slot in slots}) < len(slots) == len(tensors_in((args, tuple(kwargs.values()))))
-        plan = self.planner.plan(binding, operator, args, kwargs) if shares else None
+        plan = self.planner.plan(self.recorder.binding(operator), operator, args, kwargs) if shares else None
         if plan is None or not plan.changes:
-            return self.recorder.record(binding, operator, args, kwargs)
+            return NotImplemented
         return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
     def decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

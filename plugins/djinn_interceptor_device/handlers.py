@@ -37,8 +37,13 @@ WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
 
 
 def record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record an operator as it is, even if it is a composite."""
+    """Record an operator as part of its handler."""
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+
+
+def keep_whole(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let an operator be recorded as it is, although it is a composite."""
+    return NotImplemented
 
 
 def as_view(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,7 +153,7 @@ def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
     """Record a training step by the overload whose schema says that it writes the running statistics."""
     _, _, _, mean, variance, training, *_ = args
     writes = training and mean is not None and variance is not None
-    return record(session, aten._native_batch_norm_legit.default if writes else operator, args, kwargs)
+    return record(session, aten._native_batch_norm_legit.default, args, kwargs) if writes else NotImplemented
 
 
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -170,7 +175,7 @@ def conjugate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: di
 
 
 def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record it, unless the tensor is a conjugated view.
+    """Let it be recorded, unless the tensor is a conjugated view.
 
     Raises:
         RuntimeError: It is a conjugated view.
@@ -179,7 +184,7 @@ def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
         raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors.  To resolve the conjugate "
                            "tensor so you can view it as real, use self.resolve_conj(); however, be warned that the "
                            "resulting tensor will NOT alias the original.")
-    return record(session, operator, args, kwargs)
+    return NotImplemented
 
 
 def negate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,7 +212,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,
     **dict.fromkeys(UNDECLARED_VIEWS, as_view),
-    **{getattr(aten, name).default: record for name in WHOLE},
+    **{getattr(aten, name).default: keep_whole for name in WHOLE},
     **zeros.HANDLERS,
     aten.set_.source_Storage: set_storage,
     aten.set_.source_Storage_storage_offset: set_storage,

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
-from djinn.kinds import RandomState
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Rerun, Run
 from djinn_lib_service.capabilities import SupportsSkippedSteps, SupportsSpeculation, Turns
