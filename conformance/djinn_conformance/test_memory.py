@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from djinn_lib_service.kinds import MemoryFactory, MemoryOptions, SupportsEviction
+from djinn_lib_service.kinds.executor import RelievedExecutor
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from djinn.errors import OutOfMemoryError
-from djinn.kinds.executor import RelievedExecutor
 from djinn_conformance.assertions import expect, expect_equal, expect_same_tensor
 from djinn_conformance.laws import law
 from djinn_conformance.memory_pressure import device_bytes, expect_honest

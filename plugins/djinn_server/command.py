@@ -17,6 +17,7 @@ import attrs
 import typer
 from djinn_lib_service.content_store import read_digests
 from djinn_lib_service.kinds import CRITICAL, WARNING, MemoryOptions
+from djinn_lib_service.listening import listen
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
@@ -34,6 +35,7 @@ from djinn_server.memory import default_keep_bytes, memory_plugin
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.placement import default_places
+from djinn_server.plugin_settings import environment_of
 from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import SandboxMode, plan
 from djinn_server.signals import Operation, catch_signals
@@ -195,7 +197,7 @@ def serve(
 
     try:
         offer = _offer(values)
-        server, reloading = _open(offer, read)
+        server, reloading = _open(offer, read, context.obj or {})
         if metrics_port is not None:
             page = server.show_metrics(metrics_host, metrics_port, djinn.__version__)
             if not _is_loopback(metrics_host):
@@ -291,14 +293,17 @@ def _full(path: str) -> str:
     return str(Path(path).absolute()) if path else ""
 
 
-def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Gateway, Reloading]:
-    from djinn.kinds.transport import AdoptingTransport, ListenOptions
+def _open(
+    offer: Offer, read: Callable[[], tuple[Offer, list[str]]], settings: Mapping[str, Any],
+) -> tuple[Gateway, Reloading]:
+    from djinn_lib_service.kinds.transport import AdoptingTransport, ListenOptions
+
     from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
     from djinn.settings import Config
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    plugins = Plugins.configured({"token": offer.token, **quiet}, os.environ, "server")
+    plugins = Plugins.configured({**settings, "token": offer.token, **quiet}, os.environ, "server")
     config = plugins.settings(Config)
     write_to(sys.stderr, offer.log_format, secrets=(config.token,), role="gateway")
     configure(config)
@@ -319,7 +324,7 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
     hands_over = scheme != "tls" and isinstance(transport, AdoptingTransport)
     try:
         # First, before anything that takes time: an address in use is the most common mistake.
-        listener = transport.listen(offer.address, ListenOptions(
+        listener = listen(transport, offer.address, ListenOptions(
             tls_cert=offer.tls_cert, tls_key=offer.tls_key, tls_client_ca=offer.tls_client_ca))
     except TransportError as error:
         raise ListenError(error.summary, hint=error.hint) from None
@@ -339,7 +344,8 @@ def _open(offer: Offer, read: Callable[[], tuple[Offer, list[str]]]) -> tuple[Ga
 
     exchange = Exchange(PeerPolicy.parse(offer.peers, is_private=is_private, listens_on_path=scheme == UNIX),
                         plugins.transport_for)
-    supervisor = Supervisor(setup_for, environment | {"DJINN_LOG_LEVEL": config.log_level}, devices=offer.devices,
+    supervisor = Supervisor(setup_for, environment | environment_of(plugins) | {"DJINN_LOG_LEVEL": config.log_level},
+                            devices=offer.devices,
                             turns=offer.turns, forkserver=forkserver, exchange=exchange)
     gateway = Gateway(listener, tenants, supervisor, first=tenants.tenant if isinstance(tenants, OneTenant) else None,
                       max_run_s=offer.max_run_s, control=_control(offer.control))

@@ -42,7 +42,7 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         threads: Threads of operations on the CPU; 0 for PyTorch's default.
         address: Where to listen for redirected clients; empty for nowhere.
         ticket_key: Key that tickets are made with.
-        tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
+        tls_cert, tls_key, tls_client_ca: See `djinn_lib_service.kinds.transport.ListenOptions`.
         tls_pair: The worker's own certificate and key, as PEM, in place of ``tls_cert`` and ``tls_key``.
         mailbox_prefix: Prefix of the keys of its mailboxes, unique to this worker.
         program_bytes: Memory that one program may use besides its inputs; ``None`` for the device's memory.
@@ -105,7 +105,8 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
 
     Attributes:
         peer: The address at the other end.
-        received: The bytes already read from it, as returned by `djinn.kinds.transport.MovableChannel.detach`.
+        received: The bytes already read from it, as returned by
+            `djinn_lib_service.kinds.transport.MovableChannel.detach`.
         token: The token that admitted its client; see `djinn_server.tokens.Secret.identity`.
     """
 

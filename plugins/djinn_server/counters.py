@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 from djinn_lib_service.kinds import MemoryReport
+from djinn_lib_service.kinds.transport import CountedChannel
 from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
-from djinn.kinds.transport import CountedChannel
 from djinn_server.limits import Limited
 
 __all__ = ("BUCKETS_S", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",

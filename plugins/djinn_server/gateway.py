@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from djinn_lib_service.kinds.transport import Channel, Listener
 from djinn_lib_service.peer_exchange import check_courier
 
 from djinn.errors import DjinnError, RefusedError
-from djinn.kinds.transport import Channel, Listener
 from djinn.wire.messages import PeerHello, Starting
 from djinn_server.counters import Reason
 from djinn_server.exposition import MetricsPage

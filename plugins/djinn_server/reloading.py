@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from djinn_lib_service.kinds.transport import Listener, ListenOptions
+
 from djinn.errors import ConfigurationError
-from djinn.kinds.transport import Listener, ListenOptions
 from djinn_server.control import Renew
 from djinn_server.supervisor import Supervisor
 from djinn_server.tenants import KnownTenants, OneTenant
@@ -25,13 +26,13 @@ _log = logging.getLogger("djinn.server")
 
 @runtime_checkable
 class RenewableListener(Protocol):
-    """A `djinn.kinds.transport.Listener` whose certificate can be replaced while its connections stay open."""
+    """A `Listener` whose certificate can be replaced while its connections stay open."""
 
     def renew(self, options: ListenOptions) -> None:
         """Use other certificates for new connections; open connections are not affected.
 
         Args:
-            options: As for `djinn.kinds.transport.Transport.listen`; only the certificate options are used.
+            options: As for `ListeningTransport.listen`; only the certificate options are used.
 
         Raises:
             ConfigurationError: They cannot be used. The previous certificates then stay in use.

@@ -14,6 +14,9 @@ import attrs
 import msgspec
 from djinn_lib_service.content_store import ContentStore
 from djinn_lib_service.kinds import MemoryFactory, MemoryManager, MemoryOptions
+from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.guard import Watch
+from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
@@ -27,9 +30,7 @@ from djinn.errors import (
     RefusedError,
     TransportError,
 )
-from djinn.kinds.executor import Executor
-from djinn.kinds.guard import Watch
-from djinn.kinds.transport import Channel, Listener, PeerConnection, Transport
+from djinn.kinds.transport import Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
 from djinn_server.counters import Amounts, Meter, Meters, Outcome, Report, told_of_memory

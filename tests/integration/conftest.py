@@ -16,6 +16,7 @@ import attrs
 import pytest
 import trustme
 from djinn_lib_service.frames import encode_head
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
@@ -26,7 +27,6 @@ from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
 
 import djinn
-from djinn.kinds.transport import ListenOptions
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 

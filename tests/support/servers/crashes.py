@@ -28,8 +28,8 @@ import ctypes, os, signal, sys
 from functools import partial
 import torch
 import djinn_guard_core.guard
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import ListenOptions
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn.plugins import Plugins
 from djinn_server.peers import PeerPolicy
 from djinn_server.server import Server
