@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
+from djinn_lib_server.options import MetricsOptions
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION
@@ -242,8 +243,7 @@ class MetricsPage:
     """Serves ``/metrics``, ``/healthz`` and ``/readyz`` over HTTP.
 
     Args:
-        host: Address to listen on.
-        port: Port; 0 finds a free one.
+        options: Where to listen.
         ledger: The statistics.
         version: Of this distribution.
         why_not_ready: Returns the reason why sessions cannot begin; empty if they can.
@@ -257,9 +257,10 @@ class MetricsPage:
     """
 
     def __init__(
-        self, host: str, port: int, ledger: MetricsStore, version: str, why_not_ready: Callable[[], str]
+        self, options: MetricsOptions, ledger: MetricsStore, version: str, why_not_ready: Callable[[], str],
     ) -> None:
         check_library()
+        host, port = options.host, options.port or 0
         from prometheus_client import CollectorRegistry
 
         registry = CollectorRegistry(auto_describe=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from djinn_lib_server.options import MetricsOptions, ServeOptions
 from djinn_lib_service.peer_exchange import check_courier
 
 from djinn.errors import DjinnError, RefusedError
@@ -25,7 +26,7 @@ from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.server import refuse
 from djinn_server.starting import await_worker
 from djinn_server.supervisor import Supervisor
-from djinn_server.tenants import Tenant, Tenants
+from djinn_server.tenants import OneTenant, Tenants
 from djinn_server.watching import TenantWatch
 
 __all__ = ("Gateway",)
@@ -40,9 +41,8 @@ class Gateway:
         listener: Where clients connect; closed by `stop`.
         tenants: The tenants that are admitted.
         supervisor: Manages the workers; stopped by `stop`.
-        first: The tenant whose worker starts before any client connects; ``None`` for none.
+        options: The server's options.
         room: Holds connections that have not identified themselves.
-        max_run_s: How long a program may run; 0 for no limit.
         control: Path of the operator's socket; ``None`` for no socket.
 
     Raises:
@@ -56,18 +56,18 @@ class Gateway:
     """
 
     def __init__(
-        self, listener: Listener, tenants: Tenants, supervisor: Supervisor, *, first: Tenant | None = None,
-        room: PendingHandshakes | None = None, max_run_s: float = 0.0, control: Path | None = None,
+        self, listener: Listener, tenants: Tenants, supervisor: Supervisor, options: ServeOptions, *,
+        room: PendingHandshakes | None = None, control: Path | None = None,
     ) -> None:
         self._listener = listener
         self._tenants = tenants
         self._supervisor = supervisor
-        self._first = first
+        self._first = tenants.tenant if isinstance(tenants, OneTenant) else None
         self._counts = supervisor.ledger.gateway
         self._room = room or PendingHandshakes(reject=lambda: self._counts.reject("waiting_room"))
         self._page: MetricsPage | None = None
         self._verdicts = Verdicts()
-        self._runs = RunWatch(supervisor.workers, self._verdicts, max_run_s, self._counts)
+        self._runs = RunWatch(supervisor.workers, self._verdicts, options.sessions.max_run_s, self._counts)
         self._operator = None if control is None else OperatorSocket(
             control, Operating(supervisor, self._verdicts).handlers())
         self.watch = TenantWatch(tenants, supervisor)
@@ -89,19 +89,18 @@ class Gateway:
             return "The server accepts no connections."
         return self._supervisor.why_not_ready()
 
-    def show_metrics(self, host: str, port: int, version: str) -> str:
+    def show_metrics(self, options: MetricsOptions, version: str) -> str:
         """Serve metrics and probes until `stop`, and return their address.
 
         Args:
-            host: Address to listen on.
-            port: Port; 0 finds a free one.
+            options: Where to listen.
             version: Of this distribution.
 
         Raises:
             ConfigurationError, TransportError: See `djinn_server.exposition.MetricsPage`.
         """
         try:
-            self._page = MetricsPage(host, port, self._supervisor.ledger, version, self.why_not_ready)
+            self._page = MetricsPage(options, self._supervisor.ledger, version, self.why_not_ready)
         except DjinnError:
             self.stop()
             raise
@@ -127,9 +126,10 @@ class Gateway:
             self._operator.start()
         _log.info("accepting on %s", self.address)
 
-    def limit_runs(self, max_run_s: float) -> None:
-        """Change how long programs may run; 0 for no limit."""
-        self._runs.limit_s = max_run_s
+    def renew(self, options: ServeOptions) -> None:
+        """Use other options, as far as they can change while the server runs."""
+        self._runs.limit_s = options.sessions.max_run_s
+        self.watch.look()
 
     def drain(self) -> None:
         """Refuse new sessions. Existing ones continue, also over new connections."""

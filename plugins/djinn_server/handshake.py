@@ -17,11 +17,7 @@ from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError
 from djinn.kinds.transport import Channel
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, Welcome
 
-__all__ = ("LEASE_S", "Load", "answer_again", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
-
-
-LEASE_S = 30.0
-"""Default time that a session is kept after its connection breaks."""
+__all__ = ("Load", "answer_again", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
 
 
 @attrs.frozen

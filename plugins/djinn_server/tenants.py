@@ -11,10 +11,10 @@ from typing import Protocol
 
 import attrs
 import msgspec
+from djinn_lib_server.limits import Limits, memory_limit
 
 from djinn.errors import ConfigurationError, RefusedError, TokenEndedError
 from djinn_server.expiry import written
-from djinn_server.limits import Limits, memory_limit
 from djinn_server.tokens import Entry, Secret, TokenFile
 
 __all__ = ("Admission", "KnownTenants", "NoWorkerError", "OneTenant", "Tenant", "Tenants", "granted", "token_ended")

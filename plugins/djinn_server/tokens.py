@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from djinn_lib_server.limits import Limits
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
 from djinn_server.expiry import LATEST_S
-from djinn_server.limits import Limits
 
 __all__ = ("Entry", "Secret", "TokenFile", "Tokens", "default_path")
 

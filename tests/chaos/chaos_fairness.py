@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from djinn_server.limits import Limits
+from djinn_lib_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from hostile_tenant import hostile_tenant
 from serving import Serving

@@ -18,8 +18,8 @@ from typing import Any
 
 import attrs
 import pytest
+from djinn_lib_server.limits import Limits
 from djinn_monitor.reading import TenantReading, read
-from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from hostile_tenant import hostile_tenant
 from serving import Serving

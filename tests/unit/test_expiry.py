@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from djinn_cli.app import main
+from djinn_lib_server.limits import Limits
 from djinn_server.expiry import duration_s, end_of, written
-from djinn_server.limits import Limits
 from djinn_server.tenants import KnownTenants, granted
 from djinn_server.tokens import TokenFile
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from djinn_cli.app import main
-from djinn_server.limits import Limits
+from djinn_lib_server.limits import Limits
 from djinn_server.tokens import TokenFile, default_path
 from warm import run_djinn
 
