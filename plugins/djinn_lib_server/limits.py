@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from djinn_lib_server.option import MIB, Option
 
-__all__ = ("Limits", "memory_limit")
+__all__ = ("Limited", "Limits", "memory_limit")
+
+Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait", "programs"]
+"""Limits that can refuse a request."""
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):

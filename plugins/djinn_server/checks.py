@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from pathlib import Path
 
 from djinn_lib_server.options import LOOPBACK, ServeOptions
 from djinn_memory_tiered.tiers import Tiers
@@ -15,8 +14,12 @@ from djinn_server.peers import PeerPolicy
 __all__ = ("check_options", "is_loopback")
 
 
-def check_options(options: ServeOptions) -> bool:
+def check_options(options: ServeOptions, *, needs_token: bool) -> bool:
     """Reject contradictory or unsafe options.
+
+    Args:
+        options: The options.
+        needs_token: Whether the authenticator requires a token.
 
     Returns:
         Whether only this machine can connect.
@@ -24,19 +27,13 @@ def check_options(options: ServeOptions) -> bool:
     Raises:
         ConfigurationError: Names the options, and says what to do.
     """
-    address, tokens, tls = options.address, options.tokens, options.tls
+    address, tls = options.address, options.tls
     if not hasattr(socket, "send_fds"):
         raise ConfigurationError("djinn serve needs Linux or another Unix: it gives connections to other processes.",
                                  hint="Clients run anywhere.")
     if address.unix and (address.host != LOOPBACK or address.port or tls.cert):
         raise ConfigurationError("--unix cannot be used with --host, --port or --tls-cert: a server listens on one "
                                  "address, and nothing leaves the machine there.")
-    if tokens.file and tokens.token:
-        raise ConfigurationError("There are --tokens, and a token for everybody (--token or DJINN_TOKEN).",
-                                 hint="Use one of the two.")
-    if tokens.file and not Path(tokens.file).exists():
-        raise ConfigurationError(f"There is no file {tokens.file}.",
-                                 hint=f"Make a token: djinn token create NAME --tokens {tokens.file}")
     if not all(options.device.names) and len(options.device.names) > 1:
         raise ConfigurationError(f"{options.device.device!r} is no list of devices.",
                                  hint="Write --device cuda:0,cuda:1.")
@@ -54,7 +51,7 @@ def check_options(options: ServeOptions) -> bool:
     lacking = [remedy for remedy, has in (
         ("encryption: give a certificate with --tls-cert and --tls-key", bool(tls.cert)),
         ("a token: set DJINN_TOKEN to a secret, or make tokens with `djinn token create NAME` and give --tokens",
-         bool(tokens.token or tokens.file))) if not has]
+         needs_token)) if not has]
     if lacking:
         raise ConfigurationError(f"Other machines could reach {address.host}, and it has no {'; nor '.join(lacking)}.",
                                  hint="Or listen on 127.0.0.1, and reach it through a tunnel.")

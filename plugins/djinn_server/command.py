@@ -12,9 +12,7 @@ from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 import typer
 from djinn_lib_server.options import DeclaredOption, ServeOptions, declared, options_from
 
-import djinn
 from djinn.errors import ConfigurationError
-from djinn_server.checks import is_loopback
 from djinn_server.config_file import reread, use_config
 from djinn_server.gateway import Gateway
 from djinn_server.opening import ListenError, open_server
@@ -24,7 +22,6 @@ __all__ = ("serve",)
 
 USAGE_ERROR = 2
 """Exit status of an invalid command line."""
-_log = logging.getLogger("djinn.server")
 
 
 def serve(context: typer.Context, config: str = "", with_parent: bool = False, **_: Any) -> None:
@@ -49,10 +46,6 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
     try:
         options = options_from(values)
         server, reloading = open_server(options, read)
-        if options.metrics.port is not None:
-            page = server.show_metrics(options.metrics, djinn.__version__)
-            if not is_loopback(options.metrics.host):
-                _log.warning("other machines can read the metrics on %s", page)
         server.start()
     except (ConfigurationError, ListenError) as error:
         typer.echo(f"djinn: {error}", err=True)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Literal, TypeAlias
 
-from djinn_lib_server.limits import Limits
+from djinn_lib_server.limits import Limited, Limits
 
 from djinn.errors import LimitError
 from djinn.ir.program import Program
 from djinn.wire.messages import Batch, Define, Forget
 
-__all__ = ("Allowances", "Limited", "SessionAllowance")
+__all__ = ("Allowances", "SessionAllowance")
 
 WAIT_S = 30.0
 """How long a session's tensors wait while tensors of the tenant's other sessions are being processed."""
 _ASK = "Ask the server's operator for more."
-Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait", "programs"]
 
 
 class Allowances:

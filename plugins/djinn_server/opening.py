@@ -9,11 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from djinn_lib_server.kinds.admission import AdmissionFactory
+from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
+from djinn_lib_server.kinds.metrics import MetricsFactory
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.content_store import read_digests
 
+import djinn
 from djinn.errors import ConfigurationError, TransportError
-from djinn_server.checks import check_options
+from djinn_server.admission import GuardedAdmission
+from djinn_server.authentication import Authentication
+from djinn_server.checks import check_options, is_loopback
 from djinn_server.control import Setup
 from djinn_server.dialing import Exchange
 from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
@@ -24,8 +30,6 @@ from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import plan
 from djinn_server.supervisor import Supervisor
-from djinn_server.tenants import KnownTenants, OneTenant, Tenant
-from djinn_server.tokens import TokenFile
 
 __all__ = ("ListenError", "open_server")
 
@@ -67,15 +71,23 @@ def open_server(
     config = Config.resolve({"token": options.tokens.token, **quiet}, os.environ)
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
-    is_private = check_options(options)
-    plan(options.sandbox, (options.tokens.file, options.tls.key or options.tls.cert), encrypts=bool(options.tls.cert))
     plugins = Plugins.load(config.selection)
     for kind in ("executor", "guard", "shapes"):
         plugins.choose(kind, DEFAULTS[kind])
+    authenticators: AuthenticatorFactory = plugins.choose("authenticator", DEFAULTS["authenticator"])
+    admissions: AdmissionFactory = plugins.choose("admission", DEFAULTS["admission"])
+    outputs: list[MetricsFactory] = plugins.all("metrics")
+
+    def check(options: ServeOptions) -> bool:
+        return check_options(options, needs_token=authenticators.check(options))
+
+    is_private = check(options)
+    plan(options.sandbox, (options.tokens.file, options.tls.key or options.tls.cert), encrypts=bool(options.tls.cert))
     # Only this process may see the secrets.
-    environment = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+    secrets = _SECRETS.union(authenticators.secret_variables)
+    environment = {name: value for name, value in os.environ.items() if name not in secrets}
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
-    knows_secrets = bool(config.token or not _SECRETS.isdisjoint(os.environ))
+    knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
     transport = plugins.transport_for(options.scheme)
     hands_over = options.scheme != "tls" and isinstance(transport, AdoptingTransport)
@@ -84,18 +96,22 @@ def open_server(
         listener = transport.listen(options.url, options.tls.for_listening)
     except TransportError as error:
         raise ListenError(error.summary, hint=error.hint) from None
-    tenants = (KnownTenants(TokenFile(Path(options.tokens.file)), options.limits) if options.tokens.file
-               else OneTenant(options.tokens.token, Tenant("", options.limits)))
+    admission = GuardedAdmission(admissions.open(options))
+    authentication = Authentication(authenticators.open(options))
     setup = Setup(
         options.without_token(), device=options.device.names[0],
-        address="" if hands_over else options.url_of_port(0), takes_turns=bool(options.tokens.file),
+        address="" if hands_over else options.url_of_port(0), takes_turns=authentication.tenant is None,
         public_digests=read_digests(Path(options.memory.public_contents)) if options.memory.public_contents
         else frozenset())
     peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
-    supervisor = Supervisor(setup, environment | {"DJINN_LOG_LEVEL": config.log_level}, forkserver=forkserver,
-                            exchange=Exchange(peers, plugins.transport_for))
-    gateway = Gateway(listener, tenants, supervisor, options, control=_control(options.operator.control))
-    return gateway, Reloading(options, read, listener, tenants, supervisor, gateway.renew)
+    supervisor = Supervisor(setup, environment | {"DJINN_LOG_LEVEL": config.log_level}, admission,
+                            forkserver=forkserver, exchange=Exchange(peers, plugins.transport_for))
+    gateway = Gateway(listener, authentication, admission, supervisor, options,
+                      control=_control(options.operator.control))
+    for page in gateway.show_metrics(outputs, options, djinn.__version__):
+        if not is_loopback(options.metrics.host):
+            _log.warning("other machines can read the metrics on %s", page)
+    return gateway, Reloading(options, read, check, listener, authentication, supervisor, gateway.renew)
 
 
 def _control(path: str) -> Path | None:

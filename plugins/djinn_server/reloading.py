@@ -13,10 +13,9 @@ from djinn_lib_server.options import ServeOptions, TlsOptions
 
 from djinn.errors import ConfigurationError
 from djinn.kinds.transport import Listener, ListenOptions
-from djinn_server.checks import check_options
+from djinn_server.authentication import Authentication
 from djinn_server.control import Renew
 from djinn_server.supervisor import Supervisor
-from djinn_server.tenants import KnownTenants, OneTenant
 
 __all__ = ("Reloading", "RenewableListener")
 
@@ -44,8 +43,9 @@ class Reloading:
     Args:
         options: The server's current options.
         read: Reads the options again; returns them, and the names of changed options that need a restart.
+        check: Raises if the options contradict each other or are unsafe.
         listener: Where clients connect.
-        tenants: The tenants that are admitted.
+        authentication: Says who a client is.
         supervisor: Manages the workers.
         apply: Applies the options and the tenants' current limits to what runs.
 
@@ -56,13 +56,14 @@ class Reloading:
         One thread calls `reload`; any reads `options`.
     """
 
-    def __init__(self, options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]], listener: Listener,
-                 tenants: KnownTenants | OneTenant, supervisor: Supervisor,
-                 apply: Callable[[ServeOptions], None]) -> None:
+    def __init__(self, options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]],
+                 check: Callable[[ServeOptions], object], listener: Listener, authentication: Authentication,
+                 supervisor: Supervisor, apply: Callable[[ServeOptions], None]) -> None:
         self.options = options
         self._read = read
+        self._check = check
         self._listener = listener
-        self._tenants = tenants
+        self._authentication = authentication
         self._supervisor = supervisor
         self._apply = apply
 
@@ -73,25 +74,21 @@ class Reloading:
             ConfigurationError: The configuration is invalid; says why. The previous one then stays in use.
         """
         options, left = self._read()
-        check_options(options)
+        self._check(options)
         tls = options.tls
         if bool(tls.cert) != bool(self.options.tls.cert):
             raise ConfigurationError("tls-cert cannot come or go while the server runs: its address would be another.",
                                      hint="Restart the server.")
         certificate = _read_certificate(tls) if tls.cert else b""
         authorities = _read(tls.client_ca).decode("ascii", "replace") if tls.client_ca else ""
-        if isinstance(self._tenants, KnownTenants):
-            # Steps that can fail come before steps that cannot; renewing the certificates is the last step that can.
-            self._tenants.check()
+        # Steps that can fail come before steps that cannot; renewing the certificates is the last step that can.
+        use = self._authentication.prepare(options)
         if isinstance(self._listener, RenewableListener):
             self._listener.renew(tls.for_listening)
         for name in left:
             _log.warning("%s is another in the file, which takes a restart: it stays as it was", name)
         self.options = options
-        if isinstance(self._tenants, KnownTenants):
-            self._tenants.renew(options.limits)
-        else:
-            self._tenants.renew(options.tokens.token, options.limits)
+        use()
         for worker in self._supervisor.renew(options):
             if certificate:
                 descriptor = _opened(worker.pair.encode() or certificate)

@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+from djinn_lib_server.kinds.metrics import Amounts, Outcome
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import MemoryOptions, ServeOptions
 from djinn_lib_service.content_store import ContentStore
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
-from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, deliver
+from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.manager import MemoryManager
@@ -35,14 +36,13 @@ from djinn.kinds.guard import Watch
 from djinn.kinds.transport import Channel, Listener, PeerConnection, Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
-from djinn_server.counters import Amounts, Meter, Meters, Outcome, Report, told_of_memory
+from djinn_server.counters import Meter, Meters, Report, told_of_memory
 from djinn_server.draining import server_drains
 from djinn_server.grants import Grants
 from djinn_server.handshake import (
     Load,
     answer_again,
     answer_client,
-    check_versions,
     courier_welcome,
     receive_greeting,
 )
@@ -177,7 +177,7 @@ class Server:
         """Start accepting connections."""
         self._acceptor.start()
         self.sessions.start()
-        _log.info("serving %s on %s", self._executor.device, self.address)
+        _log.info("serving %s%s", self._executor.device, f" on {self.address}" if self.address else "")
 
     def stop(self, timeout_s: float = 5.0, goodbye: Goodbye = _GOODBYE) -> bool:
         """Stop accepting, end all sessions, and wait for their threads.

@@ -10,21 +10,23 @@ import time
 
 import attrs
 import msgspec
+from djinn_lib_server.kinds.admission import AdmissionPolicy, ServerLoad
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_server.tenants import Tenant, token_ended
+from djinn_lib_server.turn_queue import TurnSettings
 from djinn_lib_service.peer_exchange import no_mailbox
 from djinn_lib_service.resumption import no_session
 
 from djinn.errors import DjinnError, RefusedError, TransportError
+from djinn_server.authentication import NoWorkerError
 from djinn_server.control import Drain, Setup, Stop
 from djinn_server.device_leases import LeaseClient, LeaseManager
 from djinn_server.dialing import Exchange
 from djinn_server.draining import server_drains
-from djinn_server.fair_queue import Settings
 from djinn_server.forkserver import ForkServer
 from djinn_server.metrics_store import MetricsStore
 from djinn_server.oversight import Offenders
 from djinn_server.placement import default_places, least_loaded
-from djinn_server.tenants import NoWorkerError, Tenant, token_ended
 from djinn_server.tickets import KEY_BYTES
 from djinn_server.worker_process import Worker
 
@@ -69,6 +71,7 @@ class Supervisor:
     Args:
         setup: What the setups of all workers have in common.
         environment: Environment variables of the workers.
+        admission: Orders the turns on each device.
         ledger: Collects the workers' reports; the supervisor has its own by default.
         forkserver: Forks workers; without it, each worker starts as a new process.
         exchange: Connects workers to other servers; without it, they reach none.
@@ -81,15 +84,17 @@ class Supervisor:
         Any thread.
     """
 
-    def __init__(self, setup: Setup, environment: dict[str, str], ledger: MetricsStore | None = None, *,
-                 forkserver: ForkServer | None = None, exchange: Exchange | None = None) -> None:
+    def __init__(self, setup: Setup, environment: dict[str, str], admission: AdmissionPolicy, *,
+                 ledger: MetricsStore | None = None, forkserver: ForkServer | None = None,
+                 exchange: Exchange | None = None) -> None:
         self.ledger = ledger or MetricsStore()
         self.offenders = Offenders()
         self._setup = setup
         self._devices = setup.options.device.names
         self._desk = LeaseManager([
-            Settings(setup.options.fairness.device_turns or places)
-            for places in default_places(self._devices, setup.options.device.threads or 0)])
+            (TurnSettings(setup.options.fairness.device_turns or places), admission.order_of(device))
+            for device, places in zip(self._devices, default_places(
+                self._devices, setup.options.device.threads or 0), strict=True)])
         self._environment = environment
         self._forkserver = forkserver
         self._exchange = exchange
@@ -197,6 +202,12 @@ class Supervisor:
         """List the tenants that have workers."""
         with self._changed:
             return [post.tenant for post in self._posts.values()]
+
+    def load(self, tenant: Tenant) -> ServerLoad:
+        """Return the load when a session of a tenant is about to begin."""
+        sessions = self.ledger.sessions()
+        return ServerLoad(sessions.get(tenant.name, 0), sum(sessions.values()), len(self.workers()),
+                          self._desk.waiting())
 
     def change(self, tenant: Tenant) -> None:
         """Apply a tenant's new limits and weight to its worker."""

@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
-from djinn_server.tokens import TokenFile
 from hostile_tenant import hostile_tenant
 from serving import Serving
 from tenants_at_work import Worked, percentile, products_for

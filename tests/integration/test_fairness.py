@@ -18,9 +18,9 @@ from typing import Any
 
 import attrs
 import pytest
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_monitor.reading import TenantReading, read
-from djinn_server.tokens import TokenFile
 from hostile_tenant import hostile_tenant
 from serving import Serving
 from tenants_at_work import Saturating, Worked, percentile, products, products_for, session

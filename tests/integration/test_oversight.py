@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_server.operator_socket import ask
-from djinn_server.tokens import TokenFile
 from serving import Serving
 from warm import WarmPython
 from working import ENDLESS, LONG, SHORT, Working

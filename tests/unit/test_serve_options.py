@@ -6,6 +6,7 @@ import math
 
 import msgspec
 import pytest
+from djinn_auth_tokens.authenticators import TokenAuthentication
 from djinn_lib_server.options import SandboxMode, ServeOptions, declared, options_from
 from djinn_server.checks import check_options
 from djinn_server.control import ControlMessage, Setup
@@ -67,4 +68,5 @@ def test_workers_get_all_options_but_the_clients_token() -> None:
     ({"host": "0.0.0.0", "token": "b"}, "no encryption")])
 def test_contradictory_or_unsafe_options_are_refused(given: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        check_options(options_from(given))
+        options = options_from(given)
+        check_options(options, needs_token=TokenAuthentication().check(options))
