@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
@@ -288,6 +289,7 @@ class MetricsPage(MetricsOutput):
         """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
 
     def export(self) -> None:
@@ -305,6 +307,10 @@ class PrometheusMetrics:
     def open(self, options: ServeOptions, source: MetricsSource) -> MetricsOutput | None:
         """Open the page, if there is a port for it."""
         return None if options.metrics.port is None else MetricsPage(options.metrics, source)
+
+    def sample(self, folder: Path) -> ServeOptions:
+        """Return options with a free port; see `djinn_lib_server.kinds.SamplingMetricsFactory`."""
+        return ServeOptions(metrics=MetricsOptions(port=0))
 
 
 def _handler(registry: Any, why_not_ready: Callable[[], str]) -> type[BaseHTTPRequestHandler]:

@@ -67,6 +67,6 @@ def test_workers_get_all_options_but_the_clients_token() -> None:
     ({"peers": "10.0.0.0/99"}, "--peers"), ({"host": "0.0.0.0"}, "nor a token"),
     ({"host": "0.0.0.0", "token": "b"}, "no encryption")])
 def test_contradictory_or_unsafe_options_are_refused(given: dict[str, object], said: str) -> None:
+    options = options_from(given)
     with pytest.raises(ConfigurationError, match=said):
-        options = options_from(given)
         check_options(options, needs_token=TokenAuthentication().check(options))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Annotated, Literal, Protocol, TypeAlias
+from pathlib import Path
+from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import msgspec
@@ -14,7 +15,8 @@ from djinn_lib_server.limits import Limited
 from djinn_lib_server.options import ServeOptions
 
 __all__ = ("BUCKETS_S", "NO_DURATIONS", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind", "MetricsFactory",
-           "MetricsOutput", "MetricsSource", "Outcome", "PeriodicOutput", "ProtocolFault", "Reason", "TenantTotals")
+           "MetricsOutput", "MetricsSource", "Outcome", "PeriodicOutput", "ProtocolFault", "Reason",
+           "SamplingMetricsFactory", "TenantTotals")
 
 STOP_TIMEOUT_S = 5.0
 _log = logging.getLogger("djinn.server")
@@ -216,4 +218,16 @@ class MetricsFactory(Protocol):
 
         Raises:
             ConfigurationError, TransportError: It cannot be opened; the server then does not start.
+        """
+
+
+@runtime_checkable
+class SamplingMetricsFactory(Protocol):
+    """A `MetricsFactory` whose laws can be tested."""
+
+    def sample(self, folder: Path) -> ServeOptions:
+        """Return options that ask for the output.
+
+        Args:
+            folder: An empty folder, for files that it needs.
         """
