@@ -194,6 +194,10 @@ class ServeOptions:
         "sandbox", "Have the processes that run operations give up what they do not need of the system. auto: as far "
                    "as the system can do that, the rest is logged; require: or else do not start.")] = SandboxMode.auto
     operator: OperatorOptions = OperatorOptions()
+    plugins: Annotated[str, Option(
+        "plugins", "Which plugins to use, such as authenticator=NAME, admission=NAME or guard=NAME, and which not to "
+                   "import: -PLUGIN.", metavar="KIND=NAME[,-PLUGIN...]", variable="DJINN_PLUGINS",
+        shows_default=False)] = ""
 
     @property
     def scheme(self) -> str:

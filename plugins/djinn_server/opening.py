@@ -68,7 +68,7 @@ def open_server(
     from djinn.session.logs import configure
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    config = Config.resolve({"token": options.tokens.token, **quiet}, os.environ)
+    config = Config.resolve({"token": options.tokens.token, "plugins": options.plugins, **quiet}, os.environ)
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     plugins = Plugins.load(config.selection)
@@ -86,6 +86,7 @@ def open_server(
     # Only this process may see the secrets.
     secrets = _SECRETS.union(authenticators.secret_variables)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
+    environment["DJINN_PLUGINS"] = str(config.selection)
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
     knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
