@@ -111,7 +111,7 @@ def _install() -> None:
     import os
 
     from djinn.plugins.manager import Plugins
-    from djinn.plugins.selection import PluginSelection
+    from djinn.settings.selection import PluginSelection
 
     try:
         selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))

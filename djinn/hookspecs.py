@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         ShapeInference,
         Transport,
     )
+    from djinn.settings import Declarations
 
     Session: TypeAlias = Any
     """A `djinn.session.session.Session`; contracts import nothing that is built on them."""
@@ -65,6 +66,25 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 
 # Phase "register": a session is composed, or the device is registered on `import djinn`.
+
+
+@hookspec
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of a plugin.
+
+    Called:
+        Phase *register*, once per session and once per server, before objects are registered. All implementations run;
+        order is irrelevant.
+
+    Args:
+        settings: Accepts a class: ``settings.add(MySettings)``. See `djinn.settings.setting`.
+
+    Raises:
+        PluginValidationError: A field of the class is no setting, or another plugin has a setting of that name.
+
+    Since:
+        0.1.0
+    """
 
 
 @hookspec
@@ -285,6 +305,30 @@ def djinn_register_caches(register: RegisterCache) -> None:
 
     Laws:
         Those of the kind ``cache``, in ``specs/kinds/cache.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_memory(register: RegisterOfLibrary) -> None:
+    """Register memory managers, which keep the sessions of a server within its device memory.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_service.kinds.MemoryFactory`. It opens a manager later, and only if memory is
+            limited.
+
+    Raises:
+        PluginValidationError: The object lacks a member that a memory factory needs, or the same plugin has already
+            registered its name.
+
+    Laws:
+        Those of the kind ``memory``, in ``specs/kinds/memory.toml``.
 
     Since:
         0.1.0

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory
+from djinn_lib_service.settings import TlsSettings
 
 from djinn.errors import ConfigurationError
 from djinn.kinds import ConnectOptions, ListenOptions, PeerTransport
+from djinn.settings import Settings
 from djinn_conformance.assertions import Tolerance
 from djinn_conformance.certificates import certificates
 from djinn_conformance.oracle import has_eager_stream
@@ -42,7 +44,7 @@ def connect_options(subject: Subject, **options: Any) -> ConnectOptions:
     """Return a transport's options for connecting: the trusted authority, if it encrypts."""
     if not getattr(subject.registered.value, "encrypts", False):
         return ConnectOptions(**options)
-    return ConnectOptions(tls_ca=certificates().authority, **options)
+    return ConnectOptions(settings=Settings(TlsSettings(tls_ca=certificates().authority)), **options)
 
 
 def listens(subject: Subject) -> bool:

@@ -34,6 +34,8 @@ def plugin(subject: Subject) -> Any:
 @pytest.fixture(scope="session")
 def executor(subject: Subject) -> Iterator[Executor]:
     """An executor, opened on the subject's device."""
+    if not subject.device:
+        pytest.skip(f"the executor {subject.registered.name} has no device on this machine")
     opened: Executor = subject.registered.value.open(subject.device)
     yield opened
     opened.close()

@@ -46,7 +46,7 @@ LEASE_S = 10.0
 
 def open_executor() -> Executor:
     """Open the default executor of a session, on the CPU if it supports that."""
-    factory = installed_plugins()[0].choose("executor", "torch")
+    factory = installed_plugins()[0].find_executor("cpu").value
     devices = factory.devices()
     opened: Executor = factory.open("cpu" if "cpu" in devices else devices[0])
     return opened

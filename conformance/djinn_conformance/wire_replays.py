@@ -98,7 +98,7 @@ def replayed(written: Written, session: Session, times: int, where: str) -> list
     batch = messages.decode(written.data)
     assert isinstance(batch, Batch), batch
     expect_equal(messages.encode(batch), written.data, "what is encoded again", where)
-    connection = connect(session.config, session.plugins, session.config.addresses[0])
+    connection = connect(session.plugins, session.config.addresses[0])
     # A program that is defined anew is a new one; only one that comes again is known, and compiled.
     again = Batch([command for command in batch.commands if not isinstance(command, Define)], fetch=batch.fetch)
     try:

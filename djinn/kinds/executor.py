@@ -66,7 +66,7 @@ class Executor(Protocol):
     """One device that runs programs."""
 
     name: str
-    """Name in the configuration, for example ``torch``."""
+    """Name in the configuration, for example ``cpu``."""
     device: str
     """Device in PyTorch's notation, for example ``cpu`` or ``cuda:0``."""
 

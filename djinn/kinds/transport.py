@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from djinn.kinds.executor import Executor
+from djinn.settings import Settings
 from djinn.wire.messages import Batch, Message, Parcel, PeerHello, Result, Welcome
 
 PINNED_NAME = "worker.djinn.invalid"
@@ -20,27 +21,15 @@ class ConnectOptions:
     """Options for a transport's `connect`."""
 
     token: str = ""
-    owner: str = ""
-    """Owner of the uploads that the server keeps; see `djinn.session.config.Config`. Empty: the server keeps none."""
     connect_timeout_s: float = 10.0
     request_timeout_s: float | None = None
     """How long an answer may make no progress; ``None``: no limit while the server is alive."""
-    tls_ca: str = ""
-    """File with the trusted certificate authorities, for encrypted connections; empty for the system's."""
-    tls_cert: str = ""
-    """File with this client's certificate, for servers that require one."""
-    tls_key: str = ""
-    """File with its key; empty if the certificate file contains it."""
+    settings: Settings = attrs.field(factory=Settings)
+    """All settings of the session."""
     tls_pin: str = ""
     """The certificate, as PEM, that the server must present for `PINNED_NAME`, regardless of the trusted authorities;
     empty for any certificate that they have signed.
     """
-    resume: bool = True
-    """Whether a session whose connection breaks continues on another one, if the server keeps it long enough."""
-    resume_timeout_s: float = 30.0
-    """How long to try to resume."""
-    resume_bytes: int = 64 * 2**20
-    """How many sent bytes may be kept for resuming until the server acknowledges them."""
     open_executor: Callable[[], Executor] | None = None
     """Opens an executor in this process, for transports without a server."""
     is_gone: Callable[[], bool] | None = None

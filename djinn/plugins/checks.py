@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from djinn import hookspecs
 from djinn.errors import PluginValidationError
-from djinn.plugins.selection import PROTOCOLS
+from djinn.settings.selection import PROTOCOLS
 
 if TYPE_CHECKING:
     import pluggy
@@ -66,7 +66,7 @@ def _unknown_hook(hook: str, owner: str, name: str) -> PluginValidationError:
 
 def hook_of(kind: str) -> str:
     """Return the hook that registers objects of a kind."""
-    return f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}"
+    return f"djinn_register_{kind if kind.endswith(('s', 'y')) else f'{kind}s'}"
 
 
 def kinds_of(value: Any) -> list[str]:

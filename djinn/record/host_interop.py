@@ -13,8 +13,8 @@ from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Backend
 from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
-from djinn.session.config import Config
 from djinn.session.interrupts import SessionLock
+from djinn.settings import Config
 
 
 class HostSession(Protocol):

@@ -22,7 +22,7 @@ from djinn.session.connecting import connect
 from djinn.session.interrupts import use_pythons_handler
 
 if TYPE_CHECKING:
-    from djinn.session.config import Config
+    from djinn.plugins.manager import Plugins
     from djinn.session.session import Session
 
 log = logging.getLogger("djinn.runtime")
@@ -62,23 +62,19 @@ def init(server: str | None = None, **settings: Any) -> Session:
     Args:
         server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``,
             operations run in this process.
-        **settings: See `djinn.session.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
-            ``tls_cert``, ``tls_key``, ``device``, ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``,
-            ``log_component``, ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``,
-            ``recovery_timeout_s``, ``local_fallback``.
+        **settings: Settings of the kernel, `djinn.settings.Config`, and of plugins; ``djinn settings`` lists all.
 
     Raises:
-        ConfigurationError: A setting is invalid.
+        ConfigurationError: A setting is unknown or has an invalid value.
         PluginError: A plugin is missing, broken or ambiguous.
         TransportError: The server cannot be reached, or refuses the connection.
     """
-    from djinn.session.config import Config
+    from djinn.plugins.manager import Plugins
 
-    overrides = {**settings} if server is None else {**settings, "server": server}
-    config = Config.resolve(overrides, os.environ)
+    plugins = Plugins.configured({**settings, "server": server}, os.environ)
     with _lock:
         shutdown()
-        return _start(config)
+        return _start(plugins)
 
 
 def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
@@ -95,23 +91,23 @@ def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
     return done
 
 
-def _start(config: Config) -> Session:
+def _start(plugins: Plugins) -> Session:
     global _session, _process, _init_time_ms
-    from djinn.plugins.manager import Plugins
     from djinn.session.logs import configure
     from djinn.session.session import Session
+    from djinn.settings import Config
 
     if torch.utils.data.get_worker_info() is not None:
         # PyTorch would collate the tensors into shared memory on their device, which would end the worker.
         raise UnsupportedTensorError("Workers of a DataLoader cannot use remote tensors.",
                                      hint="Let them make ordinary tensors, and move each batch with .to(device).")
     begin = time.perf_counter()
+    config = plugins.settings(Config)
     configure(config)
-    plugins = Plugins.load(config.selection)
     connections: list[Connection] = []
     try:
-        connections.extend(connect(config, plugins, address) for address in config.addresses)
-        session = Session(config, plugins, connections, devices.logical_device())
+        connections.extend(connect(plugins, address) for address in config.addresses)
+        session = Session(plugins, connections, devices.logical_device())
         session.seed(next_seed())
     except BaseException:
         for connection in connections:
@@ -138,12 +134,12 @@ def current() -> Session:
     session = _session
     if session is not None and _process == os.getpid():
         return session
-    from djinn.session.config import Config
+    from djinn.plugins.manager import Plugins
 
     with _lock:
         if _session is not None and _process == os.getpid():
             return _session
-        return _start(Config.resolve({}, os.environ))
+        return _start(Plugins.configured({}, os.environ))
 
 
 def shutdown() -> None:

@@ -19,22 +19,21 @@ from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
 from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, ShapeInference
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
-from djinn.kinds.cache import SubmissionCache
+from djinn.kinds.cache import CacheSettings, SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
 from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
 from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.host_interop import HostInterop
 from djinn.record.recorder import Recorder
 from djinn.record.tensor import LazyTensor, reshape_wrapper, wrap
-from djinn.session.config import Config
 from djinn.session.connecting import connect
 from djinn.session.interrupts import SessionLock, interrupt_handler
 from djinn.session.single_backend import SingleBackend
+from djinn.settings import Config, Settings
 from djinn.wire.messages import GENERATOR_HANDLE, Description
 from djinn.wire.tensors import dtype_named, to_dense_cpu
 
 log = logging.getLogger("djinn.session")
-RECOVERY_PLUGIN = "djinn-backend-replay"
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS_AND_WRITES = torch._C.DispatchKey.ADInplaceOrView
 
@@ -43,8 +42,7 @@ class Session:
     """A client's session with its executors.
 
     Args:
-        config: Settings.
-        plugins: The plugins that provide its parts.
+        plugins: The plugins that provide its parts, and their settings.
         connections: Open connections, one per executor.
         device: The logical device; if the user chooses among several, the first.
 
@@ -53,10 +51,8 @@ class Session:
         submitted work.
     """
 
-    def __init__(
-        self, config: Config, plugins: PluginRegistry, connections: Sequence[Connection], device: torch.device
-    ) -> None:
-        self.config = config
+    def __init__(self, plugins: PluginRegistry, connections: Sequence[Connection], device: torch.device) -> None:
+        self.config = config = plugins.settings(Config)
         self.plugins = plugins
         self.device = device
         self.lock = SessionLock(self._interrupted)
@@ -73,7 +69,7 @@ class Session:
         interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
-        self.backend = self._compose_backend(connections)
+        self.backend: Backend = self.backend_opener()(connections, self.tape, self.released)
         self.mixer = HostInterop(self)
         self._handlers = interceptor.handlers(self)
         self._captures: list[Callable[[Node], None]] = []
@@ -83,34 +79,35 @@ class Session:
         """How many logical devices there are."""
         return self.backend.device_count
 
-    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
-        return self.backend_opener()(connections, self.tape, self.released)
-
-    def backend_opener(self, config: Config | None = None) -> OpenBackend:
+    def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
         """Compose what makes the session's backend: the kernel's, or a plugin's, and what plugins wrap around it.
 
         Args:
-            config: Settings, if those of the session do not hold.
+            settings: Settings, if those of the session do not hold.
 
         Raises:
             PluginError: There are several executors, and no plugin that brings a backend for them.
             ConfigurationError: A setting needs a plugin that is not there.
         """
-        plugins, config = self.plugins, config or self.config
-        if config.recovery != "none" and not plugins.is_loaded(RECOVERY_PLUGIN):
+        plugins = self.plugins
+        arrange = plugins.hook.djinn_arrange_programs(session=self)
+        chosen = plugins.selection.chosen.get("scheduler")
+        if arrange is None and chosen and len(self.config.addresses) == 1:
             raise ConfigurationError(
-                f"The setting recovery={config.recovery!r} needs the plugin {RECOVERY_PLUGIN}, which is not loaded.",
-                hint="Install it or switch it on, or leave the setting out.")
+                f"No plugin asks the scheduler {chosen!r}. Switched off are: {', '.join(sorted(plugins.disabled))}.",
+                hint="Switch the plugin on that asks schedulers, or choose none.")
         context = BackendContext(
-            config, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
-            partial(connect, config, plugins), partial(self._open_cache, config.result_cache_bytes),
-            plugins.hook.djinn_arrange_programs(session=self))
+            settings or plugins.settings, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
+            partial(connect, plugins), self.open_cache,
+            arrange)
         opens: OpenBackend = partial(_open_backend, context)
         for wrapper in reversed(plugins.hook.djinn_wrap_backend(context=context)):
             opens = wrapper(opens)
         return opens
 
-    def _open_cache(self, max_bytes: int) -> SubmissionCache:
+    def open_cache(self) -> SubmissionCache:
+        """Make a cache of results, as the settings say."""
+        max_bytes = self.plugins.settings(CacheSettings).result_cache_bytes
         if not max_bytes:
             return SubmissionCache()
         made: SubmissionCache = self.plugins.choose("cache", "results").open(max_bytes, self.classifier)
@@ -130,15 +127,10 @@ class Session:
             log.warning("streaming flush failed; the next materialization reports it: %s", error)
 
     def flush_after(self, operations: int | str | None) -> None:
-        """Set after how many operations pending nodes are submitted; see `djinn.session.config.Config.flush_every`."""
+        """Set after how many operations pending nodes are submitted; see the setting ``flush_every``."""
         usual = self._usual_flush_every
         self.flush_every = usual if operations == "auto" else int(operations or 0)
         self.pace.set(self.flush_every, is_fixed=operations != "auto")
-
-    def keep_results(self, max_bytes: int) -> None:
-        """Set how many bytes of results are kept for reuse; see `djinn.session.config.Config.result_cache_bytes`."""
-        with self.lock:
-            self.backend.use_cache(partial(self._open_cache, max_bytes))
 
     def flush(self) -> None:
         """Submit everything pending without waiting for results.
@@ -470,5 +462,5 @@ def _open_backend(context: BackendContext, connections: Sequence[Connection], ta
     if len(connections) > 1 or "backend" in context.plugins.selection.chosen:
         made: Backend = context.plugins.choose("backend", "fleet").open(connections, tape, released, context)
         return made
-    return SingleBackend(connections[0], tape, released, context.arrange, context.pace, context.config.debug,
+    return SingleBackend(connections[0], tape, released, context.arrange, context.pace, context.settings(Config).debug,
                          cache=context.open_cache())

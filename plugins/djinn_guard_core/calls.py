@@ -12,7 +12,7 @@ from djinn.kinds import Prepared
 from djinn_guard_core.faults import FAULTS, JOINING
 from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
-from djinn_guard_core.preconditions import too_large
+from djinn_guard_core.preconditions import KernelError, too_large
 from djinn_guard_core.sizes import RESULT_BYTES, size_rule
 
 __all__ = ("Asked", "check_of")
@@ -60,6 +60,8 @@ class Asked:
             for rule in self.rules:
                 rule(named)
             size_bytes = 0 if self.size_of is None else self.size_of(named)
+        except KernelError as error:
+            raise RuntimeError(str(error)) from None
         except RuntimeError as error:
             raise RuntimeError(f"{base}: {error}.") from None
         except (ArithmeticError, AttributeError, KeyError, LookupError, TypeError, ValueError) as error:

@@ -24,20 +24,36 @@ _T = TypeVar("_T")
 class Failures:
     """The failures of one session.
 
+    Args:
+        explain: Returns the error to report in place of another one.
+
+    Attributes:
+        count: How many failures were recorded so far.
+
     Concurrency:
         One thread at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, explain: Callable[[BaseException], BaseException] = lambda error: error) -> None:
+        self._explain = explain
         self._pending: list[Failure] = []
         self._known: OrderedDict[int, Failure] = OrderedDict()
         self._adopted: dict[tuple[str, int], int] = {}
-        self._last = 0
+        self.count = 0
+
+    def attempt(self, action: Callable[[], Any]) -> Any:
+        """Call a function, and return its result, or the poison that stands for its failure."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
+            # Any exception from an executor must reach the client as a failure; it must not end the whole session.
+            return self.add(error)
 
     def add(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
         """Record a failure, and return the poison that stands for it."""
-        self._last += 1
-        return self._add(Failure(self._last, failures.name_of(error), failures.text_of(error), operator, run, step))
+        error = self._explain(error)
+        self.count += 1
+        return self._add(Failure(self.count, failures.name_of(error), failures.text_of(error), operator, run, step))
 
     def adopt(self, failure: Failure) -> Poisoned:
         """Record a failure of another session once, and return the poison that stands for it here."""
@@ -45,8 +61,8 @@ class Failures:
         known = self._adopted.get(origin)
         if known is not None and known in self._known:
             return Poisoned(known)
-        self._last += 1
-        made = self._add(msgspec.structs.replace(failure, identity=self._last))
+        self.count += 1
+        made = self._add(msgspec.structs.replace(failure, identity=self.count))
         self._adopted[origin] = made.failure
         return made
 

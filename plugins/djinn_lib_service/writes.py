@@ -12,20 +12,20 @@ from djinn.errors import DjinnError
 from djinn.ir.program import Program, Template, count_tensors
 from djinn.ir.schema import SchemaFacts, facts_of, operator_named
 from djinn.wire.messages import Poisoned
-from djinn_lib_service.handle_table import HandleTable
+from djinn_lib_service.handle_table import ValueTable
 
 __all__ = ("poison_storage", "poison_storages", "written_handles")
 
 _NONE: frozenset[int] = frozenset()
 
 
-def poison_storage(values: HandleTable, tensor: torch.Tensor, poison: Poisoned) -> None:
+def poison_storage(values: ValueTable, tensor: torch.Tensor, poison: Poisoned) -> None:
     """Poison all values in a storage that should have been written but was not."""
     for handle in values.sharing(tensor):
         values.put(handle, poison)
 
 
-def poison_storages(values: HandleTable, handles: Sequence[int], poison: Poisoned) -> None:
+def poison_storages(values: ValueTable, handles: Sequence[int], poison: Poisoned) -> None:
     """Poison the tensors among the values of some handles, and all values that share storages with them."""
     for value in map(values.get, handles):
         if isinstance(value, torch.Tensor):

@@ -319,14 +319,13 @@ def prepare(plugins: Plugins) -> None:
 def main() -> None:
     """Run a forkserver that `start_forkserver` has started."""
     from djinn.plugins import Plugins
-    from djinn.session.config import Config
 
     ignore_signals()
     _name("djinn-forksrv")
     sock = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
         os.dup2(nothing.fileno(), 0)
-    prepare(Plugins.load(Config.resolve({}, os.environ).selection))
+    prepare(Plugins.configured({}, os.environ, "server"))
     gc.freeze()
     _Forker(sock).run()
     os._exit(0)

@@ -25,6 +25,7 @@ from djinn_server.dialing import Exchange
 from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
 from djinn_server.log_lines import write_to
+from djinn_server.memory import memory_plugin
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.reloading import Reloading
@@ -62,18 +63,21 @@ def open_server(
         DjinnError: A plugin is missing or does not work.
     """
     from djinn.kinds.transport import AdoptingTransport
-    from djinn.plugins import Plugins
-    from djinn.plugins.selection import DEFAULTS
-    from djinn.session.config import Config
+    from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    config = Config.resolve({"token": options.tokens.token, "plugins": options.plugins, **quiet}, os.environ)
+    plugins = Plugins.configured({"token": options.tokens.token, "plugins": options.plugins, **quiet}, os.environ,
+                                 "server")
+    config = plugins.settings(Config)
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
-    plugins = Plugins.load(config.selection)
-    for kind in ("executor", "guard", "shapes"):
+    for device in options.device.names:
+        plugins.find_executor(device or "cpu")
+    for kind in ("guard", "shapes"):
         plugins.choose(kind, DEFAULTS[kind])
+    memory_plugin(plugins, is_needed=options.limits.memory_bytes > 0)
     authenticators: AuthenticatorFactory = plugins.choose("authenticator", DEFAULTS["authenticator"])
     admissions: AdmissionFactory = plugins.choose("admission", DEFAULTS["admission"])
     outputs: list[MetricsFactory] = plugins.all("metrics")
@@ -86,7 +90,7 @@ def open_server(
     # Only this process may see the secrets.
     secrets = _SECRETS.union(authenticators.secret_variables)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
-    environment["DJINN_PLUGINS"] = str(config.selection)
+    environment["DJINN_PLUGINS"] = str(plugins.selection)
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
     knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))

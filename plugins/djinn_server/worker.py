@@ -50,7 +50,7 @@ from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
 from djinn_server.limits import Allowances
 from djinn_server.log_lines import write_to
-from djinn_server.memory import device_bytes
+from djinn_server.memory import device_bytes, memory_plugin
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.run_queue import Line
@@ -232,18 +232,17 @@ def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
 ) -> tuple[Server, PassedSocketListener, Allowances, Line]:
     from djinn.plugins import Plugins
-    from djinn.session.config import Config
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
-    config = Config.resolve({}, os.environ)
-    configure(config)
-    plugins = Plugins.load(config.selection)
+    plugins = Plugins.configured({}, os.environ, "server")
+    configure(plugins.settings(Config))
     transport = plugins.transport_for(setup.options.scheme)
     options = setup.options.tls.for_listening
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = transport.listen(setup.address, there) if setup.address else None
-    factory = plugins.choose("executor", "torch")
+    factory = plugins.find_executor(setup.device).value
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.options.device.threads:
@@ -264,7 +263,7 @@ def _open(
                     frozenset(setup.options.device.namespaces))
     watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
-                    options=setup.options, public_digests=setup.public_digests,
+                    options=setup.options, memory=memory_plugin(plugins), public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, grants=grants, leave=partial(os._exit, 1))
     return server, inlet, allowances, line

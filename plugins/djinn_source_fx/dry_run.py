@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -19,9 +18,11 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Backend, Connection, OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds import OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds.backend import OpenBackend
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.session import Session
+from djinn.settings import Settings
 from djinn.wire.tensors import describe, is_dense
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ class Rehearsal(Session):
         parts: Any = _Parts(running)
         connection: Any = _NoConnection(running)
         self._running = running
-        super().__init__(attrs.evolve(running.config, flush_every=None), parts, [connection], running.device)
+        super().__init__(parts, [connection], running.device)
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
 
-    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
-        return _NoBackend(self._running, self._answers)
+    def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
+        """Give a backend that runs nothing."""
+        return lambda connections, tape, released: _NoBackend(self._running, self._answers)
 
     def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
         """Return a tensor as an upload of ``tensor`` would; only its metadata is used, so it may be a fake tensor."""
@@ -152,6 +154,7 @@ class _Parts:
 
     def __init__(self, running: Session) -> None:
         self._running = running
+        self.settings = running.plugins.settings.changed(flush_every=None)
 
     def choose(self, kind: str, default: str) -> Any:
         return self if kind == "interceptor" else self._running.plugins.choose(kind, default)

@@ -14,6 +14,7 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.resumption import ALONE_BYTES, ClientEnd, Patience
+from djinn_lib_service.settings import ResumeSettings
 from djinn_lib_service.upload_dedup import after
 
 from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
@@ -134,9 +135,10 @@ class SocketConnection:
             again: Connects and greets again, given the options and the session to resume.
             options: As for `djinn.kinds.transport.Transport.connect`.
         """
-        if options.resume and self.welcome.resume:
+        settings = options.settings(ResumeSettings)
+        if settings.resume and self.welcome.resume:
             self._again, self._options = again, options
-            self._end = ClientEnd(self._sequence, options.resume_bytes, self._copies.release)
+            self._end = ClientEnd(self._sequence, settings.resume_bytes, self._copies.release)
             watch(self)
 
     @property
@@ -398,7 +400,8 @@ class SocketConnection:
                      len(lacking))
 
     def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
-        patience = Patience(began, min(self._options.resume_timeout_s, self.welcome.lease_s), _random.random)
+        timeout_s = self._options.settings(ResumeSettings).resume_timeout_s
+        patience = Patience(began, min(timeout_s, self.welcome.lease_s), _random.random)
         while True:
             is_refused = False
             attempt_s = patience.attempt_s(time.monotonic())
@@ -429,7 +432,7 @@ class SocketConnection:
             raise ProtocolError("This session cannot be taken up again.")
         again = self._again
         options = attrs.evolve(self._options, connect_timeout_s=min(attempt_s, self._options.connect_timeout_s))
-        wish = Wish(options.resume, self.welcome.resume, self._end.answered,
+        wish = Wish(options.settings(ResumeSettings).resume, self.welcome.resume, self._end.answered,
                     self._cancelled if self._cancelled > self._cancelled_there else 0)
         other = again(options, wish) if is_cancelling else through(lambda: again(options, wish))
         self._cancelled_there = self._cancelled

@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 
 from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions, PeerConnection
+from djinn.settings import Settings
 from djinn.wire.messages import PeerHello
 
 __all__ = ("TcpTransport", "TlsTransport", "UnixTransport")
@@ -97,10 +98,13 @@ class UnixTransport:
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
+        from djinn_lib_service.settings import ResumeSettings, UploadSettings
+
         from djinn_transport_tcp.client import connect_unix
 
         # Digests bring no benefit on one machine.
-        return connect_unix(address, attrs.evolve(options, owner=""))
+        settings = Settings(options.settings(ResumeSettings), UploadSettings(owner=""))
+        return connect_unix(address, attrs.evolve(options, settings=settings))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect and greet as a courier; see `djinn.kinds.transport.PeerTransport.carry`."""

@@ -21,11 +21,12 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from serving import PROGRAM, workers_of
-from warm import WarmPython
+from support.processes.warm import WarmPython
+from support.servers.connection_options import connect_options
+from support.servers.serving import PROGRAM, workers_of
 
 import djinn
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ListenOptions
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
@@ -243,7 +244,7 @@ def open_connection() -> Iterator[Callable[..., SocketConnection]]:
 
     def start(address: str, **options: Any) -> SocketConnection:
         opened = connect_unix if address.startswith("unix:") else connect
-        made.append(opened(address, ConnectOptions(**options)))
+        made.append(opened(address, connect_options(**options)))
         return made[-1]
 
     yield start

@@ -19,17 +19,17 @@ from djinn_lib_service.content_store import digest_of
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, TenantReading, read
 from djinn_transport_tcp.client import SocketConnection, connect
-from warm import run_djinn
+from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
 
 from djinn.errors import OutOfMemoryError
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import Batch, Define, Free, Result, Run, Upload
 from djinn.wire.tensors import header_of
 
-CLIENT = Path(__file__).parents[1] / "support" / "decoding_client.py"
+CLIENT = "support.clients.decoding"
 MIB = 2**20
 T, N = TensorArgument(), NumberArgument()
 
@@ -68,7 +68,7 @@ def ask(connection: Any, *commands: Any, tensors: Any = (), fetch: tuple[int, ..
 
 
 def session(server: Any, token: str = "", owner: str = "") -> SocketConnection:
-    connection = connect(server.address, ConnectOptions(token=token, owner=owner))
+    connection = connect(server.address, connect_options(token=token, owner=owner))
     ask(connection, *DEFINE)
     return connection
 
@@ -83,7 +83,7 @@ def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        started.append(subprocess.Popen([sys.executable, str(CLIENT), *arguments], stdin=subprocess.PIPE, text=True,
+        started.append(subprocess.Popen([sys.executable, "-m", CLIENT, *arguments], stdin=subprocess.PIPE, text=True,
                                         stdout=subprocess.PIPE, env=clean))
         return started[-1]
 

@@ -22,16 +22,15 @@ import torch
 import trustme
 from djinn_auth_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from serving import children_of
-from tcp_support import raw_socket
-from warm import WarmPython
+from support.processes.warm import WarmPython
+from support.servers.connection_options import connect_options
+from support.servers.serving import children_of
+from support.servers.tcp import raw_socket
 
 from djinn.errors import RefusedError, ServerDrainingError, TransportError
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
 
-SUPPORT = Path(__file__).parents[1] / "support"
 SYNCHRONIZE = Batch(synchronize=True)
 ONES = torch.ones(4)
 START_S = 120.0
@@ -46,7 +45,7 @@ def wait_until(true: Callable[[], Any], patience_s: float = 60) -> None:
 
 
 def session(address: str, token: str = "", **options: Any) -> SocketConnection:
-    return connect(address, ConnectOptions(token=token, **({"connect_timeout_s": 60} | options)))
+    return connect(address, connect_options(token=token, **({"connect_timeout_s": 60} | options)))
 
 
 def holds(connection: SocketConnection) -> None:
@@ -73,9 +72,9 @@ class Working:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         self.log = log
         self._process = WarmPython(
-            "import sys; from working_client import main; main(*sys.argv[1:])",
+            "import sys; from support.clients.working import main; main(*sys.argv[1:])",
             [kind, address, str(steps), str(permission)],
-            environment=environment | {"PYTHONPATH": str(SUPPORT)}, log=log)
+            environment=environment, log=log)
         self._changed = threading.Condition()
         self.steps, self.digest, self._is_over = 0, "", False
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -281,7 +280,7 @@ def test_certificates_are_reloaded_for_new_connections_here_and_in_workers(start
         chain.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
 
     def open_session(number: int) -> SocketConnection:
-        return connect_tls(server.address, ConnectOptions(tls_ca=trusted[number], connect_timeout_s=60))
+        return connect_tls(server.address, connect_options(tls_ca=trusted[number], connect_timeout_s=60))
 
     issue(authorities[0])
     server = start_server("--tls-cert", str(chain), "--tls-key", str(key))

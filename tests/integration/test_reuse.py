@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.content_store import digest_of, mark_of
+from djinn_lib_service.settings import UploadSettings
 from djinn_lib_service.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
 from djinn_transport_tcp.client import connect
+from support.servers.connection_options import connect_options
 from torch import nn
 
 import djinn
 from djinn.errors import TransportError
-from djinn.kinds.transport import ConnectOptions
-from djinn.session import config, runtime
+from djinn.session import runtime
 from djinn.wire.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
@@ -147,7 +148,7 @@ def test_writes_in_place_reach_no_other_value(keeper: Any, writes: str) -> None:
     with torch.inference_mode():
         trained[0].weight.zero_()
     djinn.synchronize()
-    other = DedupConnection(connect(keeper.address, ConnectOptions(owner=OWNER)))
+    other = DedupConnection(connect(keeper.address, connect_options(owner=OWNER)))
     for number, tensor in enumerate((model[0].weight.data, model[1].weight.data), 1):
         other.submit(Batch([Upload(number, header_of(tensor))]), [tensor])
     _, data = other.request(Batch(fetch=(1, 2)), ())
@@ -256,7 +257,7 @@ def uploading(connection: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def opened(keeper: Any, owner: str = OWNER) -> tuple[DedupConnection, Counting]:
-    counting = Counting(connect(keeper.address, ConnectOptions(owner=owner)))
+    counting = Counting(connect(keeper.address, connect_options(owner=owner)))
     return DedupConnection(counting), counting
 
 
@@ -304,7 +305,7 @@ def test_a_failure_that_comes_with_the_answer_is_not_lost(keeper: Any) -> None:
 def test_a_digest_opens_nothing_of_others(keeper: Any) -> None:
     tensor = torch.randn(256, 256)
     digest = digest_of(header_of(tensor), tensor)
-    owner, stranger = (connect(keeper.address, ConnectOptions(owner=name)) for name in ("a", "b"))
+    owner, stranger = (connect(keeper.address, connect_options(owner=name)) for name in ("a", "b"))
     owner.request(Batch([Upload(1, header_of(tensor))], fetch=(DIGESTS_HANDLE,)), [tensor])
     result, _ = stranger.request(Batch([Recall(1, digest)], fetch=(1, MARKS_HANDLE, DIGESTS_HANDLE)), ())
     assert [failure.kind for failure in result.failures] == ["ProtocolError"]
@@ -319,7 +320,7 @@ def test_a_digest_opens_nothing_of_others(keeper: Any) -> None:
 
 def test_what_was_not_told_is_not_recalled_and_the_session_lives(keeper: Any) -> None:
     tensor = torch.randn(256, 256)
-    connection = connect(keeper.address, ConnectOptions(owner=OWNER))
+    connection = connect(keeper.address, connect_options(owner=OWNER))
     connection.submit(Batch([Upload(1, header_of(tensor))]), [tensor])
     guess = random.Random(0)
     for _ in range(50):
@@ -382,4 +383,4 @@ def test_secrets_are_not_logged(start_server: Any) -> None:
     text = running.log.read_text()
     assert OWNER not in text
     assert introduce(OWNER, "")[0] not in text
-    assert OWNER not in repr(config.Config(owner=OWNER))
+    assert OWNER not in repr(UploadSettings(owner=OWNER))

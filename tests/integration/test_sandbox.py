@@ -24,12 +24,12 @@ from djinn_auth_tokens.tokens import TokenFile
 from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import unreadable_for_others
 from djinn_transport_tcp.client import SocketConnection, connect_tls
-from serving import PROGRAM, workers_of
+from support.servers.connection_options import connect_options
+from support.servers.serving import PROGRAM, workers_of
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Free, Run, Upload
 from djinn.wire.tensors import header_of
 
@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 if sys.platform == "linux":
-    import takeover
+    from support.sandbox import takeover
     LACKING = seccomp.why_not() or landlock.why_not()
 else:
     LACKING = ""
@@ -68,7 +68,7 @@ class Fenced:
     target: dict[str, Any]
 
     def connect(self, tenant: str) -> SocketConnection:
-        options = ConnectOptions(token=self.tokens[tenant], tls_ca=self.authority, connect_timeout_s=START_TIMEOUT_S,
+        options = connect_options(token=self.tokens[tenant], tls_ca=self.authority, connect_timeout_s=START_TIMEOUT_S,
                                  resume=False)
         return connect_tls(self.address, options)
 

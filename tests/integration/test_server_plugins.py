@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from serving import Serving
-from tenants_at_work import Saturating, Worked, session
+from support.clients.tenants import Saturating, Worked, session
+from support.servers.serving import Serving
 
 from djinn.errors import LimitError, RefusedError
 
@@ -145,7 +145,9 @@ def test_a_policy_says_who_runs_next(server: Serving) -> None:
 def test_workers_see_no_secret_of_the_authenticator_and_its_failures_end_no_session(server: Serving) -> None:
     with Worked(server.address, "low", 1) as working:
         for worker in server.workers:
-            assert b"OF_THE_GATEWAY" not in Path(f"/proc/{worker}/environ").read_bytes()
+            about = Path(f"/proc/{worker}")
+            assert b"djinn_server.forkserver" in (about / "cmdline").read_bytes(), "it has nothing of the gateway"
+            assert b"OF_THE_GATEWAY" not in (about / "environ").read_bytes()
         while "the authenticator failed in current" not in server.log.read_text():
             time.sleep(0.05)
         working.ask()

@@ -28,7 +28,7 @@ def _sessions_of_its_own() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def expected() -> torch.Tensor:
     pytest.importorskip("transformers")
-    from gpt2 import generated, gpt2
+    from support.models.gpt2 import generated, gpt2
 
     tokens = generated(gpt2(**_SMALL), _PROMPT, 12)
     assert len(tokens.unique()) > 6, "a model that repeats itself shows nothing"
@@ -36,7 +36,7 @@ def expected() -> torch.Tensor:
 
 
 def _generated_without(*plugins: str) -> torch.Tensor:
-    from gpt2 import generated, gpt2
+    from support.models.gpt2 import generated, gpt2
 
     djinn.init(plugins=[f"-{name}" for name in plugins])
     return generated(gpt2(**_SMALL).to("remote_accelerator:0"), _PROMPT.to("remote_accelerator:0"), 12)
@@ -69,14 +69,15 @@ def test_a_small_training_run_equals_eager_without_any_of_them() -> None:
 
 @pytest.mark.parametrize(("plugin", "settings", "error", "said"), [
     ("djinn-backend-fleet", {"servers": ["local://", "local://"]}, PluginError, "There is no backend"),
-    ("djinn-backend-replay", {"recovery": "replay"}, ConfigurationError, "needs the plugin djinn-backend-replay"),
-    ("djinn-cache-results", {"result_cache_bytes": 2**20}, PluginError, "There is no cache"),
+    ("djinn-backend-replay", {"recovery": "replay"}, ConfigurationError, "belongs to the plugin djinn-backend"),
+    ("djinn-cache-results", {"result_cache_bytes": 2**20}, ConfigurationError, "result_cache_bytes"),
+    ("djinn-planning", {"plugins": "-djinn-planning,scheduler=latency"}, ConfigurationError, "the scheduler 'latency'"),
 ])
 def test_a_setting_that_needs_a_plugin_names_it(
     plugin: str, settings: dict[str, Any], error: type[Exception], said: str,
 ) -> None:
     with pytest.raises(error, match=said) as raised:
-        djinn.init(plugins=[f"-{plugin}"], **settings)
+        djinn.init(**{"plugins": [f"-{plugin}"], **settings})
     assert plugin in str(raised.value)
     djinn.init()
     assert torch.ones(2, device="remote_accelerator:0").sum().item() == 2

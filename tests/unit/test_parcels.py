@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service import transfers as parcels
 from djinn_lib_service.frames import MAX_BODY_BYTES, body_length, tensor_headers
 from hypothesis import example, given, settings
@@ -18,7 +18,7 @@ from djinn.errors import ProtocolError, UnsupportedTensorError
 from djinn.wire.messages import Failure, Layout, Parcel, Plain, TensorHeader, decode, encode
 from djinn.wire.tensors import DTYPES, buffer_of, empty_from, is_dense
 
-EXECUTOR = TorchExecutor(torch.device("cpu"))
+EXECUTOR = CpuExecutor()
 
 
 @attrs.frozen

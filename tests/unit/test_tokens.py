@@ -13,7 +13,7 @@ import pytest
 from djinn_auth_tokens.tokens import TokenFile, default_path
 from djinn_cli.app import main
 from djinn_lib_server.limits import Limits
-from warm import run_djinn
+from support.processes.warm import run_djinn
 
 from djinn.errors import ConfigurationError
 

@@ -47,6 +47,7 @@ def test_an_error_in_backward_under_a_trace_function_does_not_abort() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr[-1000:]
 
 
+@pytest.mark.usefixtures("in_process")  # a server does not run `_neg_view_copy.out`
 def test_an_exception_after_a_warning_is_not_hidden() -> None:
     def numbers(*size: int) -> torch.Tensor:
         return torch.arange(6.0, device=REMOTE).reshape(size)

@@ -1,0 +1,131 @@
+"""Recordings on the CPU: what a graph is on CUDA, so that everything around it can be tested on any machine.
+
+As with a graph, nothing happens while recording, playing goes by the memory that it was recorded with, and results lie
+in memory of the recording, which each time overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_executor_cuda.cuda_graphs import NotRecordedError, Shelf
+from djinn_executor_cuda.graph_eligibility import storage_of
+from djinn_executor_cuda.recorded import RecordedProgram
+from djinn_lib_torch.calls import bind
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from djinn.ir.program import Program
+from djinn.ir.schema import facts_of
+from djinn.ir.spec import tensors_in
+
+
+def bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+class Undoing(TorchDispatchMode):
+    """Remembers what was in the storages that are written and were there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+        self.before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.found: set[int] = set()
+        self.made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        facts = facts_of(func)
+        named = [*zip(facts.argument_names, args, strict=False), *(kwargs or {}).items()]
+        for name, argument in named:
+            for tensor in tensors_in([argument]):
+                storage = storage_of(tensor)
+                if storage in self.made:
+                    continue
+                self.found.add(storage)
+                is_written = name in facts.written or name.startswith("running_")
+                if is_written and storage not in self.before:
+                    memory = bytes_of_storage(tensor)
+                    self.before[storage] = memory, memory.clone()
+        result = func(*args, **(kwargs or {}))
+        for tensor in tensors_in([result]):
+            self.kept.append(tensor)
+            if storage_of(tensor) not in self.found:
+                self.made.add(storage_of(tensor))
+        return result
+
+    def undo(self) -> None:
+        for memory, content in self.before.values():
+            memory.copy_(content)
+
+
+class CpuTake:
+    def __init__(self, run: Callable[[], list[Any]], results: list[Any], made: set[int]) -> None:
+        self.results = results
+        self.is_closed = False
+        self._run = run
+        self._own = {}
+        for position, result in enumerate(results):
+            if isinstance(result, torch.Tensor) and storage_of(result) in made:
+                self._own[storage_of(result)] = position, bytes_of_storage(result)
+        self.size_bytes = sum(len(memory) for _, memory in self._own.values())
+
+    def play(self) -> None:
+        assert not self.is_closed
+        results = self._run()
+        for position, memory in self._own.values():
+            memory.copy_(bytes_of_storage(results[position]))
+
+    def forget(self) -> None:
+        del self._run
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.results = []
+
+
+class CpuRecorder:
+    """Records on the CPU; `refuses` makes every recording fail, as one of an operation that waits would."""
+
+    is_usable = True
+
+    def __init__(self, *, refuses: bool = False, limit_bytes: int = 2**20) -> None:
+        self.limit_bytes = limit_bytes
+        self.refuses = refuses
+        self.tries = 0
+
+    def settings(self) -> tuple[Any, ...]:
+        return (torch.are_deterministic_algorithms_enabled(),)
+
+    def rehearse(self, run: Callable[[], list[Any]]) -> list[Any]:
+        return run()
+
+    def record(self, run: Callable[[], list[Any]]) -> CpuTake:
+        self.tries += 1
+        if self.refuses:
+            raise NotRecordedError("as was asked for")
+        with Undoing() as undoing:
+            try:
+                results = run()
+            except RuntimeError as error:
+                undoing.undo()
+                raise NotRecordedError(str(error)) from None
+        undoing.undo()
+        self.latest = CpuTake(run, results, undoing.made)
+        return self.latest
+
+
+class RecordingExecutor(CpuExecutor):
+    """The executor of the CPU, with recordings."""
+
+    def __init__(self, recorder: CpuRecorder | None = None, *, limit: int = 64) -> None:
+        super().__init__()
+        self.recorder = recorder or CpuRecorder()
+        self.shelf = Shelf(self.recorder, limit=limit)
+
+    def compile(self, program: Program) -> RecordedProgram:
+        calls = bind(program, self._device)
+        return RecordedProgram(program, calls, self._lock, self._device, self.shelf, min_saved=-len(program.keep) * 2)
