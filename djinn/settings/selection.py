@@ -102,9 +102,6 @@ class PluginSelection:
                 )
         return cls(disabled, chosen)
 
-    def __str__(self) -> str:
-        return ",".join([*(f"-{name}" for name in sorted(self.disabled)), *map("=".join, self.chosen.items())])
-
     def merged(self, later: PluginSelection) -> PluginSelection:
         """Combine this selection with a later one, whose choices take precedence."""
         return PluginSelection(self.disabled | later.disabled, {**self.chosen, **later.chosen})

@@ -90,7 +90,9 @@ def open_server(
     # Only this process may see the secrets.
     secrets = _SECRETS.union(authenticators.secret_variables)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
-    environment["DJINN_PLUGINS"] = str(plugins.selection)
+    chosen = plugins.selection
+    environment["DJINN_PLUGINS"] = ",".join([*(f"-{name}" for name in chosen.disabled),
+                                             *(f"{kind}={name}" for kind, name in chosen.chosen.items())])
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
     knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))

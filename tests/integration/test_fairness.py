@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 import pytest
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_monitor.reading import TenantReading, read
 from support.clients.hostile import hostile_tenant

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.content_store import digest_of
 from djinn_lib_service.upload_dedup import reusing

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 import trustme
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_cli.app import main
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.upload_dedup import reusing

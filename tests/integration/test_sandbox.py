@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import unreadable_for_others
 from djinn_transport_tcp.client import SocketConnection, connect_tls

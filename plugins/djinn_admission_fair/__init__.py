@@ -17,6 +17,6 @@ __all__ = ("djinn_register_admissions",)
 @hookimpl
 def djinn_register_admissions(register: Callable[[AdmissionFactory], None]) -> None:
     """Register the policy."""
-    from djinn_fair_queue.fair_queue import FairAdmission
+    from djinn_admission_fair.fair_queue import FairAdmission
 
     register(FairAdmission())

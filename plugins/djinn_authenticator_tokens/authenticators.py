@@ -18,7 +18,7 @@ from djinn_lib_server.options import ServeOptions, TokenOptions
 from djinn_lib_server.tenants import AuthenticatedClient, Tenant, granted, token_ended
 
 from djinn.errors import ConfigurationError, RefusedError, TokenEndedError
-from djinn_auth_tokens.tokens import Entry, TokenFile, Tokens
+from djinn_authenticator_tokens.tokens import Entry, TokenFile, Tokens
 
 __all__ = ("SharedToken", "TokenAuthentication", "TokenFileTenants")
 

@@ -20,7 +20,7 @@ from djinn_lib_server.tenants import NAME
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
-from djinn_auth_tokens.expiry import LATEST_S
+from djinn_authenticator_tokens.expiry import LATEST_S
 
 __all__ = ("Entry", "Secret", "TokenFile", "Tokens", "default_path")
 

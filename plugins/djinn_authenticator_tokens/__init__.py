@@ -21,7 +21,7 @@ __all__ = ("djinn_register_authenticators", "djinn_register_commands")
 @hookimpl
 def djinn_register_authenticators(register: Callable[[AuthenticatorFactory], None]) -> None:
     """Register the authenticator."""
-    from djinn_auth_tokens.authenticators import TokenAuthentication
+    from djinn_authenticator_tokens.authenticators import TokenAuthentication
 
     register(TokenAuthentication())
 
@@ -31,7 +31,7 @@ def djinn_register_commands(app: typer.Typer) -> None:
     """Add the commands ``djinn token create``, ``rotate``, ``revoke`` and ``list``."""
     import typer
 
-    from djinn_auth_tokens.token_command import create, list_tokens, revoke, rotate
+    from djinn_authenticator_tokens.token_command import create, list_tokens, revoke, rotate
 
     tokens = typer.Typer(name="token", no_args_is_help=True, help="Say who may use a server: make, replace, take away "
                                                                   "and list tokens.")
