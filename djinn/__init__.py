@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from djinn_lib_schedule.calibrate import calibrate, profiles
     from djinn_lib_schedule.execution import ExecutionStrategy, execute
+    from djinn_lib_schedule.lazy_tuple import LazyTuple
     from djinn_lib_schedule.liveness import MemoryEstimator
     from djinn_lib_schedule.profiles import Calibration
     from djinn_lib_schedule.report import explain
@@ -38,7 +39,7 @@ with paused_collection():
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.ir.phase import ExecutionPhase
     from djinn.record import devices
-    from djinn.record.tensor import LazyTensor, LazyTuple
+    from djinn.record.tensor import LazyTensor
     from djinn.session import runtime
     from djinn.session.logs import set_debug_level
     from djinn.session.runtime import (

@@ -23,6 +23,7 @@ MODULES = {
     **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn_lib_schedule.scheduling"),
     "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",
+    "LazyTuple": "djinn_lib_schedule.lazy_tuple",
     "MemoryEstimator": "djinn_lib_schedule.liveness",
 }
 """The module of each name."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from djinn_lib_service.kinds import Executor
 
-from djinn.kinds import Executor
 from djinn.session.session import Session
 from djinn_conformance.capabilities import missing
 from djinn_conformance.compositions import running

@@ -9,13 +9,13 @@ from typing import Any, Self, TypeAlias
 
 import torch
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.kinds import MemoryFactory, MemoryOptions
+from djinn_lib_service.kinds import Bounds, MemoryFactory, MemoryOptions, Watch
+from djinn_lib_service.operators import operator_named
 from djinn_lib_service.service import SessionService
 from hypothesis import strategies as st
 
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds import Bounds, Watch
+from djinn.ir.schema import facts_of
 from djinn.plugins import Plugins
 from djinn.wire.messages import Batch, Command, Copy, Define, Failure, Free, Run, Upload
 from djinn.wire.tensors import header_of
@@ -88,7 +88,7 @@ class MemorySessions:
     """
 
     def __init__(self, factory: MemoryFactory, options: MemoryOptions) -> None:
-        self.executor = _plugins().choose("executor", "torch").open("cpu")
+        self.executor = _plugins().find_executor("cpu").value.open("cpu")
         self.manager = factory.open(self.executor, options)
         self.services = [SessionService(self.executor, watch=_watch(), manager=self.manager)
                          for _ in range(SESSIONS)]

@@ -9,13 +9,13 @@ import attrs
 import pytest
 import torch
 from djinn_lib_service.capabilities import StoppableProgram, SupportsSpeculation
+from djinn_lib_service.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
+from djinn_lib_service.kinds.executor import CandidProgram, Report, VacatingExecutor
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperatorError
 from djinn.ir.program import Program
-from djinn.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
-from djinn.kinds.executor import CandidProgram, Report, VacatingExecutor
 from djinn.wire.messages import Poisoned
 from djinn.wire.tensors import DTYPES, is_dense
 from djinn_conformance.assertions import (

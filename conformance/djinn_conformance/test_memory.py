@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from djinn_lib_service.kinds import MemoryFactory, MemoryOptions, SupportsEviction
+from djinn_lib_service.kinds.executor import RelievedExecutor
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from djinn.errors import OutOfMemoryError
-from djinn.kinds.executor import RelievedExecutor
 from djinn_conformance.assertions import expect, expect_equal, expect_same_tensor
 from djinn_conformance.laws import law
 from djinn_conformance.memory_pressure import device_bytes, expect_honest
@@ -86,7 +86,8 @@ def test_in_use_stays(subject: Subject, plugin: MemoryFactory, drawn: Steps, use
     with MemorySessions(plugin, MemoryOptions(_FEW_ROWS * ROW_BYTES)) as sessions:
         list(sessions.apply(drawn))
         memory, eager = sessions.services[0].memory, sessions.eager[0]
-        assume(eager)
+        if not eager:
+            return
         handles = [sorted(eager)[index % len(eager)] for index in used]
         with memory.lock:
             try:

@@ -11,7 +11,7 @@ import torch
 
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import Classifier
-from djinn.kinds.transport import Connection
+from djinn.kinds.transport import Connection, Transport
 from djinn.wire.messages import Welcome
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class PluginRegistry(Protocol):
     def all(self, kind: str) -> list[Any]:
         """Return all objects of a kind of which many are used."""
 
-    def transport_for(self, scheme: str) -> Any:
+    def transport_for(self, scheme: str) -> Transport:
         """Choose the transport for addresses of a scheme."""
 
     def find_executor(self, device: str) -> Any:

@@ -17,9 +17,8 @@ import torch
 from djinn.errors import UnsupportedTensorError
 from djinn.kinds import Connection, Interceptor
 from djinn.record import devices
-from djinn.record import tensor as lazy
+from djinn.record.dispatcher import dispatcher
 from djinn.session.connecting import connect
-from djinn.session.interrupts import use_pythons_handler
 
 if TYPE_CHECKING:
     from djinn.plugins.manager import Plugins
@@ -53,7 +52,7 @@ class RuntimeState:
 def install(interceptor: Interceptor) -> None:
     """Make PyTorch hand its operations to djinn. Opens nothing and starts nothing."""
     devices.use_device(interceptor.install)
-    lazy.use_functions(interceptor.functions())
+    dispatcher.functions = interceptor.functions()
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
@@ -108,6 +107,7 @@ def _start(plugins: Plugins) -> Session:
     try:
         connections.extend(connect(plugins, address) for address in config.addresses)
         session = Session(plugins, connections, devices.logical_device())
+        operators = plugins.choose("interceptor", "device").handlers(session)
         session.seed(next_seed())
     except BaseException:
         for connection in connections:
@@ -117,7 +117,7 @@ def _start(plugins: Plugins) -> Session:
         atexit.register(shutdown)
     _session, _process = session, os.getpid()
     _baseline.clear()
-    lazy.use_dispatcher(session.recorder.dispatch)
+    dispatcher.begin(session.recorder.dispatch, operators)
     _init_time_ms = (time.perf_counter() - begin) * 1000
     try:
         plugins.hook.djinn_session_started(session=session)
@@ -147,7 +147,7 @@ def shutdown() -> None:
     global _session
     with _lock:
         session = _session
-        lazy.use_dispatcher(None)
+        dispatcher.end()
         try:
             if session is not None and _process == os.getpid():
                 session.close()
@@ -155,7 +155,6 @@ def shutdown() -> None:
             # An interrupt may arrive before it begins to close.
             if session is None or session.closed or _process != os.getpid():
                 _session = None
-                use_pythons_handler()
 
 
 def forget_in_child() -> None:
@@ -163,7 +162,7 @@ def forget_in_child() -> None:
     global _session, _lock
     _session = None
     _lock = threading.RLock()
-    lazy.use_dispatcher(None)
+    dispatcher.end()
 
 
 def is_initialized() -> bool:

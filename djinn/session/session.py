@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -17,17 +18,17 @@ from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, ShapeInference
+from djinn.kinds import Classifier, Connection, OperationClass, ShapeInference
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
 from djinn.kinds.cache import CacheSettings, SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
+from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
+from djinn.record.dispatcher import dispatcher
 from djinn.record.flush_policy import AdaptiveFlush
-from djinn.record.host_interop import HostInterop
 from djinn.record.recorder import Recorder
-from djinn.record.tensor import LazyTensor, reshape_wrapper, wrap
+from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.connecting import connect
-from djinn.session.interrupts import SessionLock, interrupt_handler
 from djinn.session.single_backend import SingleBackend
 from djinn.settings import Config, Settings
 from djinn.wire.messages import GENERATOR_HANDLE, Description
@@ -55,8 +56,8 @@ class Session:
         self.config = config = plugins.settings(Config)
         self.plugins = plugins
         self.device = device
-        self.lock = SessionLock(self._interrupted)
-        interrupt_handler().use(self._hurry)
+        self.lock: AbstractContextManager[Any] = plugins.hook.djinn_open_session_lock(
+            interrupted=self._interrupted, hurry=self._hurry) or RLock()
         self.tape = Tape()
         self.released: deque[int] = deque()
         self.specs = SpecTable()
@@ -66,18 +67,12 @@ class Session:
         self.flush_after(config.flush_every)
         self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
-        interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
+        self.dispatch = self.recorder.dispatch
         self.backend: Backend = self.backend_opener()(connections, self.tape, self.released)
-        self.mixer = HostInterop(self)
-        self._handlers = interceptor.handlers(self)
+        self.mixer: HostInterop = plugins.hook.djinn_open_host_interop(session=self) or HostInterop(self)
         self._captures: list[Callable[[Node], None]] = []
-
-    @property
-    def device_count(self) -> int:
-        """How many logical devices there are."""
-        return self.backend.device_count
 
     def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
         """Compose what makes the session's backend: the kernel's, or a plugin's, and what plugins wrap around it.
@@ -112,10 +107,6 @@ class Session:
             return SubmissionCache()
         made: SubmissionCache = self.plugins.choose("cache", "results").open(max_bytes, self.classifier)
         return made
-
-    def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute one operation."""
-        return self.recorder.dispatch(operator, args, kwargs)
 
     def stream(self) -> None:
         """Submit pending nodes without waiting and without raising; a broken connection shows at the next wait."""
@@ -261,40 +252,6 @@ class Session:
             self.backend.upload(number, dense, device)
         return wrap(spec, value)
 
-    def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
-        """Replace the factory that made ``target`` by an upload, if nothing has used its result yet.
-
-        Returns:
-            Whether that was possible; if not, nothing has happened.
-        """
-        slot = target._value.slot
-        with self.lock:
-            nodes = self.tape.nodes
-            last = nodes[-1] if nodes else None
-            if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
-                return False
-            nodes.pop()
-            try:
-                self.backend.upload(slot.number, tensor, target._value.spec.device)
-            except BaseException:
-                nodes.append(last)
-                raise
-        return True
-
-    def record_across(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record an operation whose operands may be on different devices of the session."""
-        return self.recorder.record(self.recorder.crossing(operator), operator, args, kwargs)
-
-    def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute an operation that also involves ordinary tensors or another device."""
-        return self.mixer.carry_out(operator, args, kwargs)
-
-    def replace(self, target: LazyTensor, new: LazyTensor) -> None:
-        """Give ``target`` the values and metadata of ``new``, as assigning ``.data`` does."""
-        value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
-        reshape_wrapper(target, value.spec, new)
-        target._value = value
-
     def seed(self, seed: int) -> None:
         """Seed the session's random generators, in program order."""
         with self.lock:
@@ -353,18 +310,13 @@ class Session:
     def _rebind_append(self) -> None:
         plain = self.tape.nodes.append
         captures = tuple(self._captures)
-        first = captures[0] if captures else plain
-
-        def append_for_one(node: Node) -> None:
-            plain(node)
-            first(node)
 
         def append(node: Node) -> None:
             plain(node)
             for receive in captures:
                 receive(node)
 
-        self.recorder.append = plain if not captures else append_for_one if len(captures) == 1 else append
+        self.recorder.append = append if captures else plain
 
     def stats(self) -> dict[str, int]:
         """Return the counts since the session began."""
@@ -423,9 +375,8 @@ class Session:
         return lambda sizes: classifier.phase_told(operator, sizes)
 
     def _special(self, operator: Any, operation_class: OperationClass) -> Callable[..., Any] | None:
-        handler = self._handlers.get(operator)
-        if handler is not None:
-            return lambda op, args, kwargs: handler(self, op, args, kwargs)
+        if operator in dispatcher.operators:
+            return partial(dispatcher.operators[operator], self)
         facts = facts_of(operator)
         if facts.is_composite and not self.classifier.keep_whole(operator):
             return self.decompose
@@ -435,12 +386,11 @@ class Session:
 
     def _record_changing(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation that may change a tensor's metadata; ask the executor if eager might refuse it."""
-        binding = self.recorder.binding(operator)
         slots, numbers = self.recorder.take_apart(args, kwargs)
         shares = len({slot.storage for slot in slots}) < len(slots) == len(tensors_in((args, tuple(kwargs.values()))))
-        plan = self.planner.plan(binding, operator, args, kwargs) if shares else None
+        plan = self.planner.plan(self.recorder.binding(operator), operator, args, kwargs) if shares else None
         if plan is None or not plan.changes:
-            return self.recorder.record(binding, operator, args, kwargs)
+            return NotImplemented
         return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
     def decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -67,8 +67,6 @@ class Config:
                      "suits the connection; `None`: never before a value is needed, and then only the operations that "
                      "it needs",
         reads=_count, allowed="a whole number from 1, or None, or 'auto'")
-    strict: bool = setting(
-        False, help="if an ordinary tensor meets a remote one, raise an error instead of uploading it")
     debug: bool = setting(
         False, help="record the user's source line for every operation, and name it when the operation fails")
     log_level: str = setting(

@@ -11,43 +11,39 @@ import attrs
 
 from djinn.errors import ConfigurationError
 
-PROTOCOLS: Mapping[str, str] = MappingProxyType({
-    "interceptor": "djinn.kinds:Interceptor",
-    "shapes": "djinn.kinds:ShapeInference",
-    "classifier": "djinn.kinds:Classifier",
-    "source": "djinn_lib_graph.kinds:GraphSource",
-    "analyzer": "djinn_lib_graph.kinds:Analyzer",
-    "pattern": "djinn_lib_graph.kinds:Pattern",
-    "exporter": "djinn_lib_graph.kinds:Exporter",
-    "scheduler": "djinn_lib_schedule.kinds:Scheduler",
-    "backend": "djinn.kinds:BackendFactory",
-    "cache": "djinn.kinds:CacheFactory",
-    "memory": "djinn_lib_service.kinds:MemoryFactory",
-    "transport": "djinn.kinds:Transport",
-    "executor": "djinn.kinds:ExecutorFactory",
-    "guard": "djinn.kinds:Guard",
-    "observer": "djinn.kinds:Observer",
-    "authenticator": "djinn_lib_server.kinds:AuthenticatorFactory",
-    "admission": "djinn_lib_server.kinds:AdmissionFactory",
-    "metrics": "djinn_lib_server.kinds:MetricsFactory",
-})
-"""The Protocol of each kind; those of libraries are imported when a plugin registers such an object."""
-KINDS = tuple(PROTOCOLS)
-"""The kinds of plugin."""
 
-DEFAULTS: Mapping[str, str] = MappingProxyType({
-    "interceptor": "device",
-    "shapes": "meta",
-    "classifier": "core",
-    "source": "fx",
-    "scheduler": "single",
-    "backend": "fleet",
-    "cache": "results",
-    "memory": "tiered",
-    "guard": "core",
-    "authenticator": "tokens",
-    "admission": "fair",
+@attrs.frozen
+class Kind:
+    """A kind of plugin."""
+
+    protocol: str
+    """The module and name of its Protocol; those of libraries are imported when a plugin registers such an object."""
+    default: str = ""
+    """Name of the object that is used if none is chosen; empty for kinds of which many are used."""
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType({
+    "interceptor": Kind("djinn.kinds:Interceptor", "device"),
+    "shapes": Kind("djinn.kinds:ShapeInference", "meta"),
+    "classifier": Kind("djinn.kinds:Classifier", "core"),
+    "source": Kind("djinn_lib_graph.kinds:GraphSource", "fx"),
+    "analyzer": Kind("djinn_lib_graph.kinds:Analyzer"),
+    "pattern": Kind("djinn_lib_graph.kinds:Pattern"),
+    "exporter": Kind("djinn_lib_graph.kinds:Exporter"),
+    "scheduler": Kind("djinn_lib_schedule.kinds:Scheduler", "single"),
+    "backend": Kind("djinn.kinds:BackendFactory", "fleet"),
+    "cache": Kind("djinn.kinds:CacheFactory", "results"),
+    "memory": Kind("djinn_lib_service.kinds:MemoryFactory", "tiered"),
+    "transport": Kind("djinn.kinds:Transport"),
+    "executor": Kind("djinn_lib_service.kinds:ExecutorFactory"),
+    "guard": Kind("djinn_lib_service.kinds:Guard", "core"),
+    "observer": Kind("djinn.kinds:Observer"),
+    "authenticator": Kind("djinn_lib_server.kinds:AuthenticatorFactory", "tokens"),
+    "admission": Kind("djinn_lib_server.kinds:AdmissionFactory", "fair"),
+    "metrics": Kind("djinn_lib_server.kinds:MetricsFactory"),
 })
+"""The kinds of plugin, by name."""
+DEFAULTS: Mapping[str, str] = MappingProxyType({name: kind.default for name, kind in KINDS.items() if kind.default})
 """Default object for each kind of which exactly one is used; a device decides which executor is."""
 DEFAULT_EXECUTORS = ("cuda", "cpu")
 """Executors of djinn's own; if no device is given, the first that has one is used."""

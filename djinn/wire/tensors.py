@@ -1,16 +1,12 @@
-"""Tensors as bytes: the closed table of dtypes, and dense CPU tensors viewed as buffers."""
+"""Tensors on the wire: the closed table of dtypes, and what a dense CPU tensor is."""
 
 from __future__ import annotations
-
-import ctypes
-import math
 
 import torch
 
 from djinn.errors import ProtocolError, UnsupportedTensorError
-from djinn.wire.messages import Description, TensorHeader
+from djinn.wire.messages import TensorHeader
 
-MAX_DIMENSIONS = 64
 _NAMES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 "
     "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
@@ -31,11 +27,6 @@ def dtype_named(name: str) -> torch.dtype:
     return found
 
 
-def size_bytes(header: TensorHeader) -> int:
-    """Bytes of the tensor's elements."""
-    return math.prod(header.size) * dtype_named(header.dtype).itemsize
-
-
 def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether sizes and strides (in elements) cover a block of memory without gaps and without overlap.
 
@@ -54,21 +45,6 @@ def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
-def check_header(header: TensorHeader) -> None:
-    """Check that a header describes a valid tensor.
-
-    Raises:
-        ProtocolError: Unknown dtype, too many dimensions, sizes that overflow, or strides that are not dense.
-    """
-    dtype_named(header.dtype)
-    if len(header.size) > MAX_DIMENSIONS:
-        raise ProtocolError(f"A tensor of {len(header.size)} dimensions; {MAX_DIMENSIONS} is the limit.")
-    if not is_dense(header.size, header.stride):
-        raise ProtocolError("The strides of a transferred tensor are not dense.")
-    if size_bytes(header) >= 2**63 or any(extent >= 2**63 for extent in (*header.size, *header.stride)):
-        raise ProtocolError("The size of a transferred tensor overflows.")
-
-
 def header_of(tensor: torch.Tensor) -> TensorHeader:
     """Describe a dense CPU tensor for the wire.
 
@@ -82,21 +58,6 @@ def header_of(tensor: torch.Tensor) -> TensorHeader:
     return TensorHeader(name, tuple(tensor.size()), tuple(tensor.stride()))
 
 
-def describe(tensor: torch.Tensor) -> Description:
-    """Describe any strided tensor, without data."""
-    header = header_of(tensor)
-    return Description(header.dtype, header.size, header.stride, int(tensor.storage_offset()))
-
-
-def empty_from(header: TensorHeader) -> torch.Tensor:
-    """Allocate the CPU tensor that a checked header describes. Its memory is only touched when it is filled."""
-    dtype = dtype_named(header.dtype)
-    # Allocating complex32 memory makes PyTorch warn; users should see that warning only where they compute with it.
-    allocated = torch.int32 if dtype == torch.complex32 else dtype
-    with torch.inference_mode(False):
-        return torch.empty_strided(header.size, header.stride, dtype=allocated, device="cpu").view(dtype)
-
-
 def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` as a dense CPU tensor with resolved conjugation, and preserve dense strides.
 
@@ -108,40 +69,3 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     tensor = tensor.cpu()
     return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()
-
-
-def whole_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """View a storage as ``u8[N]``."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """View a dense tensor's elements as ``u8[N]``, in memory order."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Copy a storage, on its device."""
-    return whole_of(storage).clone().untyped_storage()
-
-
-def placed_in(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    """Create a tensor on ``storage`` with the metadata of ``like``; both storages have the same length."""
-    made = torch.empty(0, dtype=like.dtype, device=storage.device)
-    made = made.set_(storage, like.storage_offset(), like.size(), like.stride())
-    made = made.conj() if like.is_conj() else made
-    return made._neg_view() if like.is_neg() else made
-
-
-def buffer_of(tensor: torch.Tensor) -> memoryview:
-    """View a dense CPU tensor's memory as bytes.
-
-    Ownership:
-        The view does not keep the tensor alive.
-    """
-    length = tensor.numel() * tensor.element_size()
-    if not length:
-        return memoryview(b"")
-    return memoryview((ctypes.c_char * length).from_address(tensor.data_ptr())).cast("B")

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import attrs
 import torch
+from djinn_lib_service.kinds.transport import CertifiedConnection
 from djinn_lib_service.settings import TlsSettings, UploadSettings
 
 from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
 from djinn.kinds import Connection, ConnectOptions
-from djinn.kinds.transport import CertifiedConnection
 from djinn.plugins import DEFAULTS, Plugins
 from djinn.settings import Config, Settings
 from djinn.wire.messages import Batch, Free, Upload

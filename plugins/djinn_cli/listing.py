@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
+from djinn_lib_service.kinds import ExecutorFactory
 
 from djinn.errors import ConfigurationError, PluginError
-from djinn.kinds import ExecutorFactory
 from djinn.plugins import DEFAULTS, KINDS, Plugins, Registered
 from djinn.settings.selection import DEFAULT_EXECUTORS
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from djinn_lib_service.kinds import ExecutorFactory
+
 from djinn.hookspecs import hookimpl
-from djinn.kinds import ExecutorFactory
 
 
 @hookimpl

@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.operators import operator_named
 from djinn_lib_torch.calls import Call, written_names
 
 from djinn.ir.program import Program
-from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 
 __all__ = ("MIN_SAVED", "Candidate", "Form", "Stage", "alignment_of", "can_be_recorded", "changes_metadata",

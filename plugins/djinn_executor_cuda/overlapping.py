@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_torch.calls import bind
 
 from djinn.ir.program import Program
-from djinn.kinds.guard import CallCheck
 from djinn.wire.tensors import DTYPE_NAMES, is_dense
 from djinn_executor_cuda.cuda_graphs import NotRecordedError, Shelf
 from djinn_executor_cuda.executor import CudaExecutor

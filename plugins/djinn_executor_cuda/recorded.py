@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_service.kinds.executor import RandomState, Report
 from djinn_lib_torch.calls import Call
 from djinn_lib_torch.codegen import Compiled
 from djinn_lib_torch.executor import TorchProgram
@@ -19,7 +20,6 @@ from djinn_lib_torch.random import TorchRandomState
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
-from djinn.kinds.executor import RandomState, Report
 from djinn.wire.messages import Poisoned
 from djinn_executor_cuda.cuda_graphs import NotRecordedError, Recording, Shelf, places_of, record
 from djinn_executor_cuda.graph_eligibility import (

@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import operator_named
 
 __all__ = (
     "ALLOWED",

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.kinds import Prepared
 
-from djinn.kinds import Prepared
 from djinn_guard_core.faults import FAULTS, JOINING
 from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
@@ -20,7 +20,7 @@ __all__ = ("Asked", "check_of")
 
 @attrs.frozen(eq=False)
 class Asked:
-    """Checks one call; see `djinn.kinds.guard.CallCheck`.
+    """Checks one call; see `djinn_lib_service.kinds.guard.CallCheck`.
 
     Attributes:
         operator: The operator.

@@ -8,9 +8,9 @@ from math import prod
 from typing import Any, TypeAlias
 
 import torch
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProgramTooLargeError
-from djinn.ir.schema import operator_named
 
 Named: TypeAlias = Mapping[str, Any]
 """Arguments of a call by name, defaults included."""

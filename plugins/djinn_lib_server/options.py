@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 import attrs
 import msgspec
 from djinn_lib_service.kinds import CRITICAL, WARNING, MemoryOptions
+from djinn_lib_service.kinds.transport import ListenOptions
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
-from djinn.kinds.transport import ListenOptions
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.option import MIB, Option
 

@@ -15,7 +15,7 @@ import msgspec
 from djinn.errors import ProtocolError, ProtocolVersionError
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Message, Parcel, Result, TensorHeader, Upload
-from djinn.wire.tensors import check_header, size_bytes
+from djinn_lib_service.tensor_bytes import check_header, size_bytes
 
 MAGIC = b"DJNN"
 HEAD = struct.Struct("<4sHHQIIQ")

@@ -9,11 +9,10 @@ import msgspec
 import torch
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.kinds import RandomState
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Failure, Parcel, Peer, Plain, Poisoned, Receive, Send
 from djinn_lib_service import transfers
-from djinn_lib_service.kinds import SessionMemory
+from djinn_lib_service.kinds import RandomState, SessionMemory
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.reports import Failures
 from djinn_lib_service.session_values import SessionValues

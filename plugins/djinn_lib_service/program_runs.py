@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
-from djinn.kinds import CompiledProgram, RandomState
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Rerun, Run
 from djinn_lib_service.capabilities import SupportsSkippedSteps, SupportsSpeculation, Turns
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.kinds import SessionMemory
+from djinn_lib_service.kinds import RandomState, SessionMemory
 from djinn_lib_service.program_table import DefinedPrograms, KnownProgram
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
@@ -57,6 +56,7 @@ class ProgramRuns:
         self._failures = failures
         self._predictor = predictor
         self._ahead = ahead
+        self._execute = memory.with_room_to_run(self._executed)
         self._in_turn = time.of if turns is None else partial(_in_turn, turns, time)
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
@@ -108,15 +108,11 @@ class ProgramRuns:
                                 f"{len(run.inputs)} and {len(run.outputs)}.")
         if GENERATOR_HANDLE in run.outputs:
             raise ProtocolError("Handle 0 is reserved.")
-        self._memory.begin_run(known, run)
-        try:
-            return self._executed(known, program, run)
-        finally:
-            self._memory.end_run(known, run)
+        return self._execute(known, run)
 
-    def _executed(self, known: KnownProgram, program: CompiledProgram, run: Run) -> list[Any]:
+    def _executed(self, known: KnownProgram, run: Run) -> list[Any]:
         """Run a program on inputs that are ready."""
-        body = known.definition.body
+        program, body = known.program, known.definition.body
 
         def report(step: int, error: BaseException) -> Poisoned:
             if error in self._stop:

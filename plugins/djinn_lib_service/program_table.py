@@ -8,11 +8,13 @@ from typing import Any
 import attrs
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds.executor import CompiledProgram, Executor, RandomState, Report
-from djinn.kinds.guard import CheckedProgram, Watch
+from djinn.ir.schema import facts_of
 from djinn.wire.messages import Define, Poisoned
 from djinn_lib_service.capabilities import Allowance, CheckingExecutor, StoppableProgram
+from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState, Report
+from djinn_lib_service.kinds.guard import CheckedProgram, Watch
+from djinn_lib_service.operators import operator_named
+from djinn_lib_service.program_check import check_program
 from djinn_lib_service.reports import Failures
 
 __all__ = ("DefinedPrograms", "KnownProgram")
@@ -93,7 +95,7 @@ class DefinedPrograms:
     def _compiled(self, command: Define) -> KnownProgram:
         if self._allowance is not None:
             self._allowance.admit_program(command.body)
-        command.body.check()
+        check_program(command.body)
         checked = None if self._watch is None else self._watch.check(command.body)
         body, executor = command.body, self._executor
         if checked is None or not checked.calls:

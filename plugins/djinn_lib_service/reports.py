@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from djinn.kinds.executor import Executor
-from djinn.wire import failures
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.failures import name_of, text_of
+from djinn_lib_service.kinds.executor import Executor
 
 MAX_FAILURES = 1000
 """Most failures remembered between two answers; later ones are merged into the last."""
@@ -53,7 +53,7 @@ class Failures:
         """Record a failure, and return the poison that stands for it."""
         error = self._explain(error)
         self.count += 1
-        return self._add(Failure(self.count, failures.name_of(error), failures.text_of(error), operator, run, step))
+        return self._add(Failure(self.count, name_of(error), text_of(error), operator, run, step))
 
     def adopt(self, failure: Failure) -> Poisoned:
         """Record a failure of another session once, and return the poison that stands for it here."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from djinn.errors import DjinnError
-from djinn.kinds import Executor, Watch
 from djinn.wire.messages import (
     Batch,
     Command,
@@ -30,7 +29,7 @@ from djinn.wire.messages import (
 from djinn_lib_service.capabilities import Allowance, Turns
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.kinds import MemoryManager, SessionMemory
+from djinn_lib_service.kinds import Executor, MemoryManager, SessionMemory, Watch
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.peer_values import PeerValues
 from djinn_lib_service.program_runs import ProgramRuns

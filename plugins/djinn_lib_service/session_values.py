@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from djinn.errors import LimitError, OutOfMemoryError, ProtocolError, UnknownHandleError
-from djinn.kinds import Executor, RandomState
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Recall, Upload
-from djinn.wire.tensors import copy_of, describe, header_of, placed_in
+from djinn.wire.tensors import header_of
 from djinn_lib_service.capabilities import Allowance, SharingExecutor
 from djinn_lib_service.content_store import Contents
-from djinn_lib_service.kinds import SessionMemory
+from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
 from djinn_lib_service.reports import Failures
+from djinn_lib_service.tensor_bytes import copy_of, describe, placed_in
 
 __all__ = ("SessionValues",)
 
@@ -52,8 +52,8 @@ class SessionValues:
         self._not_admitted: Poisoned | None = None
         shared = executor if travels and memory.can_share and isinstance(executor, SharingExecutor) else None
         # Nothing may write to kept contents, so the value must be a copy.
-        self._put = memory.making_room(executor.put if shared is None or contents is not None else shared.adopt)
-        self.adopt = memory.making_room(executor.put if shared is None else shared.adopt)
+        self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
+        self.adopt = memory.with_room_to_put(executor.put if shared is None else shared.adopt)
         self.read = executor.get if shared is None else shared.lend
 
     def value(self, handle: int) -> Any:

@@ -10,9 +10,11 @@ import torch
 
 from djinn.errors import DjinnError
 from djinn.ir.program import Program, Template, count_tensors
-from djinn.ir.schema import SchemaFacts, facts_of, operator_named
+from djinn.ir.schema import SchemaFacts, facts_of
 from djinn.wire.messages import Poisoned
 from djinn_lib_service.handle_table import ValueTable
+from djinn_lib_service.operators import operator_named
+from djinn_lib_service.program_check import check_program
 
 __all__ = ("poison_storage", "poison_storages", "written_handles")
 
@@ -49,7 +51,7 @@ def written_handles(program: Program, inputs: Sequence[int], *, metadata: bool =
 
 def _written_inputs(program: Program, *, metadata: bool) -> AbstractSet[int]:
     try:
-        program.check()
+        check_program(program)
     except DjinnError:
         return _NONE
     written: set[int] = set()

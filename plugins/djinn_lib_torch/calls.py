@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
 from djinn.ir.program import (
@@ -19,9 +21,8 @@ from djinn.ir.program import (
     TorchArgument,
     count_tensors,
 )
-from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
-from djinn.kinds.guard import CallCheck
 from djinn.wire.tensors import dtype_named
 
 _LAYOUTS = {"strided": torch.strided}

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.kinds.executor import Report
+
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.ir.schema import ReturnKind
-from djinn.kinds.executor import Report
-from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import Poisoned
 from djinn_lib_torch.calls import Call, Resolved
 from djinn_lib_torch.interpreter import interpret, last_uses

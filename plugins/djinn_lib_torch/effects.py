@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from djinn_lib_service.kinds.executor import Effects
+from djinn_lib_service.operators import operator_named
 
 from djinn.ir.program import Argument, ListArgument, Program, Step, Template, TensorArgument, count_tensors
-from djinn.ir.schema import SchemaFacts, facts_of, operator_named
-from djinn.kinds.executor import Effects
+from djinn.ir.schema import SchemaFacts, facts_of
 from djinn_lib_torch.calls import Call, written_names
 
 __all__ = ("effects_of",)

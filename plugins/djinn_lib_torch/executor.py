@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from djinn_lib_service.kinds.executor import Effects, RandomState, Report
+from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.ir.program import Program
-from djinn.kinds.executor import Effects, RandomState, Report
-from djinn.kinds.guard import CallCheck
-from djinn.wire.tensors import to_dense_cpu, whole_of
+from djinn.wire.tensors import to_dense_cpu
 from djinn_lib_torch.calls import Call, bind
 from djinn_lib_torch.codegen import Compiled
 from djinn_lib_torch.effects import effects_of
@@ -52,25 +53,25 @@ class TorchExecutor:
         return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
 
     def relieve(self) -> bool:
-        """Ask the registered callback to free memory; see `djinn.kinds.executor.RelievedExecutor`."""
+        """Ask the registered callback to free memory; see `djinn_lib_service.kinds.executor.RelievedExecutor`."""
         return self.relief is not None and self.relief()
 
     def can_vacate(self, storage: torch.UntypedStorage) -> bool:
-        """Whether the memory of a storage can be freed; see `djinn.kinds.executor.VacatingExecutor`."""
+        """Whether the memory of a storage can be freed; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
         return storage.device == self._device and bool(storage.resizable())
 
     def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Copy a storage to the host; see `djinn.kinds.executor.VacatingExecutor`."""
+        """Copy a storage to the host; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
         with self._lock:
             return self.get(whole_of(storage))
 
     def vacate(self, storage: torch.UntypedStorage) -> None:
-        """Free the memory of a storage; see `djinn.kinds.executor.VacatingExecutor`."""
+        """Free the memory of a storage; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
         with self._lock:
             storage.resize_(0)
 
     def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
-        """Allocate memory for a storage again and fill it; see `djinn.kinds.executor.VacatingExecutor`."""
+        """Allocate memory for a storage again and fill it; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             storage.resize_(data.numel())
             whole_of(storage).copy_(data)
@@ -130,11 +131,11 @@ class TorchProgram:
 
     @cached_property
     def effects(self) -> Effects:
-        """Its possible effects; see `djinn.kinds.executor.CandidProgram`."""
+        """Its possible effects; see `djinn_lib_service.kinds.executor.CandidProgram`."""
         return effects_of(self._program, self._calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
-        """Run once; see `djinn.kinds.executor.CompiledProgram`."""
+        """Run once; see `djinn_lib_service.kinds.executor.CompiledProgram`."""
         return self.run_until((), inputs, numbers, random, report)
 
     def run_until(
@@ -163,7 +164,7 @@ class TorchProgram:
                 return self._run(inputs, numbers, report, refused, stop)
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
-        """Whether a run has no effects besides its results; see `djinn.kinds.executor.CompiledProgram`."""
+        """Whether a run has no effects besides its results; see `djinn_lib_service.kinds.executor.CompiledProgram`."""
         return not self._writes_or_draws and len(numbers) == self._numbers and all(
             numbers[index] == 0 for index in self._probabilities)
 

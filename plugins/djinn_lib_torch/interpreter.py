@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.kinds.executor import Report
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds.executor import Report
-from djinn.wire.failures import is_out_of_memory
+from djinn.ir.schema import facts_of
 from djinn.wire.messages import Poisoned
 from djinn_lib_torch.calls import Call, Resolved, results_of
 
@@ -36,7 +37,7 @@ def interpret(
         calls: Its bound templates.
         inputs: Values of the inputs; one that a failed step would have written becomes its poison.
         numbers: All lifted numbers, also those of earlier steps.
-        report: See `djinn.kinds.executor.CompiledProgram.run`.
+        report: See `djinn_lib_service.kinds.executor.CompiledProgram.run`.
         start: First step to run.
         results: Results of the steps before ``start`` that are still needed.
         refused: By position: steps that are not executed, and the errors they raise instead.

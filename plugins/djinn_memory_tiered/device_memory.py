@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 import torch
+from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds import SpareData
+from djinn_lib_service.kinds.executor import Executor, RelievedExecutor, VacatingExecutor
+from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import OutOfMemoryError
-from djinn.kinds.executor import Executor, RelievedExecutor, VacatingExecutor
-from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import Poisoned
-from djinn.wire.tensors import whole_of
 from djinn_memory_tiered.accounts import Accounts
 from djinn_memory_tiered.eviction import Candidate, in_order, way_out
 from djinn_memory_tiered.roles import Gone

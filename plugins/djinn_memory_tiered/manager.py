@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable
 
 from djinn_lib_service.kinds import (
+    Executor,
     KeptUploads,
     MemoryManager,
     MemoryOptions,
     MemoryReport,
+    RandomState,
     RunsAhead,
     SessionMemory,
     SpareData,
 )
 
-from djinn.kinds import Executor, RandomState
 from djinn_memory_tiered.device_memory import DeviceMemory
 from djinn_memory_tiered.session import TieredMemory
 from djinn_memory_tiered.tiers import Tiers

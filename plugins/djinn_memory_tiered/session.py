@@ -10,17 +10,16 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.capabilities import SupportsSpeculation
-from djinn_lib_service.kinds import KeptUploads, Put, RunsAhead, SessionMemory
+from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.kinds import CompiledProgram, Execute, KeptUploads, Put, RandomState, RunsAhead, SessionMemory
+from djinn_lib_service.kinds.executor import CandidProgram, Effects
+from djinn_lib_service.kinds.guard import SizingProgram
 from djinn_lib_service.program_table import KnownProgram
+from djinn_lib_service.tensor_bytes import bytes_of
 
 from djinn.errors import OutOfMemoryError
-from djinn.kinds import CompiledProgram, RandomState
-from djinn.kinds.executor import CandidProgram, Effects
-from djinn.kinds.guard import SizingProgram
 from djinn.wire import messages
-from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import Poisoned, Run
-from djinn.wire.tensors import bytes_of
 from djinn_memory_tiered.device_memory import DeviceMemory
 from djinn_memory_tiered.roles import Role
 from djinn_memory_tiered.storages import Place, Places, Recipe, State
@@ -80,10 +79,6 @@ class TieredMemory(SessionMemory):
         self._uploads = uploads
         self._costs: dict[int, _Cost] = {}
         """By program: what its last run has cost."""
-        # Of the program that is running:
-        self._effects = Effects()
-        self._wanted_bytes = 0
-        self._began_s = 0.0
 
     def close(self) -> None:
         """Leave the memory that sessions share; see `SessionMemory.close`."""
@@ -104,8 +99,8 @@ class TieredMemory(SessionMemory):
         """Restore values and make room; see `SessionMemory.use`."""
         self._device.use(self, self._places_of(handles), wanted_bytes)
 
-    def making_room(self, put: Put) -> Put:
-        """Make room first, and put again if the device is out of memory; see `SessionMemory.making_room`."""
+    def with_room_to_put(self, put: Put) -> Put:
+        """Make room first, and put again if the device is out of memory; see `SessionMemory.with_room_to_put`."""
         def put_with_room(tensor: torch.Tensor) -> torch.Tensor:
             self._device.use(self, (), tensor.numel() * tensor.element_size())
             return self._device.with_relief(lambda: put(tensor))
@@ -184,23 +179,26 @@ class TieredMemory(SessionMemory):
 
     # Runs.
 
-    def begin_run(self, known: KnownProgram, run: Run) -> None:
-        """Restore the inputs, and make room for the results; see `SessionMemory.begin_run`."""
-        self._count_ahead()
-        numbers = messages.from_wire(run.numbers)
-        inputs = [self.places.get(handle) for handle in run.inputs]
-        wanted_bytes = self._bytes_wanted_by(known, run, inputs, numbers)
-        effects = _effects_of(known.program, numbers, len(inputs))
-        written = {place for index in effects.written if (place := self.places.at(run.inputs[index])) is not None}
-        self._device.use(self, self._places_of(run.inputs), wanted_bytes, written=written)
-        self._effects, self._wanted_bytes, self._began_s = effects, wanted_bytes, time.perf_counter()
+    def with_room_to_run(self, execute: Execute) -> Execute:
+        """Restore inputs, make room for results, and run; see `SessionMemory.with_room_to_run`."""
+        def execute_with_room(known: KnownProgram, run: Run) -> list[Any]:
+            self._count_ahead()
+            numbers = messages.from_wire(run.numbers)
+            inputs = [self.places.get(handle) for handle in run.inputs]
+            wanted_bytes = self._bytes_wanted_by(known, run, inputs, numbers)
+            effects = _effects_of(known.program, numbers, len(inputs))
+            written = {place for index in effects.written if (place := self.places.at(run.inputs[index])) is not None}
+            self._device.use(self, self._places_of(run.inputs), wanted_bytes, written=written)
+            began_s = time.perf_counter()
+            try:
+                return execute(known, run)
+            finally:
+                self._costs[run.program] = _Cost(wanted_bytes, time.perf_counter() - began_s)
+                self._device.release()
+                if effects.changes_storages:
+                    self.places.recount()
 
-    def end_run(self, known: KnownProgram, run: Run) -> None:
-        """Note what the run has cost, and sizes that it has changed; see `SessionMemory.end_run`."""
-        self._costs[run.program] = _Cost(self._wanted_bytes, time.perf_counter() - self._began_s)
-        self._device.release()
-        if self._effects.changes_storages:
-            self.places.recount()
+        return execute_with_room
 
     def made(self, known: KnownProgram, run: Run, outputs: Sequence[Any], *, is_complete: bool) -> None:
         """Count the results, and learn what can be computed again; see `SessionMemory.made`."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.kinds.executor import CompiledProgram
 
-from djinn.kinds.executor import CompiledProgram
 from djinn_memory_tiered.accounts import Accounts
 from djinn_memory_tiered.roles import Role
 

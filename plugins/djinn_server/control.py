@@ -79,7 +79,8 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
 
     Attributes:
         peer: The address at the other end.
-        received: The bytes already read from it, as returned by `djinn.kinds.transport.MovableChannel.detach`.
+        received: The bytes already read from it, as returned by
+            `djinn_lib_service.kinds.transport.MovableChannel.detach`.
         token: The token that admitted its client; see `djinn_authenticator_tokens.tokens.Secret.identity`.
     """
 

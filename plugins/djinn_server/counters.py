@@ -24,9 +24,9 @@ from djinn_lib_server.kinds.metrics import (
     Reason,
 )
 from djinn_lib_service.kinds import MemoryReport
+from djinn_lib_service.kinds.transport import CountedChannel
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
-from djinn.kinds.transport import CountedChannel
 
 __all__ = ("Meter", "Meters", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
 

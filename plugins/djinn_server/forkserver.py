@@ -308,8 +308,9 @@ def _name(text: str) -> None:
 
 def prepare(plugins: Plugins) -> None:
     """Import everything that workers need."""
+    from djinn_lib_service.kinds.guard import PreparedGuard
+
     import djinn_server.worker  # noqa: F401  # imported for its effect on `sys.modules`
-    from djinn.kinds.guard import PreparedGuard
 
     guard = plugins.choose("guard", "core")
     if isinstance(guard, PreparedGuard):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from djinn_lib_server.kinds.admission import AdmissionFactory
 from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
 from djinn_lib_server.kinds.metrics import MetricsFactory
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.content_store import read_digests
+from djinn_lib_service.listening import listen
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
@@ -28,6 +30,7 @@ from djinn_server.log_lines import write_to
 from djinn_server.memory import memory_plugin
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.peers import UNIX, PeerPolicy
+from djinn_server.plugin_settings import environment_of
 from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import plan
 from djinn_server.supervisor import Supervisor
@@ -46,13 +49,14 @@ class ListenError(TransportError):
 
 
 def open_server(
-    options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]],
+    options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]], settings: Mapping[str, Any],
 ) -> tuple[Gateway, Reloading]:
     """Open a server, which does not accept connections yet.
 
     Args:
         options: Its options.
         read: Reads the options again; returns them, and the names of changed options that need a restart.
+        settings: Settings of plugins that the command line gives.
 
     Returns:
         The server, and what reloads its options.
@@ -62,14 +66,15 @@ def open_server(
         ListenError: The address cannot be listened on.
         DjinnError: A plugin is missing or does not work.
     """
-    from djinn.kinds.transport import AdoptingTransport
+    from djinn_lib_service.kinds.transport import AdoptingTransport
+
     from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
     from djinn.settings import Config
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    plugins = Plugins.configured({"token": options.tokens.token, "plugins": options.plugins, **quiet}, os.environ,
-                                 "server")
+    plugins = Plugins.configured({**settings, "token": options.tokens.token, "plugins": options.plugins, **quiet},
+                                 os.environ, "server")
     config = plugins.settings(Config)
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
@@ -100,7 +105,7 @@ def open_server(
     hands_over = options.scheme != "tls" and isinstance(transport, AdoptingTransport)
     try:
         # First, before anything that takes time: an address in use is the most common mistake.
-        listener = transport.listen(options.url, options.tls.for_listening)
+        listener = listen(transport, options.url, options.tls.for_listening)
     except TransportError as error:
         raise ListenError(error.summary, hint=error.hint) from None
     admission = GuardedAdmission(admissions.open(options))
@@ -111,8 +116,9 @@ def open_server(
         public_digests=read_digests(Path(options.memory.public_contents)) if options.memory.public_contents
         else frozenset())
     peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
-    supervisor = Supervisor(setup, environment | {"DJINN_LOG_LEVEL": config.log_level}, admission,
-                            forkserver=forkserver, exchange=Exchange(peers, plugins.transport_for))
+    environment |= environment_of(plugins) | {"DJINN_LOG_LEVEL": config.log_level}
+    supervisor = Supervisor(setup, environment, admission, forkserver=forkserver,
+                            exchange=Exchange(peers, plugins.transport_for))
     gateway = Gateway(listener, authentication, admission, supervisor, options,
                       control=_control(options.operator.control))
     for page in gateway.show_metrics(outputs, options, djinn.__version__):

@@ -17,6 +17,9 @@ from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions, ServerMemoryOptions
 from djinn_lib_service.content_store import ContentStore
 from djinn_lib_service.kinds import MemoryFactory, MemoryManager
+from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.guard import Watch
+from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
@@ -30,9 +33,7 @@ from djinn.errors import (
     RefusedError,
     TransportError,
 )
-from djinn.kinds.executor import Executor
-from djinn.kinds.guard import Watch
-from djinn.kinds.transport import Channel, Listener, PeerConnection, Transport
+from djinn.kinds.transport import Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
 from djinn_server.counters import Meter, Meters, Report, told_of_memory

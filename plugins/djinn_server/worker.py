@@ -19,12 +19,14 @@ from functools import partial
 import attrs
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions
+from djinn_lib_service.listening import listen
 from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import DjinnError, RefusedError, TransportError
-from djinn.kinds.executor import Executor
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
+from djinn.kinds.transport import Transport
 from djinn.wire.messages import Goodbye, Hello
 from djinn_server.board import Board
 from djinn_server.certificates import placed
@@ -71,7 +73,7 @@ class PassedSocketListener:
 
     Args:
         transport: Transport of the connections.
-        options: As for `djinn.kinds.transport.Transport.listen`.
+        options: As for `djinn_lib_service.kinds.transport.ListeningTransport.listen`.
         listener: Where redirected clients connect, if there are any.
         tickets: Checks the tickets of redirected clients.
         meters: Counts refused clients.
@@ -122,11 +124,11 @@ class PassedSocketListener:
         self.grants.admit(channel, token)
 
     def accept(self) -> Channel | None:
-        """Wait for a connection; see `djinn.kinds.transport.Listener.accept`."""
+        """Wait for a connection; see `djinn_lib_service.kinds.transport.Listener.accept`."""
         return self._queue.get()
 
     def close(self) -> None:
-        """Stop accepting; see `djinn.kinds.transport.Listener.close`."""
+        """Stop accepting; see `djinn_lib_service.kinds.transport.Listener.close`."""
         if self.listener is not None:
             self.listener.close()
             self._room.close()
@@ -241,7 +243,7 @@ def _open(
     options = setup.options.tls.for_listening
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
-        listener = transport.listen(setup.address, there) if setup.address else None
+        listener = listen(transport, setup.address, there) if setup.address else None
     factory = plugins.find_executor(setup.device).value
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_lib_service.settings import TlsSettings
 
 from djinn.errors import ConfigurationError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 
 __all__ = ("PlaintextError", "TlsError", "TlsSocket", "client_context", "server_context")
 

@@ -22,8 +22,8 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3_710
-"""All of it counts. The limit may only fall; the goal is 3,300."""
+MAX_KERNEL_LINES = 3_300
+"""All of it counts. The limit may only fall."""
 MAX_LAYERS = 12
 MAX_MODULE_LINES = 400
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,

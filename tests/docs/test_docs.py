@@ -21,7 +21,7 @@ import pytest
 import typer.main
 from djinn_cli.app import build
 from djinn_conformance import specs
-from support.processes.warm import WarmPython, run_pytest
+from support.processes.warm import WarmPython, clean_environment, run_pytest
 
 import djinn
 from djinn.plugins import KINDS
@@ -69,10 +69,6 @@ def blocks_of(page: Path) -> list[Block]:
     text = page.read_text()
     return [Block(text[: found.start("text")].count("\n"), found["language"], found["text"], found["marker"] or "",
                   found["file"] or "") for found in _BLOCK.finditer(text)]
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | more
 
 
 def execute(page: Path, folder: Path, address: str = ADDRESS, **environment: str) -> dict[int, str]:

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_server.server import Server
 
 import djinn
 from djinn.errors import DeviceLostError
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import ListenOptions
 from djinn.plugins import Plugins
 
 DEVICE = "remote_accelerator:0"

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.frames import HEAD, encode_head
+from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.tensor_bytes import buffer_of
 from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
@@ -29,9 +31,9 @@ from support.servers.connection_options import connect_options
 from support.servers.tcp import WELCOME
 
 from djinn.errors import DjinnError, TransportError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Upload
-from djinn.wire.tensors import buffer_of, header_of
+from djinn.wire.tensors import header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from djinn_lib_service.content_store import digest_of
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, TenantReading, read
 from djinn_transport_tcp.client import SocketConnection, connect
-from support.processes.warm import run_djinn
+from support.processes.warm import clean_environment, run_djinn
 from support.servers.connection_options import connect_options
 
 from djinn.errors import OutOfMemoryError
@@ -82,9 +81,8 @@ def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         started.append(subprocess.Popen([sys.executable, "-m", CLIENT, *arguments], stdin=subprocess.PIPE, text=True,
-                                        stdout=subprocess.PIPE, env=clean))
+                                        stdout=subprocess.PIPE, env=clean_environment()))
         return started[-1]
 
     yield start

@@ -19,6 +19,8 @@ import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.frames import HEAD, encode_head
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_server.server import Server
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, listen
@@ -32,8 +34,7 @@ from support.servers.tcp import raw_socket
 
 import djinn
 from djinn.errors import RefusedError, RemoteTimeoutError, TransportError
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.plugins import Plugins
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Free, Hello, Upload, Welcome

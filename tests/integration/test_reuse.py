@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from djinn_lib_service.content_store import digest_of, mark_of
 from djinn_lib_service.settings import UploadSettings
 from djinn_lib_service.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
 from djinn_transport_tcp.client import connect
+from support.processes.warm import run_python
 from support.servers.connection_options import connect_options
 from torch import nn
 
@@ -98,11 +98,10 @@ model = torch.nn.Linear(512, 512).to("remote_accelerator:0")
 djinn.synchronize()
 print(djinn.stats()["bytes_sent"], djinn.stats()["bytes_not_sent"], model.weight.sum().item())
 """
-    environment = {"DJINN_SERVER": keeper.address, "DJINN_OWNER": "of both"}
     outputs = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
-                              check=True)
+        done = run_python(program, DJINN_SERVER=keeper.address, DJINN_OWNER="of both")
+        assert done.returncode == 0, done.stderr
         outputs.append(done.stdout.split())
     assert int(outputs[0][0]) > 2**20 > 50 * int(outputs[1][0])
     assert [outputs[0][1], outputs[1][1]] == ["0", str(2**20)]

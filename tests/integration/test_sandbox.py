@@ -24,6 +24,7 @@ from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import unreadable_for_others
 from djinn_transport_tcp.client import SocketConnection, connect_tls
+from support.processes.warm import clean_environment
 from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
 
@@ -150,10 +151,9 @@ def installed() -> Iterator[tuple[Path, Path]]:
 
 
 def started(command: list[str], folder: Path, plugin: Path) -> tuple[subprocess.Popen[str], str, Path]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     log = folder / "log"
     with log.open("w") as errors:
-        process = subprocess.Popen(command, env=clean | {"PYTHONPATH": str(plugin), "OMP_NUM_THREADS": "2"},
+        process = subprocess.Popen(command, env=clean_environment(PYTHONPATH=str(plugin), OMP_NUM_THREADS="2"),
                                    stdout=subprocess.PIPE, stderr=errors, text=True, cwd="/")
     assert process.stdout is not None
     patience = threading.Timer(START_TIMEOUT_S, process.kill)

@@ -172,7 +172,7 @@ def test_names_and_ipv6(start_server: Any) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "environment", "status", "expected"), [
-    (["--device", "cuda:99"], {}, 2, "There is no device 'cuda:99' here"),
+    (["--device", "cuda:99"], {}, 2, "no device 'cuda:99'"),
     (["--port", "70000"], {}, 2, "65535"),
     (["--tls-cert", "/no/such/file.pem"], {}, 2, "/no/such/file.pem cannot be used"),
     (["--tls-key", "key.pem"], {}, 2, "without --tls-cert"),

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import connect
 from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.ir.program import Argument, ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import listen_tls
 from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES
@@ -22,7 +23,7 @@ from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Hello, Redirect, Upload, Welcome
 from djinn.wire.tensors import header_of
 

@@ -14,6 +14,8 @@ import torch
 from djinn_conformance.memory_pressure import device_bytes, expect_honest
 from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.kinds import MemoryOptions
+from djinn_lib_service.kinds.executor import CandidProgram, Executor
+from djinn_lib_service.operators import operator_named
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.device_memory import COLD_S, DECODE_S
 from djinn_memory_tiered.eviction import Candidate, in_order
@@ -27,8 +29,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds.executor import CandidProgram, Executor
+from djinn.ir.schema import facts_of
 from djinn.plugins import Plugins, PluginSelection
 from djinn.wire.messages import Batch, Copy, Define, Free, Poisoned, Result, Run, Upload
 from djinn.wire.tensors import header_of

@@ -54,19 +54,16 @@ class _Memory(TieredMemory):
         super().__init__(manager.device, *arguments)
         self._flaw = manager.flaw
 
-    def begin_run(self, *arguments: Any) -> None:
-        try:
-            super().begin_run(*arguments)
-        except OutOfMemoryError:
-            self._clear()
-            raise
+    def with_room_to_put(self, put: Any) -> Any:
+        return self._clearing(super().with_room_to_put(put))
 
-    def making_room(self, put: Any) -> Any:
-        put_with_room = super().making_room(put)
+    def with_room_to_run(self, execute: Any) -> Any:
+        return self._clearing(super().with_room_to_run(execute))
 
-        def flawed(tensor: torch.Tensor) -> torch.Tensor:
+    def _clearing(self, action: Any) -> Any:
+        def flawed(*arguments: Any) -> Any:
             try:
-                return put_with_room(tensor)
+                return action(*arguments)
             except OutOfMemoryError:
                 self._clear()
                 raise

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.processes.warm import run_python
 
 import djinn
 
@@ -42,8 +41,7 @@ print("alive")
 
 
 def test_an_error_in_backward_under_a_trace_function_does_not_abort() -> None:
-    done = subprocess.run([sys.executable, "-c", BACKWARD_UNDER_A_TRACE_FUNCTION], capture_output=True, text=True,
-                          timeout=120, check=False)
+    done = run_python(BACKWARD_UNDER_A_TRACE_FUNCTION)
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr[-1000:]
 
 

@@ -33,10 +33,11 @@ MUTANTS = (
            "    if name is None",
            "    name = {'float16': 'bfloat16', 'bfloat16': 'float16'}.get(name, name)\n    if name is None",
            within="neg add.Tensor", over=TCP),
-    mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn.wire.tensors:empty_from",
+    mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn_lib_service.tensor_bytes:empty_from",
            "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
            within="neg transpose.int permute", over=TCP),
-    mutant("strides-dropped-on-the-way-home", "session.served_equals_local", "djinn.wire.tensors:empty_from",
+    mutant("strides-dropped-on-the-way-home", "session.served_equals_local",
+           "djinn_lib_service.tensor_bytes:empty_from",
            "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
            within="neg transpose.int permute", over=SERVED),
 )

@@ -30,6 +30,8 @@ from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.kinds.executor import RandomState
+from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.service import SessionService
 from djinn_lib_torch.executor import TorchExecutor
 from djinn_lib_torch.random import TorchRandomState
@@ -40,8 +42,6 @@ from djinn_transport_tcp.stream import FrameStream, views_of
 from support.network.frames import Frames, Mutated, Mutator, load
 
 from djinn.errors import DjinnError, ProtocolError
-from djinn.kinds.executor import RandomState
-from djinn.kinds.guard import Bounds
 from djinn.wire.messages import Batch, Poisoned
 
 MEMORY_BYTES = 2**29

@@ -10,6 +10,9 @@ import torch
 from djinn_conformance.programs import Call, Recording, Ref, assemble
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
+from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.kinds.guard import Bounds, Watch
+from djinn_lib_service.operators import operator_named
 from djinn_shapes_meta.shapes import MetaShapes
 from support.operators.corpus import Corpus, Example, duplicate, mapped
 from support.operators.memory import BEYOND_STORAGE, GuardedMemory
@@ -17,10 +20,8 @@ from support.operators.mutations import Plan, carried_out, changed
 from support.operators.synthesis import example_of, slots
 
 from djinn.errors import DjinnError
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
-from djinn.kinds.guard import Bounds, Watch
-from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import Poisoned
 
 BOUNDS = (Bounds(program_bytes=2**26), Bounds())

@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
-from djinn.kinds import Backend
+from djinn.kinds.interop import HostInterop
 from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
-from djinn.session.interrupts import SessionLock
-from djinn.settings import Config
+from djinn.settings import setting
+
+if TYPE_CHECKING:
+    from djinn.session.session import Session
 
 
-class HostSession(Protocol):
-    """The session of a `HostInterop`, as far as that needs one."""
+@attrs.frozen
+class InteropSettings:
+    """Whether ordinary tensors may be mixed with lazy ones."""
 
-    config: Config
-    device: torch.device
-    lock: SessionLock
-    backend: Backend
-
-    def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out an operation."""
-
-    def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that gives Python values."""
-
-    def materialize(self, tensors: Sequence[Any]) -> list[Any]:
-        """Fetch values."""
-
-    def upload(self, tensor: torch.Tensor) -> LazyTensor:
-        """Copy an ordinary tensor to the executor."""
-
-    def random_state(self) -> torch.Tensor:
-        """Fetch the state of the random numbers."""
-
-    def set_random_state(self, state: torch.Tensor) -> None:
-        """Continue the random numbers from a state."""
+    strict: bool = setting(
+        False, help="if an ordinary tensor meets a remote one, raise an error instead of uploading it")
 
 
-class HostInterop:
+class UploadingInterop(HostInterop):
     """Uploads ordinary tensors that are combined with lazy ones, and runs operations that write them locally."""
 
-    def __init__(self, session: HostSession) -> None:
-        self._session = session
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._is_strict = session.plugins.settings(InteropSettings).strict
         self._uploaded: dict[int, tuple[weakref.ref[torch.Tensor], int, LazyTensor]] = {}
 
     def carry_out(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -71,7 +55,7 @@ class HostInterop:
         writes_home = any(not isinstance(tensor, LazyTensor) for tensor in _written(operator, args, kwargs))
         message = (f"Expected all tensors to be on the same device, but found at least two devices, "
                    f"{self._session.device} and cpu!")
-        if self._session.config.strict and (writes_home or any(t.dim() for t in _not_indices(operator, args, kwargs))):
+        if self._is_strict and (writes_home or any(t.dim() for t in _not_indices(operator, args, kwargs))):
             raise RuntimeError(message)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (everything if writes_home else ordinary)):
             raise (HostGradientError if writes_home else MixedGradientError)(message)
@@ -103,7 +87,7 @@ class HostInterop:
         known = self._uploaded.get(key)
         if known is not None and known[0]() is tensor and known[1] == version and version >= 0:
             return known[2]
-        made = self._session.upload(tensor)
+        made: LazyTensor = self._session.upload(tensor)
         if version >= 0:
             uploaded = self._uploaded
             self._uploaded[key] = (weakref.ref(tensor, lambda _: uploaded.pop(key, None)), version, made)

@@ -10,24 +10,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import torch
 
-from djinn.kinds.executor import Executor, RandomState
 from djinn.wire.messages import Run
 from djinn_lib_service.handle_table import HandleTable, ValueTable
-from djinn_lib_service.program_table import KnownProgram
+from djinn_lib_service.kinds.executor import Executor, RandomState
 
-__all__ = ("CRITICAL", "WARNING", "KeptUploads", "MemoryFactory", "MemoryManager", "MemoryOptions", "MemoryReport",
-           "Put", "RunsAhead", "SessionMemory", "SpareData", "SupportsEviction")
+if TYPE_CHECKING:
+    from djinn_lib_service.program_table import KnownProgram
+
+__all__ = ("CRITICAL", "WARNING", "Execute", "KeptUploads", "MemoryFactory", "MemoryManager", "MemoryOptions",
+           "MemoryReport", "Put", "RunsAhead", "SessionMemory", "SpareData", "SupportsEviction")
 
 WARNING = 0.80
 CRITICAL = 0.95
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 Put: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Puts a CPU tensor on the device."""
+Execute: TypeAlias = Callable[[KnownProgram, Run], list[Any]]
+"""Runs a program on the session's values, and returns the results."""
 
 
 class RunsAhead(Protocol):
@@ -72,8 +76,8 @@ class SessionMemory:
         The session holds the lock when it calls a method, except for `settle`, `close` and `has_room_ahead`.
 
     Laws:
-        memory.results_equal, memory.limit_kept, memory.refusal_changes_nothing, memory.in_use_stays,
-        memory.usage_honest, memory.all_returned
+        memory.results_equal, memory.limit_kept, memory.room_used, memory.refusal_changes_nothing,
+        memory.in_use_stays, memory.usage_honest, memory.all_returned
     """
 
     can_share = True
@@ -93,7 +97,7 @@ class SessionMemory:
             OutOfMemoryError: There is not enough room. Nothing is lost or changed.
         """
 
-    def making_room(self, put: Put) -> Put:
+    def with_room_to_put(self, put: Put) -> Put:
         """Return a function that makes room for a tensor and then puts it on the device.
 
         The session calls this once, when it begins. The returned function raises `OutOfMemoryError` if there is not
@@ -104,26 +108,23 @@ class SessionMemory:
         """
         return put
 
-    def begin_run(self, known: KnownProgram, run: Run) -> None:
-        """Make the inputs of a run ready, and make room for what it allocates; both hold until `end_run`.
+    def with_room_to_run(self, execute: Execute) -> Execute:
+        """Return a function that makes the inputs of a run ready, and room for what it allocates, and then runs it.
+
+        The session calls this once, when it begins. The returned function raises `OutOfMemoryError` if there is not
+        enough room; nothing is lost or changed then.
 
         Args:
-            known: The program. It was compiled, and the run has the right number of inputs and outputs.
-            run: The run.
-
-        Raises:
-            OutOfMemoryError: There is not enough room, and the program must not run. Nothing is lost or changed.
+            execute: Runs a program that was compiled, with the right number of inputs and outputs.
         """
-
-    def end_run(self, known: KnownProgram, run: Run) -> None:
-        """Note that a program has run since `begin_run`, even if it has failed."""
+        return execute
 
     def made(self, known: KnownProgram, run: Run, outputs: Sequence[Any], *, is_complete: bool) -> None:
         """Note the results of a run before they are added to the values.
 
         Args:
             known: The program.
-            run: The run. It may have run ahead, without `begin_run`.
+            run: The run. It may have run ahead.
             outputs: The results: tensors, plain results, or poison.
             is_complete: Whether no step has failed.
 
