@@ -11,6 +11,7 @@ from djinn_lib_service.kinds.guard import Bounds, CallCheck, CheckedProgram, Gua
 from djinn_lib_service.kinds.memory import (
     CRITICAL,
     WARNING,
+    Execute,
     KeptUploads,
     MemoryFactory,
     MemoryManager,
@@ -39,6 +40,7 @@ __all__ = (
     "Channel",
     "CheckedProgram",
     "CompiledProgram",
+    "Execute",
     "Executor",
     "ExecutorFactory",
     "Guard",
