@@ -38,6 +38,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "executor": Kind("djinn_lib_service.kinds:ExecutorFactory"),
     "guard": Kind("djinn_lib_service.kinds:Guard", "core"),
     "observer": Kind("djinn.kinds:Observer"),
+    "authenticator": Kind("djinn_lib_server.kinds:AuthenticatorFactory", "tokens"),
+    "admission": Kind("djinn_lib_server.kinds:AdmissionFactory", "fair"),
+    "metrics": Kind("djinn_lib_server.kinds:MetricsFactory"),
 })
 """The kinds of plugin, by name."""
 DEFAULTS: Mapping[str, str] = MappingProxyType({name: kind.default for name, kind in KINDS.items() if kind.default})

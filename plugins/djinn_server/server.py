@@ -12,13 +12,16 @@ from typing import Self
 
 import attrs
 import msgspec
+from djinn_lib_server.kinds.metrics import Amounts, Outcome
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.options import ServeOptions, ServerMemoryOptions
 from djinn_lib_service.content_store import ContentStore
-from djinn_lib_service.kinds import MemoryFactory, MemoryManager, MemoryOptions
+from djinn_lib_service.kinds import MemoryFactory, MemoryManager
 from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.guard import Watch
 from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
-from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, deliver
+from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
 
@@ -33,22 +36,20 @@ from djinn.errors import (
 from djinn.kinds.transport import Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
-from djinn_server.counters import Amounts, Meter, Meters, Outcome, Report, told_of_memory
+from djinn_server.counters import Meter, Meters, Report, told_of_memory
 from djinn_server.draining import server_drains
 from djinn_server.grants import Grants
 from djinn_server.handshake import (
-    LEASE_S,
     Load,
     answer_again,
     answer_client,
-    check_versions,
     courier_welcome,
     receive_greeting,
 )
-from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_limit
+from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
-from djinn_server.memory import no_memory_plugin, return_memory
+from djinn_server.memory import default_keep_bytes, no_memory_plugin, return_memory
 from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import Line, Place
 from djinn_server.sessions import Held, Sessions
@@ -56,6 +57,7 @@ from djinn_server.sessions import Held, Sessions
 __all__ = ("Server", "refuse")
 
 _GOODBYE = Goodbye()
+_OPTIONS = ServeOptions(memory=ServerMemoryOptions(keep_bytes=0))
 _log = logging.getLogger("djinn.server")
 
 
@@ -78,11 +80,8 @@ class Server:
         executor: Runs the programs of all sessions; closed by `stop`.
         admit: Raises if a client may not connect.
         allowances: Resource limits of the sessions; unlimited by default.
-        keep_bytes: Space for caching uploads, so that their owners need not send them again; 0 disables the cache.
-        looks_ahead: Whether to run the predicted next request of a session while the session is idle.
-        memory_bytes: Device memory that all sessions together may use, reported to clients; 0 for no limit.
-        memory: Opens the manager of that memory; ``None`` if there is none, and sessions with a limit are refused.
-        memory_options: Settings of the manager; the tenant's limits take the place of those in it.
+        options: Say how much is kept, for how long, and whether idle sessions' next requests are run ahead.
+        memory: Opens the manager of device memory; ``None`` if there is none, and sessions with a limit are refused.
         public_digests: Digests of contents that every owner may use.
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
@@ -91,7 +90,6 @@ class Server:
         watch: Starts the guard's watch over a new session.
         meters: Counts events; the server has its own by default.
         line: Schedules the programs; by default, the server's own line, which has the device to itself.
-        lease_s: How long a session is kept after its connection breaks; 0 ends it at once.
         grants: Records the token that each session was admitted with.
 
     Attributes:
@@ -104,12 +102,11 @@ class Server:
 
     def __init__(
         self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
-        watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
-        looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerPolicy | None = None,
+        watch: Callable[[], Watch], allowances: Allowances | None = None,
+        options: ServeOptions = _OPTIONS, peers: PeerPolicy | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
-        meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S,
-        memory: MemoryFactory | None = None, memory_options: MemoryOptions | None = None,
-        public_digests: frozenset[bytes] = frozenset(),
+        meters: Meters | None = None, line: Line | None = None,
+        memory: MemoryFactory | None = None, public_digests: frozenset[bytes] = frozenset(),
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
@@ -120,15 +117,15 @@ class Server:
         self._admit = admit
         self._meters = meters or Meters()
         self._allowances = allowances or Allowances(Limits(), self._meters.reject)
-        self._store = ContentStore(keep_bytes, public_digests)
-        self._looks_ahead = looks_ahead
-        self._memory_bytes = memory_bytes
+        keep_bytes = options.memory.keep_bytes
+        self._store = ContentStore(default_keep_bytes() if keep_bytes is None else keep_bytes, public_digests)
+        self._looks_ahead = options.device.look_ahead
         self._memory = memory
-        self._memory_options = memory_options or MemoryOptions()
+        self._memory_options = options.memory.for_manager
         self._manager: MemoryManager | None = None
         self._room = InboxRegistry(mailbox_prefix)
         self._couriers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
-        self._lease_s = lease_s
+        self._lease_s = options.sessions.lease_s
         self._resumable = ResumableSessions()
         self._grants = grants or Grants()
         self.sessions = Sessions()
@@ -148,8 +145,7 @@ class Server:
 
     def limit_memory(self, limits: Limits) -> None:
         """Change the tenant's limits. A first memory limit applies only to sessions that begin later."""
-        options = attrs.evolve(self._memory_options, limit_bytes=memory_limit(self._memory_bytes, limits),
-                               host_bytes=limits.host_bytes)
+        options = attrs.evolve(self._memory_options, limit_bytes=limits.memory_bytes, host_bytes=limits.host_bytes)
         if self._manager is not None:
             self._manager.limit(options)
         elif options.limit_bytes and self._memory is not None:
@@ -179,7 +175,7 @@ class Server:
         """Start accepting connections."""
         self._acceptor.start()
         self.sessions.start()
-        _log.info("serving %s on %s", self._executor.device, self.address)
+        _log.info("serving %s%s", self._executor.device, f" on {self.address}" if self.address else "")
 
     def stop(self, timeout_s: float = 5.0, goodbye: Goodbye = _GOODBYE) -> bool:
         """Stop accepting, end all sessions, and wait for their threads.
@@ -306,7 +302,7 @@ class Server:
 
     def _check_memory(self) -> None:
         """Refuse a session whose memory is limited while no plugin keeps it within the limit."""
-        if self._manager is None and memory_limit(self._memory_bytes, self._allowances.limits):
+        if self._manager is None and self._allowances.limits.memory_bytes:
             raise no_memory_plugin()
 
     def _take_up(self, channel: Channel, sequence: int, hello: Hello, meter: Meter) -> None:
@@ -388,8 +384,7 @@ class Server:
         with self._lock:
             others = len(self._present)
             self._present.add(mailbox)
-        limit_bytes = memory_limit(self._memory_bytes, self._allowances.limits)
-        return Load(limit_bytes, sum(service.held_bytes for service in services), others)
+        return Load(self._allowances.limits.memory_bytes, sum(service.held_bytes for service in services), others)
 
     def report(self) -> Report:
         """Report the counters and the current amounts."""

@@ -111,7 +111,8 @@ def test_what_is_imported_is_declared() -> None:
     always = declared(project["dependencies"])
     extras = {name: declared(requirements) for name, requirements in project["optional-dependencies"].items()}
     allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["test"],
-               "djinn_monitor": always | extras["metrics"], "djinn_server": always | extras["metrics"] | extras["tls"]}
+               "djinn_monitor": always | extras["metrics"], "djinn_metrics_prometheus": always | extras["metrics"],
+               "djinn_server": always | extras["tls"]}
     own = {"djinn"} | {folder.name for root in IMPORT_ROOTS[1:] for folder in root.iterdir()}
     undeclared = {}
     for path in MODULES:

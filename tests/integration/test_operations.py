@@ -20,7 +20,7 @@ from typing import Any, Self
 import pytest
 import torch
 import trustme
-from djinn_server.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.processes.warm import WarmPython, clean_environment
 from support.servers.connection_options import connect_options
