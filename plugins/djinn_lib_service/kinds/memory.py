@@ -30,7 +30,7 @@ CRITICAL = 0.95
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 Put: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Puts a CPU tensor on the device."""
-Execute: TypeAlias = Callable[[KnownProgram, Run], list[Any]]
+Execute: TypeAlias = Callable[["KnownProgram", Run], list[Any]]
 """Runs a program on the session's values, and returns the results."""
 
 
