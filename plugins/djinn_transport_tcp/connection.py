@@ -97,8 +97,7 @@ class SocketConnection:
         self._copies = Copies()
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
-        self._options = ConnectOptions()
-        self._resuming = ResumeSettings()
+        self._options, self._resuming = ConnectOptions(), ResumeSettings()
         self._past_bytes = (0, 0)
         self._sequence = 0
         self._is_between_frames = False
