@@ -10,6 +10,7 @@ Times are readings of a monotonic clock that the caller supplies, in seconds.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -295,7 +296,9 @@ class Patience:
         scatter: Returns numbers from 0 to 1, so that many clients do not reconnect at the same moment.
     """
 
-    def __init__(self, lost_at: float, lease_s: float, scatter: Callable[[], float]) -> None:
+    def __init__(
+        self, lost_at: float, lease_s: float, scatter: Callable[[], float] = random.SystemRandom().random
+    ) -> None:
         self._until = lost_at + lease_s
         self._scatter = scatter
         self._pause_s = FIRST_PAUSE_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +46,6 @@ from djinn_transport_tcp.watching import watch
 __all__ = ("SocketConnection",)
 
 _log = logging.getLogger("djinn.transport")
-_random = random.SystemRandom()
 T = TypeVar("T")
 
 GOODBYE_S = 1.0
@@ -400,7 +398,7 @@ class SocketConnection:
                      len(lacking))
 
     def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
-        patience = Patience(began, min(self._resuming.resume_timeout_s, self.welcome.lease_s), _random.random)
+        patience = Patience(began, min(self._resuming.resume_timeout_s, self.welcome.lease_s))
         while True:
             is_refused = False
             attempt_s = patience.attempt_s(time.monotonic())
