@@ -69,8 +69,10 @@ class ProgramRuns:
     def run(self, command: Run | Rerun) -> None:
         """Run a program, and add its results to the values."""
         outputs = self._ahead.asked(command)
-        run = self._failures.attempt(lambda: self._predictor.complete(command))
-        if isinstance(run, Poisoned):
+        try:
+            run = self._predictor.complete(command)
+        except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
+            self._failures.add(error)
             return
         known, before = self._programs.get(run.program), self._failures.count
         try:
@@ -78,8 +80,7 @@ class ProgramRuns:
                 outputs = self._skipped(run)
             elif outputs is None:
                 outputs = self._computed(known, run)
-        except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
-            # The session continues, and the outputs are poisoned.
+        except Exception as error:  # noqa: BLE001  # as above: the session continues, and the outputs are poisoned
             is_wanted = error not in self._stop
             outputs = [self._failures.add(error, run=run.program)] * len(run.outputs) if is_wanted else (
                 self._skipped(run))

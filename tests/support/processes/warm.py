@@ -26,8 +26,8 @@ _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
 # What djinn imports of others is the same for everybody, too.
-_FORKS.set_forkserver_preload(
-    ["torch._dynamo", "attrs", "http.server", "msgspec", "pluggy", "rich.table", "typer.main"])
+_FORKS.set_forkserver_preload(["torch._dynamo", "attrs", "http.server", "hypothesis.strategies", "msgspec", "numpy",
+                               "pluggy", "pytest", "rich.table", "trio", "typer.main"])
 
 
 class WarmPython:
