@@ -37,7 +37,7 @@ def test_a_hook_says_what_it_is_when_it_is_called_and_what_may_go_wrong(name: st
     assert re.match(r"\w+Error: |Exception: ", found["Raises"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", found["Since"])
     for argument in inspect.signature(HOOKS[name]).parameters:
-        assert re.search(rf"^{argument}: \S", found["Args"], re.MULTILINE), f"{name} does not describe {argument}"
+        assert re.search(rf"^ *{argument}: \S", found["Args"], re.MULTILINE), f"{name} does not describe {argument}"
 
 
 @pytest.mark.parametrize("name", HOOKS)
