@@ -180,7 +180,7 @@ def test_interrupts_in_the_midst_of_others_do_not_abort(settings: dict[str, Any]
 
 def test_what_was_cancelled_is_not_done_again_by_a_recovery(start_server: Any) -> None:
     server = start_server()
-    with client("recover", {"server": server.address, "recovery": "replay"}) as running:
+    with client("recover", {"server": server.address, "recovery": "replay", "recovery_budget_s": 3600.0}) as running:
         running.hears("waits")
         running.interrupt()
         running.hears("interrupted")
