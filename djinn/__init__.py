@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from djinn.gc_pause import paused_collection
 
 if TYPE_CHECKING:
+    from djinn_lib_async.face import init_async, materialize_async, run_async, session
     from djinn_lib_graph.analysis import annotate_graph, build_graph, find_patterns
     from djinn_lib_graph.annotated import AnnotatedGraph
     from djinn_lib_graph.capture import Captured, capture, get_graph, is_capturing
@@ -47,7 +48,6 @@ with paused_collection():
         get_initialization_time_ms,
         get_runtime_state,
         init,
-        init_async,
         is_initialized,
         register_init_hook,
         reset_stats,
@@ -63,8 +63,8 @@ __all__ = (
     "SessionClosedError", "TransportError", "WorkloadProfile", "annotate_graph", "build_graph", "calibrate", "capture",
     "ensure_initialized", "errors", "execute", "explain", "find_patterns", "flush", "get_graph",
     "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "init", "init_async", "is_capturing",
-    "is_initialized", "materialize", "profiles", "register_init_hook", "reset_stats", "schedule", "set_debug_level",
-    "shutdown", "stats", "synchronize",
+    "is_initialized", "materialize", "materialize_async", "profiles", "register_init_hook", "reset_stats", "run_async",
+    "schedule", "session", "set_debug_level", "shutdown", "stats", "synchronize",
 )
 def __getattr__(name: str) -> Any:
     if name not in later.MODULES:

@@ -11,6 +11,7 @@ from typing import Any
 __all__ = ("MODULES", "load")
 
 MODULES = {
+    **dict.fromkeys(("init_async", "materialize_async", "run_async", "session"), "djinn_lib_async.face"),
     **dict.fromkeys(("annotate_graph", "build_graph", "find_patterns"), "djinn_lib_graph.analysis"),
     **dict.fromkeys(("Captured", "capture", "get_graph", "is_capturing"), "djinn_lib_graph.capture"),
     **dict.fromkeys(("DataResidency", "MemoryPattern", "MetadataPlaceholder", "Modality", "SemanticMetadata",

@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -79,20 +78,6 @@ def init(server: str | None = None, **settings: Any) -> Session:
     with _lock:
         shutdown()
         return _start(config)
-
-
-def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
-    """Start a session in the background; arguments and errors are those of `init`, delivered by the future."""
-    done: Future[Session] = Future()
-
-    def work() -> None:
-        try:
-            done.set_result(init(server, **settings))
-        except BaseException as error:  # noqa: BLE001  # not swallowed: the future delivers it
-            done.set_exception(error)
-
-    threading.Thread(target=work, name="djinn-init", daemon=True).start()
-    return done
 
 
 def _start(config: Config) -> Session:

@@ -10,7 +10,6 @@ import torch
 from djinn.errors import ProtocolError, UnsupportedTensorError
 from djinn.wire.messages import Description, TensorHeader
 
-MAX_DIMENSIONS = 64
 _NAMES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 "
     "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
@@ -52,21 +51,6 @@ def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
             return False
         expected *= extent
     return True
-
-
-def check_header(header: TensorHeader) -> None:
-    """Check that a header describes a valid tensor.
-
-    Raises:
-        ProtocolError: Unknown dtype, too many dimensions, sizes that overflow, or strides that are not dense.
-    """
-    dtype_named(header.dtype)
-    if len(header.size) > MAX_DIMENSIONS:
-        raise ProtocolError(f"A tensor of {len(header.size)} dimensions; {MAX_DIMENSIONS} is the limit.")
-    if not is_dense(header.size, header.stride):
-        raise ProtocolError("The strides of a transferred tensor are not dense.")
-    if size_bytes(header) >= 2**63 or any(extent >= 2**63 for extent in (*header.size, *header.stride)):
-        raise ProtocolError("The size of a transferred tensor overflows.")
 
 
 def header_of(tensor: torch.Tensor) -> TensorHeader:

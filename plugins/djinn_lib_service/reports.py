@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from djinn.errors import DjinnError
 from djinn.kinds.executor import Executor
-from djinn.wire import failures
+from djinn.wire.failures import EXCEPTIONS
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
 from djinn_lib_service.capabilities import SettlingExecutor
 
@@ -19,6 +20,19 @@ MAX_FAILURES = 1000
 MAX_TIMINGS = 10_000
 """Most timings remembered between two answers; the latest are kept."""
 _T = TypeVar("_T")
+
+
+def name_of(error: BaseException) -> str:
+    """Name the most specific known class of an exception."""
+    for kind in type(error).__mro__:
+        if EXCEPTIONS.get(kind.__name__) is kind:
+            return kind.__name__
+    return RuntimeError.__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, without the code that `to_exception` adds again."""
+    return f"{error.summary} {error.hint}".rstrip() if isinstance(error, DjinnError) else str(error)
 
 
 class Failures:
@@ -37,7 +51,7 @@ class Failures:
     def add(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
         """Record a failure, and return the poison that stands for it."""
         self._last += 1
-        return self._add(Failure(self._last, failures.name_of(error), failures.text_of(error), operator, run, step))
+        return self._add(Failure(self._last, name_of(error), text_of(error), operator, run, step))
 
     def adopt(self, failure: Failure) -> Poisoned:
         """Record a failure of another session once, and return the poison that stands for it here."""

@@ -19,14 +19,13 @@ from djinn.wire import messages
 from djinn.wire.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
 from djinn.wire.tensors import (
     DTYPE_NAMES,
-    MAX_DIMENSIONS,
     dtype_named,
     empty_from,
     header_of,
     is_dense,
     size_bytes,
 )
-from djinn_lib_service.frames import MAX_BODY_BYTES
+from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_DIMENSIONS
 
 ALIGNMENT_BYTES = 64
 MAX_WASTE = 2

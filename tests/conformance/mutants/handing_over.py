@@ -119,7 +119,7 @@ MUTANTS = (
            "djinn_memory_tiered.manager:MemoryManager.use",
            "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
     # Failures.
-    mutant("exception-of-another-type", "session.samples_refused", "djinn.wire.failures:name_of",
+    mutant("exception-of-another-type", "session.samples_refused", "djinn_lib_service.reports:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),
     mutant("error-swallowed-at-a-wait", "session.programs_equal",
            "djinn.session.single_backend:SingleBackend._raise_failure",
