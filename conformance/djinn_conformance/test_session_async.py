@@ -6,6 +6,7 @@ import importlib.util
 import random
 
 import anyio
+import anyio.lowlevel
 import pytest
 import torch
 from djinn_lib_async.face import materialize_async
@@ -54,7 +55,7 @@ async def _compute(session: Session, choose: random.Random, where: str) -> None:
 
 async def _cancel_after(scope: anyio.CancelScope, turns: int) -> None:
     for _ in range(turns):
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     scope.cancel()
 
 

@@ -198,6 +198,10 @@ class SessionLock:
     def __enter__(self) -> None:
         deferred = _begin()
         interrupt = acquired(self._lock, deferred or deferral())
+        if interrupt is None and deferred is not None and deferred.is_deferring and deferred.error is not None:
+            # Cancelled while it waited: nothing of its own may begin, which others would lose with it.
+            self._lock.release()
+            interrupt = deferred.error
         if interrupt is not None:
             if deferred is not None:
                 _end(deferred)

@@ -72,15 +72,6 @@ def describe(tensor: torch.Tensor) -> Description:
     return Description(header.dtype, header.size, header.stride, int(tensor.storage_offset()))
 
 
-def empty_from(header: TensorHeader) -> torch.Tensor:
-    """Allocate the CPU tensor that a checked header describes. Its memory is only touched when it is filled."""
-    dtype = dtype_named(header.dtype)
-    # Allocating complex32 memory makes PyTorch warn; users should see that warning only where they compute with it.
-    allocated = torch.int32 if dtype == torch.complex32 else dtype
-    with torch.inference_mode(False):
-        return torch.empty_strided(header.size, header.stride, dtype=allocated, device="cpu").view(dtype)
-
-
 def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` as a dense CPU tensor with resolved conjugation, and preserve dense strides.
 

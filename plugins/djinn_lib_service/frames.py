@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 
 import msgspec
+import torch
 
 from djinn.errors import ProtocolError, ProtocolVersionError
 from djinn.wire import messages
@@ -114,6 +115,15 @@ def check_header(header: TensorHeader) -> None:
         raise ProtocolError("The strides of a transferred tensor are not dense.")
     if size_bytes(header) >= 2**63 or any(extent >= 2**63 for extent in (*header.size, *header.stride)):
         raise ProtocolError("The size of a transferred tensor overflows.")
+
+
+def empty_from(header: TensorHeader) -> torch.Tensor:
+    """Allocate the CPU tensor that a checked header describes. Its memory is only touched when it is filled."""
+    dtype = dtype_named(header.dtype)
+    # Allocating complex32 memory makes PyTorch warn; users should see that warning only where they compute with it.
+    allocated = torch.int32 if dtype == torch.complex32 else dtype
+    with torch.inference_mode(False):
+        return torch.empty_strided(header.size, header.stride, dtype=allocated, device="cpu").view(dtype)
 
 
 def body_length(headers: Sequence[TensorHeader]) -> int:

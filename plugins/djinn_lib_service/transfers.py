@@ -20,12 +20,11 @@ from djinn.wire.messages import Failure, Layout, Member, Parcel, Plain, TensorHe
 from djinn.wire.tensors import (
     DTYPE_NAMES,
     dtype_named,
-    empty_from,
     header_of,
     is_dense,
     size_bytes,
 )
-from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_DIMENSIONS
+from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_DIMENSIONS, empty_from
 
 ALIGNMENT_BYTES = 64
 MAX_WASTE = 2

@@ -22,7 +22,7 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3_710
+MAX_KERNEL_LINES = 3_708
 """All of it counts. The limit may only fall; the goal is 3,300."""
 MAX_LAYERS = 12
 MAX_MODULE_LINES = 400

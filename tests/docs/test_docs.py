@@ -166,6 +166,10 @@ def test_what_the_page_of_recovery_prints_is_so(tmp_path: Path, server_address: 
     run(DOCS / "recovery.md", tmp_path, server_address, DJINN_LOG_LEVEL="ERROR")
 
 
+def test_what_the_page_of_event_loops_prints_is_so(tmp_path: Path, server_address: str) -> None:
+    run(DOCS / "async.md", tmp_path, server_address, DJINN_LOG_LEVEL="ERROR")
+
+
 def install(page: Path, folder: Path) -> str:
     """Write the plugin of a how-to page to a folder, installed as pip would, and return its name."""
     files = {block.file: block.text for block in blocks_of(page) if block.file}

@@ -17,6 +17,7 @@ from djinn_lib_service.frames import (
     body_length,
     decode_head,
     decode_header,
+    empty_from,
     encode_head,
     tensor_headers,
 )
@@ -73,7 +74,7 @@ from djinn.wire.messages import (
     from_wire,
     to_wire,
 )
-from djinn.wire.tensors import DTYPES, buffer_of, empty_from, header_of, size_bytes
+from djinn.wire.tensors import DTYPES, buffer_of, header_of, size_bytes
 
 thorough = settings(deadline=None, max_examples=300)
 handles = st.integers(0, 2**64 - 1)
