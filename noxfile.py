@@ -99,7 +99,7 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", "-n", str(processes), "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone",
                 *together, env={**PROFILE, "OMP_NUM_THREADS": "1"}, success_codes=[0, 1])
     session.run("pytest", "-m", "alone", *alone, env=PROFILE, success_codes=[0, 1])
-    session.run("python", "tests/support/failed_tests.py", *map(str, reports))
+    session.run("python", "tests/support/reports/failed_tests.py", *map(str, reports))
 
 
 def _judge_everything(session: nox.Session, *arguments: str) -> Path:
@@ -154,7 +154,7 @@ def bench(session: nox.Session) -> None:
     session.run("pytest", "tests/benchmarks", "-o", "python_files=bench_*.py", "--benchmark-enable", "-s",
                 "--benchmark-columns=median,rounds", f"--benchmark-json={measured}", "--timeout=1800", *arguments,
                 env={"OMP_NUM_THREADS": "1"})
-    session.run("python", "tests/benchmarks/performance.py", str(measured), *judging)
+    session.run("python", "tests/support/reports/performance.py", str(measured), *judging)
 
 
 @nox.session
@@ -171,7 +171,7 @@ def chaos(session: nox.Session) -> None:
     found.unlink(missing_ok=True)
     session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
                 env={**PROFILE, "DJINN_CHAOS_RESULTS": str(found), "DJINN_CHAOS_STATE": str(found.parent)})
-    session.run("python", "tests/chaos/reliability.py", str(found))
+    session.run("python", "tests/support/reports/reliability.py", str(found))
 
 
 @nox.session

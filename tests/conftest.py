@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 from djinn_conformance.laws import active_profile
 from hypothesis import settings
+
+# Programs that tests start import the package `support`, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 if os.environ.get("HYPOTHESIS_PROFILE"):
     settings.register_profile("chosen", active_profile())

@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from import_graph import PAGE, drawing, imported, kernel_imports, layers_of, page_with
+from support.pages.import_graph import PAGE, drawing, imported, kernel_imports, layers_of, page_with
 
 ROOT = Path(__file__).parents[2]
 KERNEL = sorted((ROOT / "djinn").rglob("*.py"))
@@ -75,7 +75,7 @@ def test_a_circle_of_imports_is_found() -> None:
 
 def test_the_picture_of_the_imports_is_up_to_date() -> None:
     page = PAGE.read_text()
-    hint = "python tests/support/import_graph.py writes it"
+    hint = "python tests/support/pages/import_graph.py writes it"
     assert page == page_with(drawing(), page), hint
 
 

@@ -1,11 +1,13 @@
-"""Docstrings and docs are plain English: phrases that make a sentence hard to read are rare."""
+"""Docstrings, docs and specs are plain English: phrases that make a sentence hard to read are rare."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +31,21 @@ def texts(folder: Path) -> Iterator[str]:
                 yield ast.get_docstring(node) or ""
     for path in sorted(folder.rglob("*.md")):
         yield re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for path in sorted(folder.rglob("*.toml")):
+        yield " ".join(re.findall(r"(?m)^\s*#\s?(.*)$", path.read_text()))
+        yield from values_of(tomllib.loads(path.read_text()))
 
 
-@pytest.mark.parametrize("folder", ["djinn", "plugins", "conformance", "docs"])
+def values_of(entry: Any) -> Iterator[str]:
+    """All texts in a table, without line breaks."""
+    if isinstance(entry, str):
+        yield " ".join(entry.split())
+    elif isinstance(entry, list | dict):
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from values_of(part)
+
+
+@pytest.mark.parametrize("folder", ["djinn", "plugins", "conformance", "docs", "specs"])
 def test_idiom_is_rare(folder: str) -> None:
     words, found = 0, []
     for text in texts(ROOT / folder):

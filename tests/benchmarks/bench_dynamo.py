@@ -7,9 +7,9 @@ from collections.abc import Callable
 from time import thread_time
 from typing import Any
 
-import gpt2
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
+from support.models import gpt2
 
 import djinn
 

@@ -7,14 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import attrs
 from pytest_benchmark.fixture import BenchmarkFixture
 
-CLIENT = Path(__file__).parents[1] / "support" / "generating_client.py"
+CLIENT = "support.clients.generating"
 WORK = ((16, 48), (256, 32))
 """Tokens of the prompt and new ones, for each client: the second has a prompt to read while the first writes."""
 TURNS = 7
@@ -45,7 +44,7 @@ def clients(servers: str, placement: str) -> Iterator[list[Client]]:
         started = []
         for prompt_tokens, new_tokens in WORK:
             process = stack.enter_context(subprocess.Popen(
-                [sys.executable, str(CLIENT), servers, placement, str(prompt_tokens), str(new_tokens)],
+                [sys.executable, "-m", CLIENT, servers, placement, str(prompt_tokens), str(new_tokens)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
             stack.callback(process.kill)
             started.append(Client(process))

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import gpt2
 import pytest
 import torch
-from gpt2 import PROMPT, TOKENS, generated
 from pytest_benchmark.fixture import BenchmarkFixture
+from support.models import gpt2
+from support.models.gpt2 import PROMPT, TOKENS, generated
 from transformers import GPT2LMHeadModel
 
 import djinn

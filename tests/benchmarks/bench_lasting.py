@@ -13,7 +13,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 TOKENS, EVERY, WARMUP = 3_000, 100, 300
-SCRIPT = Path(__file__).parents[1] / "support" / "long_text.py"
+SCRIPT = "support.clients.long_text"
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def observed(
         benchmark.pedantic(lambda: None)
         return kept[0]
     server = request.getfixturevalue("server")
-    command = [sys.executable, str(SCRIPT), server.address, str(server.pid), str(TOKENS), str(EVERY)]
+    command = [sys.executable, "-m", SCRIPT, server.address, str(server.pid), str(TOKENS), str(EVERY)]
     done = benchmark.pedantic(lambda: subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True))
     kept.append(json.loads(done.stdout.splitlines()[-1]))
     return kept[0]

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Callable
 from time import perf_counter
 
-import gpt2
 import torch
 from djinn_lib_graph.graph import RecordedGraph
 from pytest_benchmark.fixture import BenchmarkFixture
+from support.models import gpt2
 
 import djinn
 

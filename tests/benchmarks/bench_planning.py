@@ -7,21 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import planning_graphs
-import predicting
 import pytest
 import torch
 from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from pytest_benchmark.fixture import BenchmarkFixture
+from support.planning import graphs, predictions
 
 import djinn
 
 PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
-    "GPT-2 forward": lambda: predicting.gpt2_work()[0],
-    "GPT-2 decode": lambda: predicting.gpt2_work()[1],
-    "ResNet-18": predicting.resnet_work,
-    "training step": predicting.training_work,
+    "GPT-2 forward": lambda: predictions.gpt2_work()[0],
+    "GPT-2 decode": lambda: predictions.gpt2_work()[1],
+    "ResNet-18": predictions.resnet_work,
+    "training step": predictions.training_work,
 }
 
 
@@ -34,7 +33,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def predict_all(benchmark: BenchmarkFixture, publish: Callable[..., None], address: str | None) -> None:
     djinn.init(address)
     taken_s = djinn.calibrate().seconds
-    found = {name: predicting.predict(make()) for name, make in PROGRAMS.items()}
+    found = {name: predictions.predict(make()) for name, make in PROGRAMS.items()}
     benchmark.pedantic(lambda: None)
     details = {f"{name} {what} (ms)": seconds * 1e3 for name, made in found.items()
                for what, seconds in (("predicted", made.predicted_s), ("measured", made.median_s))}
@@ -55,7 +54,7 @@ def schedule_layered(nodes: int, width: int, devices: int, rounds: int, benchmar
     names = [f"d{index}" for index in range(devices)]
     given = [DeviceInfo(name, links={other: LinkProfile(2e-5, 1e10) for other in names if other != name})
              for name in names]
-    graph, scheduler = planning_graphs.layered(random.Random(1), nodes, width), LatencyScheduler()
+    graph, scheduler = graphs.layered(random.Random(1), nodes, width), LatencyScheduler()
     graph.edges()
     benchmark.pedantic(lambda: scheduler.schedule(graph, given), rounds=rounds)
     return float(benchmark.stats.stats.min)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
-import gpt2
 import torch
 import torch._lazy
 import torch._lazy.ts_backend
 from pytest_benchmark.fixture import BenchmarkFixture
+from support.models import gpt2
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 

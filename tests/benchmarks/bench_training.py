@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from pytest_benchmark.fixture import BenchmarkFixture
-from small_gpt import Training
+from support.models.small_gpt import Training
 
 import djinn
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import weights_process
 from pytest_benchmark.fixture import BenchmarkFixture
+from support.clients import weights
 
 import djinn
 
@@ -27,7 +27,7 @@ def moved(benchmark: BenchmarkFixture, server_address: str) -> Measure:
     """Moves 500 MB in a process of its own, and tells what that process tells."""
 
     def run(move: str, path: Path | str = "") -> dict[str, Any]:
-        command = [sys.executable, weights_process.__file__, server_address, move, str(LAYERS), str(path)]
+        command = [sys.executable, "-m", weights.__name__, server_address, move, str(LAYERS), str(path)]
 
         def work() -> dict[str, Any]:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -43,7 +43,7 @@ def saved(tmp_path: Path) -> Path:
     """500 MB in a file."""
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "model.safetensors"
-    safetensors.save_file(weights_process.build(LAYERS).state_dict(), path)
+    safetensors.save_file(weights.build(LAYERS).state_dict(), path)
     return path
 
 
@@ -77,7 +77,7 @@ def test_weights_loaded_singly(moved: Measure, publish: Callable[..., None], sav
 
 def test_weights_sent_again(compare: Callable[..., Any], publish: Callable[..., None], server_address: str) -> None:
     torch.manual_seed(0)
-    model = weights_process.build(32)
+    model = weights.build(32)
 
     def move(owner: str) -> int:
         djinn.init(server=server_address, owner=owner)

@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 import pytest
-import raw_peer
 import torch
+from support.network import raw_peer
 
 import djinn
 
@@ -42,7 +42,7 @@ class Wire:
 
 
 def wire(name: str, address: str) -> Iterator[Wire]:
-    with subprocess.Popen([sys.executable, str(Path(raw_peer.__file__)), name, str(LENGTH)], stdout=subprocess.PIPE,
+    with subprocess.Popen([sys.executable, "-m", raw_peer.__name__, name, str(LENGTH)], stdout=subprocess.PIPE,
                           text=True) as process:
         assert process.stdout is not None
         where = process.stdout.readline().strip()

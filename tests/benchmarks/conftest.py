@@ -10,12 +10,12 @@ from pathlib import Path
 from time import perf_counter
 
 import attrs
-import delaying_proxy
-import performance
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
-from serving import workers_of
+from support.network import delaying_proxy
+from support.reports import performance
+from support.servers.serving import workers_of
 
 import djinn
 
@@ -148,7 +148,7 @@ def delay() -> Iterator[Callable[[str, float], str]]:
 
     def start(address: str, delay_s: float) -> str:
         process = subprocess.Popen(
-            [sys.executable, str(Path(delaying_proxy.__file__)), address.removeprefix("tcp://"), str(delay_s)],
+            [sys.executable, "-m", delaying_proxy.__name__, address.removeprefix("tcp://"), str(delay_s)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault_proxy import FaultProxy
-from killing import DEVICE
-from serving import Serving
+from support.network.fault_proxy import FaultProxy
+from support.servers.crashes import DEVICE
+from support.servers.serving import Serving
 
 import djinn
 

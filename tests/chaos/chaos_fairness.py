@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
-from hostile_tenant import hostile_tenant
-from serving import Serving
-from tenants_at_work import Worked, percentile, products_for
+from support.clients.hostile import hostile_tenant
+from support.clients.tenants import Worked, percentile, products_for
+from support.servers.serving import Serving
 
 REQUESTS = int(os.environ.get("DJINN_CHAOS_REQUESTS", "800"))
 LENGTH_S = 5e-3

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_transport_tcp.client import connect
-from fuzz_feeding import limit_memory
-from fuzz_frames import Frames, load, record, save, written
-from fuzzing import TYPED, attack, came_to_rest, feed, loud_lines
-from serving import Serving
+from support.network.frame_feeder import limit_memory
+from support.network.frame_fuzzer import TYPED, attack, came_to_rest, feed, loud_lines
+from support.network.frames import Frames, load, record, save, written
+from support.servers.serving import Serving
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload

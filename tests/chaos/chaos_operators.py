@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import operator_fuzzing
 import pytest
 from djinn_guard_core.allowlist import release
 from djinn_guard_core.layouts import is_proven
-from operator_fuzzing import Found, Settings, allowed, look_everywhere, not_called, told, without_form
-from reliability import RESULTS
+from support.operators import fuzzer
+from support.operators.fuzzer import Found, Settings, allowed, look_everywhere, not_called, told, without_form
+from support.reports.reliability import RESULTS
 
 from djinn.ir.schema import facts_of, operator_named
 
@@ -40,12 +40,12 @@ CHANGES = ("unchanged", "expanded", "expanded-dim", "overlapping", "transposed",
 
 @pytest.mark.timeout(6 * 3600)
 def test_kernels_keep_to_their_memory(tmp_path: Path, tell: Callable[[str, str], None]) -> None:
-    assert not operator_fuzzing.obstacle()
+    assert not fuzzer.obstacle()
     state = os.environ.get("DJINN_CHAOS_STATE")
     kept = Path(state) if state else tmp_path
     names = [name for name in allowed() if not without_form(name)]
-    found = look_everywhere(names, ROUNDS, kept / f"operators-{operator_fuzzing.digest(*JUDGED)}",
-                            kept / f"calls-{operator_fuzzing.digest()}", PARTS,
+    found = look_everywhere(names, ROUNDS, kept / f"operators-{fuzzer.digest(*JUDGED)}",
+                            kept / f"calls-{fuzzer.digest()}", PARTS,
                             int(os.environ.get("DJINN_CHAOS_PROCESSES", "2")),
                             lambda found: [*too_few(found, names), *not_strided(found, names)], LAST)
     excluded = not_called()
@@ -71,13 +71,13 @@ def test_kernels_keep_to_their_memory(tmp_path: Path, tell: Callable[[str, str],
 
 def too_few(found: Found, names: list[str]) -> dict[str, str]:
     """Name overloads of which too few calls ran, with what was said of one that did not."""
-    excluded = operator_fuzzing.not_called()
+    excluded = fuzzer.not_called()
     return {name: found.overloads[name]["said"] for name in names if found.ran(name) < EACH and name not in excluded}
 
 
 def not_strided(found: Found, names: list[str]) -> dict[str, dict[str, int]]:
     """Name overloads that are given operands as they lie, and were not called with all kinds of strides."""
-    excluded = operator_fuzzing.not_strided()
+    excluded = fuzzer.not_strided()
     lacking = {}
     for name in names:
         operator = operator_named(name)

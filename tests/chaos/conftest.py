@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import reliability
+from support.reports import reliability
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import attrs
 
-SUPPORT = Path(__file__).parents[1] / "support"
-sys.path.insert(0, str(SUPPORT))
+TESTS = Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))
 
-from serving import Serving  # noqa: E402  # found only from here on
+from support.servers.serving import Serving  # noqa: E402  # found only from here on
 
 LANES = 2
 """Clients at a time."""

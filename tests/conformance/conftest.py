@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import attrs
 import pytest
-from warm import run_pytest
+from support.processes.warm import run_pytest
 
 BROKEN = Path(__file__).parent / "broken"
 _TIMEOUT_S = 280

@@ -7,13 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from djinn_conformance import specs
-from mutants.catalogue import MUTANTS
-from mutants.planting import Mutant
+from support.mutants.catalogue import MUTANTS
+from support.mutants.planting import Mutant
 
 _TIMEOUT_S = 1800
 """For something that hangs: how long it takes otherwise says how busy the machine is, and nothing else."""
@@ -29,8 +28,8 @@ def verdicts(request: pytest.FixtureRequest) -> dict[tuple[Any, ...], dict[str, 
     chosen = [item.callspec.params["mutant"].name for item in request.session.items
               if isinstance(item, pytest.Function) and "mutant" in getattr(item, "fixturenames", ())
               and hasattr(item, "callspec")]
-    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
-    done = subprocess.run([sys.executable, "-m", "mutants", *chosen], capture_output=True, text=True,
+    paths = [*filter(None, sys.path)]
+    done = subprocess.run([sys.executable, "-m", "support.mutants", *chosen], capture_output=True, text=True,
                           timeout=_TIMEOUT_S, check=False, env={
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": "ci", "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0", "DJINN_SERVER": "", "DJINN_PLUGINS": ""})

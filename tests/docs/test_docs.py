@@ -21,7 +21,7 @@ import pytest
 import typer.main
 from djinn_cli.app import build
 from djinn_conformance import specs
-from warm import WarmPython, run_pytest
+from support.processes.warm import WarmPython, run_pytest
 
 import djinn
 from djinn.plugins import KINDS

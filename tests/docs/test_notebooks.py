@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import notebooks
 import pytest
+from support.pages import notebooks
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))

@@ -21,8 +21,8 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from serving import PROGRAM, workers_of
-from warm import WarmPython
+from support.processes.warm import WarmPython
+from support.servers.serving import PROGRAM, workers_of
 
 import djinn
 from djinn.kinds.transport import ConnectOptions, ListenOptions

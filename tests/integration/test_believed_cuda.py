@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from believed_cuda import believed_cuda
+from support.recording.believed_cuda import believed_cuda
 from torch import nn
 
 import djinn

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from djinn_transport_tcp.client import SocketConnection
 from djinn_transport_tcp.opening import open_tcp
-from serving import Serving
-from tcp_support import frame, raw_socket
-from working import COUNTER, LONG, PRODUCT, SHORT, STEPS_OF_LONG, Working
+from support.processes.long_work import COUNTER, LONG, PRODUCT, SHORT, STEPS_OF_LONG, Working
+from support.servers.serving import Serving
+from support.servers.tcp import frame, raw_socket
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Poisoned

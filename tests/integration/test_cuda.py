@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import cuda_training
 import pytest
 import torch
 from djinn_conformance.assertions import bytes_of
@@ -24,7 +23,8 @@ from djinn_executor_torch.recorded import RecordedProgram
 from djinn_executor_torch.staging import STAGING_BYTES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from program_runs import Session, same, session, weights
+from support.models import cuda_training
+from support.recording.program_runs import Session, same, session, weights
 
 import djinn
 from djinn.ir.program import Program

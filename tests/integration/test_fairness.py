@@ -21,9 +21,9 @@ import pytest
 from djinn_monitor.reading import TenantReading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
-from hostile_tenant import hostile_tenant
-from serving import Serving
-from tenants_at_work import Saturating, Worked, percentile, products, products_for, session
+from support.clients.hostile import hostile_tenant
+from support.clients.tenants import Saturating, Worked, percentile, products, products_for, session
+from support.servers.serving import Serving
 
 from djinn.errors import RefusedError
 from djinn.ir.phase import ExecutionPhase

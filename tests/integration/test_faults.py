@@ -23,9 +23,9 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from fault_proxy import Bandwidth, BitFlip, FaultProxy, Latency, LimitData, ResetPeer, Slicer
-from fuzz_feeding import resident_bytes
-from tcp_support import WELCOME
+from support.network.fault_proxy import Bandwidth, BitFlip, FaultProxy, Latency, LimitData, ResetPeer, Slicer
+from support.network.frame_feeder import resident_bytes
+from support.servers.tcp import WELCOME
 
 from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import ConnectOptions, ListenOptions

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from djinn_transport_tcp.client import connect
-from fuzz_feeding import limit_memory
-from fuzz_frames import Frames, Mutator, load, parts, record, save, written
-from fuzzing import TYPED, attack, feed, loud_lines
+from support.network.frame_feeder import limit_memory
+from support.network.frame_fuzzer import TYPED, attack, feed, loud_lines
+from support.network.frames import Frames, Mutator, load, parts, record, save, written
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload

@@ -19,7 +19,7 @@ from djinn_server.limits import Limits
 from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
-from serving import Serving, children_of
+from support.servers.serving import Serving, children_of
 
 from djinn.errors import RefusedError, TransportError
 from djinn.ir.program import Program, Step, Template, TensorArgument

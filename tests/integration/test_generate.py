@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from generating import MODES, generated, grouped_query_llama
+from support.models.generate_modes import MODES, generated, grouped_query_llama
 
 import djinn
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm import WarmPython
+from support.processes.warm import WarmPython
 
-CLIENT = Path(__file__).parents[1] / "support" / "interrupted_client.py"
+CLIENT = "support.clients.interrupted"
 TIMEOUT_S = 300
 """Less than the work would take that is cancelled."""
 
@@ -61,7 +61,7 @@ class Client:
     def __init__(self, case: str, settings: dict[str, Any], folder: Path) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         self._log = folder / "client.log"
-        self.process = WarmPython(f"import runpy; runpy.run_path({str(CLIENT)!r}, run_name='__main__')",
+        self.process = WarmPython(f"import runpy; runpy.run_module({CLIENT!r}, run_name='__main__')",
                                   [case, json.dumps(settings)], environment=clean | {"OMP_NUM_THREADS": "1"},
                                   log=self._log)
 

@@ -19,7 +19,7 @@ from djinn_monitor.reading import Reading, TenantReading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
-from warm import run_djinn
+from support.processes.warm import run_djinn
 
 from djinn.errors import OutOfMemoryError
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
@@ -29,7 +29,7 @@ from djinn.wire.failures import to_exception
 from djinn.wire.messages import Batch, Define, Free, Result, Run, Upload
 from djinn.wire.tensors import header_of
 
-CLIENT = Path(__file__).parents[1] / "support" / "decoding_client.py"
+CLIENT = "support.clients.decoding"
 MIB = 2**20
 T, N = TensorArgument(), NumberArgument()
 
@@ -83,7 +83,7 @@ def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        started.append(subprocess.Popen([sys.executable, str(CLIENT), *arguments], stdin=subprocess.PIPE, text=True,
+        started.append(subprocess.Popen([sys.executable, "-m", CLIENT, *arguments], stdin=subprocess.PIPE, text=True,
                                         stdout=subprocess.PIPE, env=clean))
         return started[-1]
 

@@ -26,8 +26,8 @@ from djinn_monitor.reading import Reading, read
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from serving import children_of
-from warm import run_djinn
+from support.processes.warm import run_djinn
+from support.servers.serving import children_of
 
 from djinn.errors import ProtocolError, RefusedError
 from djinn.ir.program import Program, Step, Template, TensorArgument

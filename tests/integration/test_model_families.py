@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model_families import FAMILIES, Family, outcome_of
+from support.models.model_families import FAMILIES, Family, outcome_of
 
 import djinn
 

@@ -22,16 +22,15 @@ import torch
 import trustme
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from serving import children_of
-from tcp_support import raw_socket
-from warm import WarmPython
+from support.processes.warm import WarmPython
+from support.servers.serving import children_of
+from support.servers.tcp import raw_socket
 
 from djinn.errors import RefusedError, ServerDrainingError, TransportError
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
 
-SUPPORT = Path(__file__).parents[1] / "support"
 SYNCHRONIZE = Batch(synchronize=True)
 ONES = torch.ones(4)
 START_S = 120.0
@@ -73,9 +72,9 @@ class Working:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         self.log = log
         self._process = WarmPython(
-            "import sys; from working_client import main; main(*sys.argv[1:])",
+            "import sys; from support.clients.working import main; main(*sys.argv[1:])",
             [kind, address, str(steps), str(permission)],
-            environment=environment | {"PYTHONPATH": str(SUPPORT)}, log=log)
+            environment=environment, log=log)
         self._changed = threading.Condition()
         self.steps, self.digest, self._is_over = 0, "", False
         self._reader = threading.Thread(target=self._read, daemon=True)

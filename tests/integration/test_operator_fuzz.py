@@ -9,12 +9,12 @@ import hashlib
 from pathlib import Path
 
 import attrs
-import operator_fuzzing
 import pytest
-from operator_fuzzing import Found, Settings, allowed, look, merged, told
-from operator_layouts import STRIDES
+from support.operators import fuzzer
+from support.operators.fuzzer import Found, Settings, allowed, look, merged, told
+from support.operators.layouts import STRIDES
 
-pytestmark = [pytest.mark.skipif(bool(operator_fuzzing.obstacle()), reason=operator_fuzzing.obstacle()),
+pytestmark = [pytest.mark.skipif(bool(fuzzer.obstacle()), reason=fuzzer.obstacle()),
               pytest.mark.timeout(900)]
 RISKY = tuple(f"aten::{name}" for name in (
     "native_group_norm", "native_group_norm_backward", "rrelu_with_noise", "rrelu_with_noise_", "_fused_sgd_",
@@ -38,7 +38,7 @@ SETTINGS = Settings(target=12, attempts=60, seconds=60, dtypes=1, samples=3, pro
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return operator_fuzzing.build(tmp_path_factory.mktemp("library"))
+    return fuzzer.build(tmp_path_factory.mktemp("library"))
 
 
 @pytest.fixture(scope="module")

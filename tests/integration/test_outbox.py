@@ -13,7 +13,7 @@ import pytest
 import torch
 from djinn_transport_tcp import outbox
 from djinn_transport_tcp.listener import SocketChannel
-from tcp_support import SYNCHRONIZE, answer, expect_closed, raw_socket
+from support.servers.tcp import SYNCHRONIZE, answer, expect_closed, raw_socket
 
 from djinn.errors import RemoteTimeoutError, TransportError
 from djinn.wire.messages import Batch, Plain, Result, Upload

@@ -18,9 +18,9 @@ import pytest
 import torch
 from djinn_server.operator_socket import ask
 from djinn_server.tokens import TokenFile
-from serving import Serving
-from warm import WarmPython
-from working import ENDLESS, LONG, SHORT, Working
+from support.processes.long_work import ENDLESS, LONG, SHORT, Working
+from support.processes.warm import WarmPython
+from support.servers.serving import Serving
 
 import djinn
 from djinn.errors import ProgramTimeoutError, RefusedError, SessionTerminatedError, TransportError
@@ -253,7 +253,7 @@ def test_whose_programs_kill_the_worker_waits_and_others_do_not(operated: Any) -
 
 
 def test_sessions_and_programs_have_a_bound_by_default(start_server: Callable[..., Any]) -> None:
-    from working import products
+    from support.processes.long_work import products
 
     from djinn.wire.messages import Define
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpt2 import PROMPT, gpt2
-from killing import DEVICE, Supervised, killed, random_program, same, trained
+from support.models.gpt2 import PROMPT, gpt2
+from support.servers.crashes import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
 from djinn.errors import StateLostError, TransportError

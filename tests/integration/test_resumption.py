@@ -22,12 +22,12 @@ from djinn_lib_service.frames import HEAD, encode_head
 from djinn_server.server import Server
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, listen
-from fault_proxy import FaultProxy, ResetPeer
-from gpt2 import PROMPT, gpt2
-from killing import DEVICE, same, trained
-from serving import Serving
-from tcp_support import raw_socket
-from warm import run_djinn
+from support.models.gpt2 import PROMPT, gpt2
+from support.network.fault_proxy import FaultProxy, ResetPeer
+from support.processes.warm import run_djinn
+from support.servers.crashes import DEVICE, same, trained
+from support.servers.serving import Serving
+from support.servers.tcp import raw_socket
 
 import djinn
 from djinn.errors import RefusedError, RemoteTimeoutError, TransportError

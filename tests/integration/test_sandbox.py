@@ -24,7 +24,7 @@ from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import unreadable_for_others
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect_tls
-from serving import PROGRAM, workers_of
+from support.servers.serving import PROGRAM, workers_of
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.ir.program import Program, Step, Template, TensorArgument
@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 if sys.platform == "linux":
-    import takeover
+    from support.sandbox import takeover
     LACKING = seccomp.why_not() or landlock.why_not()
 else:
     LACKING = ""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from djinn_transport_tcp.client import connect, connect_tls
-from warm import run_djinn
-from working import ENDLESS, Working
+from support.processes.long_work import ENDLESS, Working
+from support.processes.warm import run_djinn
 
 from djinn.errors import RefusedError, TransportError
 from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument

@@ -16,7 +16,7 @@ import pytest
 import torch
 from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.client import connect
-from fuzz_feeding import resident_bytes
+from support.network.frame_feeder import resident_bytes
 
 from djinn.errors import RemoteTimeoutError
 from djinn.ir.program import Program, Step, Template, TensorArgument

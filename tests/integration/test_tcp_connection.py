@@ -13,7 +13,7 @@ import torch
 from djinn_lib_service.frames import HEAD, MAGIC
 from djinn_transport_tcp.client import connect
 from djinn_transport_tcp.listener import SocketChannel, listen
-from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
+from support.servers.tcp import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import (
     ConfigurationError,

@@ -19,7 +19,7 @@ import torch
 from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.listener import SocketChannel
 from djinn_transport_tcp.sockets import is_silent
-from tcp_support import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
+from support.servers.tcp import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import ProtocolError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.wire.messages import (

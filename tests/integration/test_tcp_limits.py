@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.frames import HEAD, MAGIC, MAX_HEADER_BYTES, encode_head
-from tcp_support import frame
+from support.servers.tcp import frame
 
 from djinn.errors import ProtocolError, RemoteTimeoutError, TransportError
 from djinn.wire import messages

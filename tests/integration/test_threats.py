@@ -19,7 +19,7 @@ import pytest
 import torch
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
-from fuzz_feeding import limit_memory, resident_bytes
+from support.network.frame_feeder import limit_memory, resident_bytes
 
 import djinn.wire
 from djinn.errors import TransportError, UnknownOperatorError

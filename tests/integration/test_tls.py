@@ -17,7 +17,7 @@ import torch
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import listen_tls
 from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES
-from warm import run_djinn
+from support.processes.warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError

@@ -16,7 +16,7 @@ import pytest
 import torch
 from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from tenants_at_work import products
+from support.clients.tenants import products
 
 import djinn
 from djinn.errors import RefusedError, TokenEndedError, TransportError

@@ -16,7 +16,7 @@ import torch
 from djinn_transport_tcp import sockets
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from tcp_support import frame
+from support.servers.tcp import frame
 
 from djinn.errors import ProtocolError, TransportError
 from djinn.wire.messages import Batch, Free, Result, TensorHeader, Upload

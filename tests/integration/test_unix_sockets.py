@@ -14,7 +14,7 @@ import pytest
 import torch
 from djinn_transport_tcp.client import connect_unix
 from djinn_transport_tcp.listener import listen_unix
-from warm import run_djinn
+from support.processes.warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-import weights_process
+from support.clients import weights
 from torch import nn
 
 import djinn
 
 DEVICE = torch.device("remote_accelerator:0")
 LAYERS = 48
-SIZE_MB = LAYERS * weights_process.LAYER_MB
+SIZE_MB = LAYERS * weights.LAYER_MB
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
 
 
@@ -26,7 +26,7 @@ MOST = 0.3 * SIZE_MB
 
 
 def run(address: str, move: str, path: Path | str = "") -> dict[str, Any]:
-    done = subprocess.run([sys.executable, weights_process.__file__, address, move, str(LAYERS), str(path)],
+    done = subprocess.run([sys.executable, "-m", weights.__name__, address, move, str(LAYERS), str(path)],
                           capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -54,7 +54,7 @@ def test_a_model_that_is_made_there_moves_nothing(server: Any) -> None:
 def test_a_file_streams_into_a_model(server: Any, tmp_path: Path, move: str) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "model.safetensors"
-    safetensors.save_file(weights_process.build(LAYERS).state_dict(), path)
+    safetensors.save_file(weights.build(LAYERS).state_dict(), path)
     found = run(server.address, move, path)
     # The file itself is mapped, and counts once it has been read; nothing else does.
     assert found["peak"] < SIZE_MB + MOST

@@ -28,7 +28,7 @@ def _sessions_of_its_own() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def expected() -> torch.Tensor:
     pytest.importorskip("transformers")
-    from gpt2 import generated, gpt2
+    from support.models.gpt2 import generated, gpt2
 
     tokens = generated(gpt2(**_SMALL), _PROMPT, 12)
     assert len(tokens.unique()) > 6, "a model that repeats itself shows nothing"
@@ -36,7 +36,7 @@ def expected() -> torch.Tensor:
 
 
 def _generated_without(*plugins: str) -> torch.Tensor:
-    from gpt2 import generated, gpt2
+    from support.models.gpt2 import generated, gpt2
 
     djinn.init(plugins=[f"-{name}" for name in plugins])
     return generated(gpt2(**_SMALL).to("remote_accelerator:0"), _PROMPT.to("remote_accelerator:0"), 12)

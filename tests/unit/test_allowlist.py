@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import allowlist
 import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, UNREVIEWED, classified, lists, reasons, release, require_allowed
+from support.operators import allowlist
 
 from djinn.errors import UnknownOperatorError
 from djinn.ir.schema import operator_named
@@ -16,7 +16,8 @@ def test_the_installed_release_was_reviewed() -> None:
     changed = allowlist.differences()
     assert not changed, "\n".join([
         f"PyTorch {release()} has other overloads than those reviewed, or the rules have changed:", *changed,
-        "Review them, amend plugins/djinn_guard_core/rules.toml, and run python tests/support/allowlist.py --accept"])
+        "Review them, amend plugins/djinn_guard_core/rules.toml, and run",
+        "python tests/support/operators/allowlist.py --accept"])
 
 
 def test_every_group_has_a_reason_and_members() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_cli.doctor import _token
-from warm import run_djinn
+from support.processes.warm import run_djinn
 
 from djinn.session.config import Config
 

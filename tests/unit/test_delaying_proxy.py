@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-import delaying_proxy
 import pytest
+from support.network import delaying_proxy
 
 DELAY_S = 0.02
 LENGTH = 32 << 20
@@ -34,7 +34,7 @@ def client() -> Iterator[socket.socket]:
         server = threading.Thread(target=echo, args=(listener,))
         server.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        process = subprocess.Popen([sys.executable, delaying_proxy.__file__, address, str(DELAY_S)],
+        process = subprocess.Popen([sys.executable, "-m", delaying_proxy.__name__, address, str(DELAY_S)],
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         host, _, port = process.stdout.readline().strip().rpartition(":")

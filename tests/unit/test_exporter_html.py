@@ -20,7 +20,7 @@ from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.metadata import SemanticMetadata
-from pictures import annotated_by_modules, captured
+from support.pages.pictures import annotated_by_modules, captured
 from torch import nn
 
 import djinn

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import failed_tests
+from support.reports import failed_tests
 
 
 def report_of(folder: Path, name: str, source: str) -> Path:

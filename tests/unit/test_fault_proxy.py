@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fault_proxy import (
+from support.network.fault_proxy import (
     Bandwidth,
     BitFlip,
     Chunk,

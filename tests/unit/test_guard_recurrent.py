@@ -6,7 +6,7 @@ import pytest
 import torch
 from djinn_guard_core import fused_kernels as layers
 from djinn_guard_core.fused_kernels import recurrent_backward
-from operator_recipes import RECIPES
+from support.operators.recipes import RECIPES
 
 
 def test_what_was_estimated_with_placeholders_is_not_believed_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

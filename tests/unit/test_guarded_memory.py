@@ -6,21 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import operator_fuzzing
 import pytest
+from support.operators import fuzzer
 
-SUPPORT = Path(operator_fuzzing.__file__).parent
-pytestmark = pytest.mark.skipif(bool(operator_fuzzing.obstacle()), reason=operator_fuzzing.obstacle())
+pytestmark = pytest.mark.skipif(bool(fuzzer.obstacle()), reason=fuzzer.obstacle())
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    library = operator_fuzzing.build(tmp_path_factory.mktemp("guarded"))
+    library = fuzzer.build(tmp_path_factory.mktemp("guarded"))
     done = subprocess.run(
-        [sys.executable, SUPPORT / "guarded_cases.py"], capture_output=True, text=True, check=True,
-        env={**os.environ, **operator_fuzzing.environment(library)})
+        [sys.executable, "-m", "support.operators.guarded_cases"], capture_output=True, text=True, check=True,
+        env={**os.environ, **fuzzer.environment(library)})
     return {name: (status, text) for name, (status, text) in json.loads(done.stdout.splitlines()[-1]).items()}
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import performance
-import performance_chart
 import pytest
+from support.reports import performance, performance_chart
 
 SPEC = """
 [gate]

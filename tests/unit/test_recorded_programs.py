@@ -16,8 +16,8 @@ from djinn_executor_torch.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECO
 from djinn_executor_torch.recorded import PATIENCE_RUNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from program_runs import Session, same, session, weights
-from recording_cpu import CpuRecorder, RecordingExecutor
+from support.recording.cpu import CpuRecorder, RecordingExecutor
+from support.recording.program_runs import Session, same, session, weights
 
 RUNS_UNTIL_PLAYED = RUNS_BEFORE_RECORDING + 1
 

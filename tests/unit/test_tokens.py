@@ -13,7 +13,7 @@ import pytest
 from djinn_cli.app import main
 from djinn_server.limits import Limits
 from djinn_server.tokens import TokenFile, default_path
-from warm import run_djinn
+from support.processes.warm import run_djinn
 
 from djinn.errors import ConfigurationError
 

@@ -12,7 +12,7 @@ from djinn_lib_graph.graph import Graph
 from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_single.scheduler import SingleScheduler
-from fleet_support import fleet_of
+from support.servers.fleet import fleet_of
 
 import djinn
 from djinn.errors import ConfigurationError, ScheduleError

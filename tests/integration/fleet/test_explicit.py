@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fleet_support import fleet_of
+from support.servers.fleet import fleet_of
 
 import djinn
 from djinn.session.session import Session

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from djinn_conformance.random_placement import scatter
-from fleet_support import fleet_of
+from support.servers.fleet import fleet_of
 
 import djinn
 from djinn.session.session import Session

@@ -8,8 +8,8 @@ import attrs
 import pytest
 import torch
 from djinn_backend_fleet.fleet import Fleet
-from fleet_support import fleet_of
-from gpt2 import generated, gpt2
+from support.models.gpt2 import generated, gpt2
+from support.servers.fleet import fleet_of
 
 import djinn
 from djinn.errors import OutOfMemoryError

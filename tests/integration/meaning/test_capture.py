@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import gpt2
 import pytest
 import torch
 from djinn_lib_graph.graph import GraphNode, Origin, RecordedGraph
+from support.models import gpt2
 from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop

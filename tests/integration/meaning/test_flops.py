@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from annotating import DEVICE, annotated, recorded, there
-from families import FAMILIES, Family
+from support.models.labelled_families import FAMILIES, Family
+from support.recording.annotated import DEVICE, annotated, recorded, there
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel

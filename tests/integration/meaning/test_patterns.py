@@ -19,7 +19,7 @@ from djinn_conformance.graphs import renamed
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_patterns_core.patterns import PATTERNS
-from families import (
+from support.models.labelled_families import (
     DEVICE,
     FAMILIES,
     VOCABULARY,

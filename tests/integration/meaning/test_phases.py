@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from annotating import BY_STRUCTURE, DEVICE, annotated, recorded, there
 from djinn_lib_graph.graph import Graph
 from djinn_lib_graph.kinds import Annotations
 from djinn_lib_graph.metadata import DataResidency, Modality, Tier
-from families import FAMILIES, Family, transformers
+from support.models.labelled_families import FAMILIES, Family, transformers
+from support.recording.annotated import BY_STRUCTURE, DEVICE, annotated, recorded, there
 from torch import nn
 
 import djinn

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from chromium import Page, browser
 from djinn_exporter_html.document import document_of
 from djinn_exporter_html.exporter import HtmlExporter
 from djinn_lib_graph.annotated import AnnotatedGraph
-from pictures import annotated_by_modules, captured, gpt2, repeated, without_origins
+from support.pages.chromium import Page, browser
+from support.pages.pictures import annotated_by_modules, captured, gpt2, repeated, without_origins
 
 import djinn
 from djinn.ir.phase import ExecutionPhase

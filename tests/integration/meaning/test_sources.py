@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,13 +14,11 @@ from djinn_lib_graph.graph import Graph, RecordedGraph
 from djinn_patterns_core.patterns import PATTERNS
 from djinn_source_fx.builder import GraphBuilder
 from djinn_source_fx.replaying import FxGraph
+from support.models.labelled_families import FAMILIES, Family, gpt2
 from torch import nn
 
 import djinn
 from djinn.errors import ConfigurationError, PluginError, UnsupportedTensorError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from families import FAMILIES, Family, gpt2  # lies beside this file
 
 DEVICE = "remote_accelerator:0"
 ASKS = {

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import predicting
 import pytest
 import torch
 from djinn_lib_graph.metadata import MemoryPattern
 from djinn_lib_schedule import calibrate as calibration
 from djinn_lib_schedule import profiles
 from djinn_lib_schedule.workloads import Workload
+from support.planning import predictions
 from typer.testing import CliRunner
 
 import djinn
@@ -56,15 +56,15 @@ def no_session() -> Iterator[None]:
 
 
 def gpt2_forward() -> Callable[[], Any]:
-    return predicting.gpt2_work()[0]
+    return predictions.gpt2_work()[0]
 
 
 def gpt2_decode() -> Callable[[], Any]:
-    return predicting.gpt2_work()[1]
+    return predictions.gpt2_work()[1]
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("make", [gpt2_forward, gpt2_decode, predicting.resnet_work, predicting.training_work],
+@pytest.mark.parametrize("make", [gpt2_forward, gpt2_decode, predictions.resnet_work, predictions.training_work],
                          ids=["gpt2", "decode", "resnet", "training"])
 def test_programs_take_what_is_predicted(address: str, make: Callable[[], Callable[[], Any]]) -> None:
     djinn.init(address or None)
@@ -73,7 +73,7 @@ def test_programs_take_what_is_predicted(address: str, make: Callable[[], Callab
     while len(found) < TRIES and (not found or found[-1].error > 2):
         if found:
             djinn.calibrate(seconds=0)
-        found.append(predicting.predict(work, runs=3, warm_runs=2))
+        found.append(predictions.predict(work, runs=3, warm_runs=2))
     assert found[-1].error <= 2, "\n".join(map(str, found))
 
 

@@ -14,7 +14,7 @@ from djinn_lib_schedule.execution import Run, results_of
 from djinn_lib_schedule.inputs import outside_values
 from djinn_lib_schedule.profiling import measure
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule
-from small_gpt import SmallGPT
+from support.models.small_gpt import SmallGPT
 from torch import nn
 from torch.nn import functional
 

@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from chromium import Page, browser
 from djinn_lib_graph.graph import GraphNode, Origin, RecordedGraph
 from djinn_lib_graph.metadata import SemanticMetadata
 from djinn_lib_schedule.profiling import MeasuredPiece, measure
 from djinn_lib_schedule.report import TEXT_WIDTH, Explanation, explain_schedule, seconds
 from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span, Transfer
+from support.pages.chromium import Page, browser
 from torch import nn
 
 import djinn

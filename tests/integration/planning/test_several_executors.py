@@ -11,11 +11,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from cluster_simulator import Cluster, as_measured, simulate
 from djinn_lib_graph.graph import Operand, RecordedGraph
 from djinn_lib_schedule.profiling import measure
 from djinn_lib_schedule.schedule import ExecutionSchedule
-from fleet_support import fleet_of
+from support.planning.cluster_simulator import Cluster, as_measured, simulate
+from support.servers.fleet import fleet_of
 from torch import nn
 
 import djinn

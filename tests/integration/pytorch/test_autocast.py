@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from djinn_interceptor_device import autocast as product
-from eager_support import DEVICE, assert_same
+from support.recording.eager import DEVICE, assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_support import DEVICE, Program, assert_same, outcome, programs
+from support.recording.eager import DEVICE, Program, assert_same, outcome, programs
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 

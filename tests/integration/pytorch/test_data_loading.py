@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_support import DEVICE
+from support.recording.eager import DEVICE
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from eager_support import DEVICE, assert_same, outcome
+from support.recording.eager import DEVICE, assert_same, outcome
 
 from djinn import LazyTensor
 

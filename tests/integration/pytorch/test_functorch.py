@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_support import Program, assert_same, outcome, programs
+from support.recording.eager import Program, assert_same, outcome, programs
 from torch import func, nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_support import DEVICE, Program, assert_same, outcome, programs, values
+from support.recording.eager import DEVICE, Program, assert_same, outcome, programs, values
 
 from djinn.errors import DjinnError
 

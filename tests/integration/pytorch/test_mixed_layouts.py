@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from eager_support import Program, assert_same, programs
+from support.recording.eager import Program, assert_same, programs
 from torch import nn
 
 import djinn

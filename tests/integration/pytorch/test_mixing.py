@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_support import DEVICE, Program, assert_same, outcome, programs, values
+from support.recording.eager import DEVICE, Program, assert_same, outcome, programs, values
 from torch import nn
 
 import djinn

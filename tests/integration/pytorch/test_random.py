@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from eager_support import DEVICE, assert_same
+from support.recording.eager import DEVICE, assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from eager_support import DEVICE, outcome
+from support.recording.eager import DEVICE, outcome
 from torch import nn
 
 import djinn

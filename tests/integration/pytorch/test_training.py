@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_interceptor_device import optimizers
-from eager_support import assert_same, programs
+from support.recording.eager import assert_same, programs
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim.optimizer import _default_to_fused_or_foreach

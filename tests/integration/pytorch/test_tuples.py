@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_support import DEVICE, assert_same
+from support.recording.eager import DEVICE, assert_same
 
 import djinn
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import attrs
-import planning_graphs as made
 import pytest
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_lib_schedule.check import RULES, check_schedule
@@ -14,6 +13,7 @@ from djinn_lib_schedule.problem import Problem
 from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule, Transfer
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
+from support.planning import graphs as made
 
 from djinn.errors import ScheduleError
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import attrs
 import pytest
 import torch
-from cluster_simulator import Cluster, SimulatedRun, simulate
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.costs import CostModel, waiting_s
@@ -18,6 +17,7 @@ from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSche
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_single.scheduler import SingleScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
+from support.planning.cluster_simulator import Cluster, SimulatedRun, simulate
 
 from djinn.ir.spec import SpecTable, TensorSpec
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import attrs
-import planning_graphs as made
 import pytest
 from djinn_lib_graph.graph import RecordedGraph, ValueInfo
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.completion import complete
 from djinn_lib_schedule.problem import Problem
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile
+from support.planning import graphs as made
 
 from djinn.errors import ScheduleError
 

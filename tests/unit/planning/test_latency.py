@@ -7,13 +7,13 @@ import random
 import statistics
 import time
 
-import planning_graphs as made
 import pytest
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
 from djinn_scheduler_latency.scheduler import LatencyScheduler
-from planning_peers import Numbers, heft, optimum, simulated
+from support.planning import graphs as made
+from support.planning.peers import Numbers, heft, optimum, simulated
 
 LATENCY = LatencyScheduler()
 

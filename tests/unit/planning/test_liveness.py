@@ -17,7 +17,7 @@ from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_graph.metadata import SemanticMetadata
 from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
-from small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
+from support.models.small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-import planning_graphs as made
 import pytest
 from djinn_lib_graph.graph import RecordedGraph, ValueInfo
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
+from support.planning import graphs as made
 
 SCHEDULERS = [LatencyScheduler(), ThroughputScheduler()]
 FAST = LinkProfile(1e-6, 1e11)

@@ -1,7 +1,0 @@
-"""All mutants."""
-
-from __future__ import annotations
-
-from mutants import handing_over, recording, running
-
-MUTANTS = (*recording.MUTANTS, *handing_over.MUTANTS, *running.MUTANTS)

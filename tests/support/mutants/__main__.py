@@ -1,0 +1,147 @@
+"""Tries mutants, each in a fork of a process that has everything imported and nothing started."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from djinn_conformance import laws as kit
+from djinn_conformance.compositions import running
+from djinn_conformance.program_forms import table
+from djinn_conformance.serving import Servers
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+_LONGEST_S = 60.0
+_EXAMPLES = 4000
+"""Of which a law about operators takes its share."""
+_PROGRAMS = 60
+"""Of the law of whole programs; forms are few."""
+
+# Nobody reads the smallest example of what was planted.
+kit.PROFILES["ci"] = settings(kit.PROFILES["ci"], max_examples=_EXAMPLES, phases=(Phase.generate,),  # type: ignore[index]  # declared as read-only
+                              report_multiple_bugs=False)
+
+from support.mutants import laws  # noqa: E402  # the suites take the profile when they are imported
+from support.mutants.catalogue import MUTANTS  # noqa: E402
+from support.mutants.planting import Mutant, plant  # noqa: E402
+
+
+@attrs.frozen
+class Trial:
+    """A law that is run, with a mutant or without one: then the name is empty."""
+
+    name: str
+    law: str
+    within: tuple[str, ...]
+    over: str
+    planted: Mutant | None = None
+
+
+def trials(chosen: Sequence[Mutant]) -> list[Trial]:
+    """List the mutants' trials, and for what each of them looks at one without any mutant."""
+    looks = dict.fromkeys((mutant.law, mutant.within, mutant.over) for mutant in chosen)
+    return [*(Trial("", *look) for look in looks),
+            *(Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen)]
+
+
+def _attempt(trial: Trial, servers: Servers) -> tuple[str, str]:
+    """Say what a law makes of a mutant: ``kept``, ``broken``, or ``unable`` if nothing works at all."""
+    try:
+        if trial.planted is not None:
+            plant(trial.planted)
+        subject = laws.subject_of(trial.over)
+        with running(subject, servers) as session:
+            if (torch.ones(2, device=session.device) + 1).tolist() != [2.0, 2.0]:
+                return "unable", "the session cannot even add"
+            try:
+                laws.run(trial.law, trial.within, subject, session)
+            except Exception as error:  # whatever a test raises is its verdict
+                return "broken", _first_line(error)
+            return "kept", ""
+    except BaseException as error:  # told to whoever asked for the trial
+        return "unable", _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"[:600]
+
+
+def _child(trial: Trial, servers: Servers, answer: int) -> None:
+    """Try, and end without a clean-up that could hang because of what was planted."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    os.write(answer, json.dumps(_attempt(trial, servers)).encode())
+    os._exit(0)
+
+
+def attempts(waiting: list[Trial], servers: Servers) -> Iterator[dict[str, Any]]:
+    """Try everything, as many at a time as there are processors."""
+    selector = selectors.DefaultSelector()
+    while waiting or selector.get_map():
+        while waiting and len(selector.get_map()) < (os.cpu_count() or 1):
+            trial = waiting.pop(0)
+            reader, writer = os.pipe()
+            pid = os.fork()
+            if not pid:
+                _child(trial, servers, writer)
+            os.close(writer)
+            selector.register(reader, selectors.EVENT_READ, (trial, pid, time.monotonic()))
+        ready = {key.fd for key, _ in selector.select(1.0)}
+        for fd, key in list(selector.get_map().items()):
+            trial, pid, began = key.data
+            if fd not in ready and time.monotonic() - began < _LONGEST_S:
+                continue
+            if fd not in ready:
+                os.kill(pid, signal.SIGKILL)
+            text = os.read(fd, 65536)
+            selector.unregister(fd)
+            os.close(fd)
+            _, status = os.waitpid(pid, 0)
+            verdict, message = json.loads(text) if text else ("unable", f"the process ended with {status}")
+            yield {"name": trial.name, "law": trial.law, "within": trial.within, "over": trial.over,
+                   "verdict": verdict, "message": message, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _prepare() -> None:
+    """Have what Hypothesis does once in a process done in all forks: it takes longer than most trials do."""
+
+    @settings(kit.PROFILES["ci"], max_examples=200)
+    @given(st.integers() | st.floats() | st.text() | st.binary())
+    def anything(_: object) -> None:
+        pass
+
+    anything()
+    # No fork looks through, and so copies, what is there already.
+    gc.collect()
+    gc.freeze()
+
+
+def main(names: Sequence[str]) -> None:
+    """Try the mutants with these names, or all."""
+    torch.set_num_threads(1)
+    table().programs["ci"] = _PROGRAMS  # type: ignore[index]  # declared as read-only
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    with Servers() as servers:
+        for over in {mutant.over for mutant in chosen}:
+            # What is found and started here is there in all forks.
+            laws.subject_of(over).registered.value.address(servers)
+        _prepare()
+        for outcome in attempts(trials(chosen), servers):
+            print(json.dumps(outcome), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,42 @@
+"""Faults of running programs, and of what travels."""
+
+from __future__ import annotations
+
+from support.mutants.planting import SERVED, TCP, mutant
+
+MUTANTS = (
+    # The interpreter, which runs a program the first time.
+    mutant("keyword-dropped", "session.operations_equal", "djinn_executor_torch.interpreter:fill",
+           "{name: _value(argument, tensors, values) for name, argument in call.keywords}",
+           "{name: _value(argument, tensors, values) for name, argument in call.keywords if name != 'alpha'}",
+           within="add.Tensor"),
+    mutant("list-truncated", "session.operations_equal", "djinn_executor_torch.interpreter:_value",
+           "for item in argument.items]", "for item in argument.items][:2]", within="cat stack"),
+    mutant("view-run-as-a-copy", "session.aliases_seen", "djinn_executor_torch.calls:results_of",
+           "results.append(value)",
+           "results.append(value.clone() if value is not None and value.storage_offset() else value)",
+           within="select.int slice.Tensor narrow"),
+    mutant("list-of-views-run-as-copies", "session.aliases_seen", "djinn_executor_torch.calls:results_of",
+           "results += value", "results += [item.clone() for item in value]",
+           within="split.Tensor unbind.int"),
+    # The compiled program, from the second run on.
+    mutant("result-dropped-too-early", "session.optimizers_equal", "djinn_executor_torch.codegen:_compile",
+           "if position in dead:", "if position + 1 in dead:", "sorted(dead[position])", "sorted(dead[position + 1])",
+           within="optimizers/Adam/scheduled/*"),
+    mutant("numbers-of-the-wrong-step", "session.programs_replay", "djinn_executor_torch.codegen:_compile",
+           "taken += call.numbers", "taken += 0", within="mul.Scalar add.Scalar select.int"),
+    mutant("keyword-compiled-away", "session.programs_replay", "djinn_executor_torch.codegen:_compile",
+           "for name, argument in call.keywords]", "for name, argument in call.keywords if name != 'dtype']",
+           within="sum.dim_IntList zeros_like ones_like"),
+    # What travels.
+    mutant("halves-mixed-up", "session.operations_equal", "djinn.wire.tensors:header_of",
+           "    if name is None",
+           "    name = {'float16': 'bfloat16', 'bfloat16': 'float16'}.get(name, name)\n    if name is None",
+           within="neg add.Tensor", over=TCP),
+    mutant("strides-dropped-on-the-way", "session.operations_equal", "djinn.wire.tensors:empty_from",
+           "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
+           within="neg transpose.int permute", over=TCP),
+    mutant("strides-dropped-on-the-way-home", "session.served_equals_local", "djinn.wire.tensors:empty_from",
+           "torch.empty_strided(header.size, header.stride, ", "torch.empty(header.size, ",
+           within="neg transpose.int permute", over=SERVED),
+)

@@ -1,0 +1,159 @@
+"""Makes calls by the way that a worker's calls go: guard, executor, kernel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from djinn_conformance.programs import Call, Recording, Ref, assemble
+from djinn_executor_torch.executor import TorchExecutor
+from djinn_guard_core.guard import CoreGuard
+from djinn_shapes_meta.shapes import MetaShapes
+from support.operators.corpus import Corpus, Example, duplicate, mapped
+from support.operators.memory import BEYOND_STORAGE, GuardedMemory
+from support.operators.mutations import Plan, carried_out, changed
+from support.operators.synthesis import example_of, slots
+
+from djinn.errors import DjinnError
+from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.spec import tensors_in
+from djinn.kinds.guard import Bounds, Watch
+from djinn.wire.failures import is_out_of_memory
+from djinn.wire.messages import Poisoned
+
+BOUNDS = (Bounds(program_bytes=2**26), Bounds())
+"""Servers with and without a limit for the memory of a run. The one without lets more through, and costs less."""
+BOUNDED_SHARE = 6
+"""One call of so many is made on a server with a limit."""
+MOST_CPU_S = 3.0
+"""What one call may take of a processor."""
+RAN, REFUSED, RAISED, CRASHED, HUNG, TOO_LARGE = range(6)
+OUTCOMES = ("ran", "refused", "raised", "crashed", "hung", "too large")
+
+
+class Maker:
+    """Makes calls by the way that a worker's calls go: guard, executor, kernel."""
+
+    def __init__(self, memory: GuardedMemory, corpus: Corpus) -> None:
+        self._memory = memory
+        self._corpus = corpus
+        self._executor = TorchExecutor(torch.device("cpu"))
+        self._random = self._executor.random_state(0)
+        self._guard = CoreGuard()
+        self._guard.prepare()
+        self._watches = self._watching()
+        self._seen = 0
+
+    def _watching(self) -> list[Watch]:
+        return [self._guard.watch(bounds, MetaShapes()) for bounds in BOUNDS]
+
+    def make(self, plan: Plan) -> tuple[int, Sequence[str]]:
+        """Make a planned call; say what came of it, and what was changed."""
+        self._memory.begin()
+        self._memory.arm(1, plan.place, plan.filling)
+        try:
+            values = carried_out(plan, self._corpus)
+        except Exception:  # a change that cannot be made, for example of a dtype
+            return RAISED, ()
+        kinds = changed(plan, values)
+        outcome, _ = self._make(plan.name, values, 3 if plan.guards_all else 1, plan.place, plan.filling, plan.number)
+        return outcome, kinds
+
+    def try_out(self, name: str, example: Example) -> tuple[int, str]:
+        """Make a call as it is, and write to copies only."""
+        self._memory.begin()
+        self._memory.arm(1, 0, 0)
+        values = {slot.name: value for slot, value in zip(slots(name), example.args, strict=False)} | example.kwargs
+        return self._make(name, {key: mapped(item, duplicate) for key, item in values.items()}, 1, 0, 0, 0)
+
+    def _make(self, name: str, values: Mapping[str, Any], guarded: int, place: int, filling: int, seed: int
+              ) -> tuple[int, str]:
+        self._seen += 1
+        if self._seen % 500 == 0:
+            # A session of many templates; a worker would have ended it by now.
+            self._watches = self._watching()
+        watch = self._watches[bool(seed % BOUNDED_SHARE)]
+        operator = operator_named(name)
+        inputs: list[Any] = []
+
+        def take(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                inputs.append(item)
+                return Ref(-len(inputs))
+            return [take(member) for member in item] if isinstance(item, (list, tuple)) else item
+
+        example = example_of(name, values)
+        call = Call(operator, tuple(map(take, example.args)), {k: take(v) for k, v in example.kwargs.items()},
+                    _results(operator, values))
+        self._memory.arm(0, place, filling)
+        failures: list[BaseException] = []
+        asked: list[BaseException] = []
+        try:
+            piece = assemble(Recording(tuple(inputs), (call,)), 0, 1, range(call.results))
+            checked = watch.check(piece.program)
+            program = self._executor.compile_checked(piece.program, {
+                index: _noting(check, asked) for index, check in checked.calls.items()})
+            given = [inputs[-1 - index] for index in piece.inputs]
+            refused = checked.refused(given, list(piece.numbers))
+        except (DjinnError, TypeError, OverflowError, RuntimeError, ValueError) as error:
+            return REFUSED, f"{type(error).__name__}: {error}"
+        if refused:
+            return TOO_LARGE, str(next(iter(refused.values())))
+
+        def report(position: int, error: BaseException) -> Poisoned:
+            failures.append(error)
+            return Poisoned(0)
+
+        self._random.seed(seed)
+        self._memory.limit(MOST_CPU_S)
+        self._memory.arm(guarded, place, filling)
+        kept = program.run_without(given, list(piece.numbers), self._random, report, refused)
+        self._memory.arm(0, place, filling)
+        self._memory.limit(0.0)
+        self._look_at([*given, *kept])
+        if self._memory.broken():
+            os._exit(86)
+        if asked:
+            return REFUSED, f"{type(asked[0]).__name__}: {asked[0]}"
+        if not failures or "results, " in str(failures[0]):
+            return RAN, ""
+        if isinstance(failures[0], RuntimeError) and is_out_of_memory(failures[0]):
+            return TOO_LARGE, str(failures[0])
+        return RAISED, f"{type(failures[0]).__name__}: {failures[0]}"
+
+    def _look_at(self, values: Sequence[Any]) -> None:
+        """End the process if a tensor reaches beyond its storage: whoever reads it next would."""
+        for tensor in tensors_in(values):
+            if tensor.layout is not torch.strided or not tensor.numel():
+                continue
+            last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+            beyond = (tensor.storage_offset() + last + 1) * tensor.element_size()
+            storage = tensor.untyped_storage()
+            if tensor.storage_offset() < 0 or beyond > storage.nbytes():
+                self._memory.note(BEYOND_STORAGE, storage.data_ptr())
+                os._exit(86)
+
+
+def _noting(check: Callable[..., Any], asked: list[BaseException]) -> Callable[..., Any]:
+    """Tell the guard's refusals from the kernel's."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return check(*args, **kwargs)
+        except BaseException as error:
+            asked.append(error)
+            raise
+
+    return ask
+
+
+def _results(operator: torch._ops.OpOverload, values: Mapping[str, Any]) -> int:
+    """Say how many results a call is announced to have; where that depends on it, as many as it has lists' members."""
+    kinds = facts_of(operator).returns
+    fixed = sum(kind in (ReturnKind.TENSOR, ReturnKind.PLAIN) for kind in kinds)
+    if ReturnKind.LIST not in kinds:
+        return fixed
+    return fixed + max((len(value) for value in values.values() if isinstance(value, list) and any(
+        isinstance(item, torch.Tensor) for item in value)), default=1)

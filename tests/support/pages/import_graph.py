@@ -1,0 +1,93 @@
+"""Draws who imports whom, for docs/architecture.md: ``python tests/support/pages/import_graph.py`` writes it there."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+__all__ = ("PAGE", "drawing", "imported", "kernel_imports", "layers_of", "page_with")
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "architecture.md"
+_BEGIN, _END = "<!-- import graph: begin -->\n", "<!-- import graph: end -->\n"
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, also where only types are checked; ``from a import b`` counts as a and a.b."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.relative_to(ROOT)} has a relative import in line {node.lineno}"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def kernel_imports() -> dict[str, set[str]]:
+    """What each module of the kernel imports of the kernel, imports inside functions and for types included."""
+    paths = sorted((ROOT / "djinn").rglob("*.py"))
+    files = {str(path.relative_to(ROOT)).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+             for path in paths}
+    found = {name: {each if each in files else each.rpartition(".")[0] for each in imported(path)}
+             for name, path in files.items()}
+    below = {name: names & {*files} - {name} for name, names in found.items()}
+    # `from a import b` counts as an import of the module a.b, and not of a, if there is such a module.
+    return {name: {each for each in names if not any(other.startswith(f"{each}.") for other in names)}
+            for name, names in below.items()}
+
+
+def layers_of(below: Mapping[str, set[str]]) -> dict[str, int]:
+    """Number the layers from 1: a module is one above the highest that it imports.
+
+    Raises:
+        graphlib.CycleError: Modules import each other in a circle.
+    """
+    layers: dict[str, int] = {}
+    for name in graphlib.TopologicalSorter(below).static_order():
+        layers[name] = 1 + max((layers[other] for other in below[name]), default=0)
+    return layers
+
+
+def _packages_import() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {"djinn": set()}
+    for folder in sorted((ROOT / "plugins").glob("djinn_*")):
+        names = {name.split(".")[0] for path in folder.rglob("*.py") for name in imported(path)}
+        found[folder.name] = {name for name in names if name.startswith("djinn")} - {folder.name}
+    return found
+
+
+def _reduced(below: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Leave out what follows: if a imports b and b imports c, a's import of c is not drawn."""
+    reach: dict[str, set[str]] = {}
+    for name in graphlib.TopologicalSorter(below).static_order():
+        reach[name] = below[name].union(*(reach[other] for other in below[name]))
+    return {name: {each for each in names if not any(each in reach[other] for other in names)}
+            for name, names in below.items()}
+
+
+def drawing() -> str:
+    """The text between the page's markers: a Mermaid drawing of the packages, and the layers of the kernel."""
+    packages = _reduced(_packages_import())
+    lines = ["```mermaid", "flowchart RL", "  djinn([djinn])"]
+    lines += [f"  {name} --> {other}" for name, names in packages.items() for other in sorted(names)]
+    layers = layers_of(kernel_imports())
+    lines += ["```", "", "| layer | modules of the kernel |", "|---|---|"]
+    for number in range(max(layers.values()), 0, -1):
+        modules = sorted(name for name, layer in layers.items() if layer == number)
+        lines.append(f"| {number} | {', '.join(f'`{name}`' for name in modules)} |")
+    return "\n".join(lines) + "\n"
+
+
+def page_with(drawn: str, page: str) -> str:
+    """The page with another drawing between its markers."""
+    head, marker, rest = page.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    assert marker, f"{PAGE.name} lacks the line {_BEGIN!r}"
+    assert end, f"{PAGE.name} lacks the line {_END!r}"
+    return f"{head}{_BEGIN}{drawn}{_END}{tail}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(drawing(), PAGE.read_text()))

@@ -1,0 +1,89 @@
+"""``djinn serve`` in a process of its own, for programs that are no tests of pytest's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import Self
+
+from support.processes.warm import WarmPython
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+# On Linux the server is told to end with the process that started it, however that ends.
+PROGRAM = """
+import ctypes, signal, sys
+if sys.platform.startswith("linux"):
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+from djinn_cli.app import main
+main()
+"""
+
+
+def workers_of(gateway: int) -> list[int]:
+    """The processes of a gateway that run operations: its children, and those of the forkserver that forks some."""
+    return [worker for child in children_of(gateway) for worker in (
+        children_of(child) if _is_forkserver(child) else [child])]
+
+
+def children_of(process: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _is_forkserver(process: int) -> bool:
+    """Whether a process forks workers: by its name, or by its command line before it has taken that name."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        folder = Path(f"/proc/{process}")
+        return "djinn-forksrv" in (folder / "comm").read_text() or b"djinn_server.forkserver" in (
+            folder / "cmdline").read_bytes()
+    return False
+
+
+class Serving:
+    """A server, within a ``with`` statement; options are environment variables.
+
+    Args:
+        log: Where it writes its log.
+        arguments: Of ``djinn serve``.
+        prelude: What the process does first.
+        environment: Its environment variables.
+
+    Raises:
+        AssertionError: It did not begin, or did not end as it should.
+    """
+
+    def __init__(self, log: Path, *arguments: str, prelude: str = "", **environment: str) -> None:
+        self.log = log
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+        self.process = WarmPython(prelude + PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
+                                  environment=clean | environment, log=log)
+        patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
+        patience.start()
+        line = self.process.stdout.readline()
+        patience.cancel()
+        self.address = line.strip().removeprefix("djinn serving ")
+        assert self.address != line.strip(), f"it said {line!r}:\n{log.read_text()}"
+        self.port = int(self.address.rpartition(":")[2])
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes that run operations, on Linux."""
+        return workers_of(self.process.pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *details: object) -> None:
+        self.process.terminate()
+        try:
+            status = self.process.wait(STOP_TIMEOUT_S)
+        finally:
+            self.process.kill()
+            self.process.stdout.close()
+        assert kind is not None or status == 0, self.log.read_text()[-4000:]
