@@ -381,6 +381,77 @@ def djinn_register_observers(register: RegisterObserver) -> None:
     """
 
 
+@hookspec
+def djinn_register_authenticators(register: RegisterOfLibrary) -> None:
+    """Register authenticators, which say who a server's clients are.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_server.kinds.AuthenticatorFactory`. It opens an
+            authenticator later, in the gateway of a server, and only if it is chosen.
+
+    Raises:
+        PluginValidationError: The object lacks a member that an authenticator needs, or the same plugin has already
+            registered its name.
+
+    Laws:
+        Those of the kind ``authenticator``, in ``specs/kinds/authenticator.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_admissions(register: RegisterOfLibrary) -> None:
+    """Register admission policies, which decide who may start on a server's devices, and who runs next.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_server.kinds.AdmissionFactory`. It opens a policy later, in the
+            gateway of a server, and only if it is chosen.
+
+    Raises:
+        PluginValidationError: The object lacks a member that an admission policy needs, or the same plugin has already
+            registered its name.
+
+    Laws:
+        Those of the kind ``admission``, in ``specs/kinds/admission.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_metrics(register: RegisterOfLibrary) -> None:
+    """Register outputs of a server's metrics, which write or show what a server counts.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_server.kinds.MetricsFactory`. It is opened later, in the gateway of a server.
+
+    Raises:
+        PluginValidationError: The object lacks a member that an output of metrics needs, or the same plugin has already
+            registered its name.
+
+    Laws:
+        Those of the kind ``metrics``, in ``specs/kinds/metrics.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
 # Phase "calibration": `djinn.calibrate` was called.
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory
 
 from djinn.errors import ConfigurationError
 from djinn.kinds import ConnectOptions, ListenOptions, PeerTransport
@@ -74,7 +75,9 @@ def _adds_nothing(law: Law, subject: Subject) -> bool:
 
 
 FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
+    "authenticator.samples": lambda subject: isinstance(subject.registered.value, SamplingAuthenticatorFactory),
     "executor.eager_stream": _has_eager_stream,
+    "metrics.samples": lambda subject: isinstance(subject.registered.value, SamplingMetricsFactory),
     "session.computes": _computes,
     "session.served": lambda subject: bool(subject.registered.value.served),
     "transport.carries": lambda subject: isinstance(subject.registered.value, PeerTransport),

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from djinn import hookspecs
 from djinn.errors import PluginValidationError
+from djinn.plugins.selection import PROTOCOLS
 
 if TYPE_CHECKING:
     import pluggy
 
 _PREFIX = "djinn_"
-_PROTOCOLS: Mapping[str, str] = MappingProxyType({
-    "interceptor": "djinn.kinds:Interceptor",
-    "shapes": "djinn.kinds:ShapeInference",
-    "classifier": "djinn.kinds:Classifier",
-    "source": "djinn_lib_graph.kinds:GraphSource",
-    "analyzer": "djinn_lib_graph.kinds:Analyzer",
-    "pattern": "djinn_lib_graph.kinds:Pattern",
-    "exporter": "djinn_lib_graph.kinds:Exporter",
-    "scheduler": "djinn_lib_schedule.kinds:Scheduler",
-    "backend": "djinn.kinds:BackendFactory",
-    "cache": "djinn.kinds:CacheFactory",
-    "transport": "djinn.kinds:Transport",
-    "executor": "djinn.kinds:ExecutorFactory",
-    "guard": "djinn.kinds:Guard",
-    "observer": "djinn.kinds:Observer",
-})
-"""The Protocol of each kind; those of libraries are imported when a plugin registers such an object."""
 _KNOWN_HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith(_PREFIX))
 
 
@@ -89,7 +71,7 @@ def hook_of(kind: str) -> str:
 
 def kinds_of(value: Any) -> list[str]:
     """Return the kinds whose members an object has. One whose members are among those of another does not count."""
-    found = {kind: {member for member, _ in _members(_protocol(kind))} for kind in _PROTOCOLS}
+    found = {kind: {member for member, _ in _members(_protocol(kind))} for kind in PROTOCOLS}
     fitting = {kind: members for kind, members in found.items() if all(hasattr(value, member) for member in members)}
     return [kind for kind, members in fitting.items() if not any(members < other for other in fitting.values())]
 
@@ -125,7 +107,7 @@ def check_object(kind: str, value: Any, owner: str, name: str) -> None:
 
 
 def _protocol(kind: str) -> type:
-    module, _, name = _PROTOCOLS[kind].partition(":")
+    module, _, name = PROTOCOLS[kind].partition(":")
     found: type = getattr(import_module(module), name)
     return found
 

@@ -11,22 +11,27 @@ import attrs
 
 from djinn.errors import ConfigurationError
 
-KINDS = (
-    "interceptor",
-    "shapes",
-    "classifier",
-    "source",
-    "analyzer",
-    "pattern",
-    "exporter",
-    "scheduler",
-    "backend",
-    "cache",
-    "transport",
-    "executor",
-    "guard",
-    "observer",
-)
+PROTOCOLS: Mapping[str, str] = MappingProxyType({
+    "interceptor": "djinn.kinds:Interceptor",
+    "shapes": "djinn.kinds:ShapeInference",
+    "classifier": "djinn.kinds:Classifier",
+    "source": "djinn_lib_graph.kinds:GraphSource",
+    "analyzer": "djinn_lib_graph.kinds:Analyzer",
+    "pattern": "djinn_lib_graph.kinds:Pattern",
+    "exporter": "djinn_lib_graph.kinds:Exporter",
+    "scheduler": "djinn_lib_schedule.kinds:Scheduler",
+    "backend": "djinn.kinds:BackendFactory",
+    "cache": "djinn.kinds:CacheFactory",
+    "transport": "djinn.kinds:Transport",
+    "executor": "djinn.kinds:ExecutorFactory",
+    "guard": "djinn.kinds:Guard",
+    "observer": "djinn.kinds:Observer",
+    "authenticator": "djinn_lib_server.kinds:AuthenticatorFactory",
+    "admission": "djinn_lib_server.kinds:AdmissionFactory",
+    "metrics": "djinn_lib_server.kinds:MetricsFactory",
+})
+"""The Protocol of each kind; those of libraries are imported when a plugin registers such an object."""
+KINDS = tuple(PROTOCOLS)
 """The kinds of plugin."""
 
 DEFAULTS: Mapping[str, str] = MappingProxyType({
@@ -39,6 +44,8 @@ DEFAULTS: Mapping[str, str] = MappingProxyType({
     "cache": "results",
     "executor": "torch",
     "guard": "core",
+    "authenticator": "tokens",
+    "admission": "fair",
 })
 """Default object for each kind of which exactly one is used."""
 

@@ -15,7 +15,7 @@ import torch
 
 from djinn.errors import DjinnError, PeerError, ProtocolError, ProtocolVersionError, RefusedError, TransportError
 from djinn.kinds.transport import Channel, PeerConnection
-from djinn.wire.messages import PROTOCOL_VERSION, Parcel, PeerHello, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Hello, Parcel, PeerHello, Welcome
 from djinn_lib_service.mailbox import Delivery, InboxRegistry, Mailbox
 from djinn_lib_service.transfers import check
 
@@ -176,18 +176,20 @@ class LocalPeer:
         self._mailbox.end(self._delivery, "it has ended")
 
 
-def check_courier(courier: PeerHello) -> None:
-    """Check that a courier is compatible with this server.
+def check_versions(hello: Hello | PeerHello) -> None:
+    """Check that a client, or a courier, is compatible with this server.
 
     Raises:
         ProtocolVersionError, RefusedError: They are incompatible.
     """
-    if courier.protocol != PROTOCOL_VERSION:
-        raise ProtocolVersionError(f"The courier speaks protocol {courier.protocol}, this server {PROTOCOL_VERSION}.",
+    who = "client" if isinstance(hello, Hello) else "courier"
+    if hello.protocol != PROTOCOL_VERSION:
+        raise ProtocolVersionError(f"The {who} speaks protocol {hello.protocol}, this server {PROTOCOL_VERSION}.",
                                    hint="Install the same djinn release on both.")
-    if courier.byte_order != sys.byteorder:
-        raise RefusedError("The courier's machine has another byte order, and tensors travel as they lie in memory.",
-                           hint="Use servers of the same byte order.")
+    if hello.byte_order != sys.byteorder:
+        raise RefusedError(f"The {who} is a {hello.byte_order[:20]!r} endian machine, this server a "
+                           f"{sys.byteorder!r} endian one, and tensors travel as they lie in memory.",
+                           hint="Use machines of the same byte order.")
 
 
 def no_mailbox() -> RefusedError:
@@ -211,7 +213,7 @@ def deliver(channel: Channel, sequence: int, courier: PeerHello, room: InboxRegi
         ProtocolError: It sent something other than a parcel.
         TransportError: The connection broke.
     """
-    check_courier(courier)
+    check_versions(courier)
     mailbox = room.find(courier.mailbox)
     if mailbox is None:
         raise no_mailbox()

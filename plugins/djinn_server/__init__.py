@@ -1,6 +1,6 @@
 """Serves an executor to sessions in other processes and on other machines.
 
-Provides ``djinn serve`` and the operator's commands ``djinn token``, ``djinn sessions`` and ``djinn kick``.
+Provides ``djinn serve`` and the operator's commands ``djinn sessions`` and ``djinn kick``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,13 @@ __all__ = ("djinn_examine_system", "djinn_register_commands")
 
 @hookimpl
 def djinn_register_commands(app: typer.Typer) -> None:
-    """Add ``djinn serve`` and the operator's commands ``djinn token``, ``djinn sessions`` and ``djinn kick``."""
-    import typer
-
+    """Add ``djinn serve`` and the operator's commands ``djinn sessions`` and ``djinn kick``."""
     from djinn_server.command import serve
     from djinn_server.operator_command import kick, list_sessions
-    from djinn_server.token_command import create, list_tokens, revoke, rotate
 
     app.command("serve")(serve)
     app.command("sessions")(list_sessions)
     app.command("kick")(kick)
-    tokens = typer.Typer(name="token", no_args_is_help=True, help="Say who may use a server: make, replace, take away "
-                                                                  "and list tokens.")
-    tokens.command("create")(create)
-    tokens.command("rotate")(rotate)
-    tokens.command("revoke")(revoke)
-    tokens.command("list")(list_tokens)
-    app.add_typer(tokens)
 
 
 @hookimpl

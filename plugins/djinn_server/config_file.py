@@ -13,16 +13,14 @@ from typing import Any, get_args, get_type_hints
 import attrs
 import msgspec
 import typer
+from djinn_lib_server.options import declared
 from typer.models import OptionInfo
 
 from djinn.errors import ConfigurationError
 
 __all__ = ("RELOADED", "read_config", "reread", "use_config")
 
-RELOADED = frozenset({
-    "drain_s", "max_handles", "max_host_mib", "max_inflight_mib", "max_nodes", "max_queued", "max_run_s",
-    "max_sessions", "max_wait_s", "memory_mib", "tls_cert", "tls_client_ca", "tls_key", "token",
-})
+RELOADED = frozenset(each.option.parameter for each in declared() if each.option.reloads)
 """Parameters that SIGHUP reads again. Changing others needs a restart."""
 _ONLY_ON_THE_COMMAND_LINE = frozenset({"config", "with_parent"})
 _FIXED = frozenset({"COMMANDLINE", "ENVIRONMENT"})

@@ -10,14 +10,11 @@ import threading
 from typing import TypeAlias
 
 import msgspec
-from djinn_memory_tiered.tiers import CRITICAL, WARNING
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.options import ServeOptions
 
 from djinn.wire.messages import PeerHello
 from djinn_server.counters import Report
-from djinn_server.handshake import LEASE_S
-from djinn_server.limits import Limits
-from djinn_server.log_lines import LogFormat
-from djinn_server.sandbox.fence import SandboxMode
 
 __all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "Drain", "Drained", "EndSession", "EndSessions",
            "Ended", "Failed", "GiveBack", "Grant", "Incoming", "Look", "Ready", "Recall", "Renew", "Seen",
@@ -33,50 +30,27 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     """To a worker: its configuration.
 
     Attributes:
+        options: The server's options, without the clients' token.
         tenant: The tenant whose sessions it serves; empty if all clients are one tenant.
-        device: The device that it runs on.
-        transport: Scheme of the connections that the gateway hands to it.
-        keep_bytes: Space for the upload cache.
-        looks_ahead: Whether to run predicted requests of sessions in advance.
         limits: The tenant's limits.
-        threads: Threads of operations on the CPU; 0 for PyTorch's default.
+        device: The device that it runs on, one of the server's.
         address: Where to listen for redirected clients; empty for nowhere.
         ticket_key: Key that tickets are made with.
-        tls_cert, tls_key, tls_client_ca: See `djinn.kinds.transport.ListenOptions`.
-        tls_pair: The worker's own certificate and key, as PEM, in place of ``tls_cert`` and ``tls_key``.
         mailbox_prefix: Prefix of the keys of its mailboxes, unique to this worker.
-        program_bytes: Memory that one program may use besides its inputs; ``None`` for the device's memory.
-        namespaces: Namespaces of operators, besides PyTorch's, that may be called.
-        memory_warning, memory_critical: Fractions of the memory at which pressure tiers begin.
         public_digests: Digests of contents that every owner may use.
-        log_format: See `djinn_server.log_lines.write_to`.
         takes_turns: Whether other workers use the device too.
-        lease_s: How long a session is kept after its connection breaks; 0 ends it at once.
-        sandbox: Whether to give up the rights that serving does not need; see `djinn_server.sandbox`.
+        tls_pair: The worker's own certificate and key, as PEM, in place of the server's.
     """
 
-    tenant: str
-    device: str
-    transport: str
-    keep_bytes: int
-    looks_ahead: bool
-    limits: Limits
-    threads: int = 0
+    options: ServeOptions
+    tenant: str = ""
+    limits: Limits = Limits()
+    device: str = ""
     address: str = ""
     ticket_key: bytes = b""
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_client_ca: str = ""
     mailbox_prefix: bytes = b""
-    program_bytes: int | None = None
-    namespaces: tuple[str, ...] = ()
-    log_format: LogFormat = "text"
-    takes_turns: bool = False
-    lease_s: float = LEASE_S
-    memory_warning: float = WARNING
-    memory_critical: float = CRITICAL
     public_digests: frozenset[bytes] = frozenset()
-    sandbox: SandboxMode = SandboxMode.auto
+    takes_turns: bool = False
     tls_pair: str = ""
 
 
@@ -106,7 +80,7 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
     Attributes:
         peer: The address at the other end.
         received: The bytes already read from it, as returned by `djinn.kinds.transport.MovableChannel.detach`.
-        token: The token that admitted its client; see `djinn_server.tokens.Secret.identity`.
+        token: The token that admitted its client; see `djinn_auth_tokens.tokens.Secret.identity`.
     """
 
     peer: str
@@ -155,7 +129,7 @@ class EndSessions(msgspec.Struct, frozen=True, tag="end_sessions"):
     """To a worker: end the sessions that were admitted with a token.
 
     Attributes:
-        token: The token's identity; see `djinn_server.tokens.Secret.identity`.
+        token: The token's identity; see `djinn_auth_tokens.tokens.Secret.identity`.
         code, summary, hint: The error that clients receive as the reason.
     """
 

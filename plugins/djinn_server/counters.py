@@ -8,100 +8,29 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
+from djinn_lib_server.kinds.metrics import (
+    BUCKETS_S,
+    NO_DURATIONS,
+    Amounts,
+    Counts,
+    EndedBy,
+    Outcome,
+    ProtocolFault,
+    Reason,
+)
 from djinn_memory_tiered.manager import MemoryManager
-from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
 from djinn.kinds.transport import CountedChannel
-from djinn_server.limits import Limited
 
-__all__ = ("BUCKETS_S", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind", "Meter", "Meters", "Outcome",
-           "ProtocolFault", "Reason", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
+__all__ = ("Meter", "Meters", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
 
-BUCKETS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Upper bounds of the histogram buckets of durations; longer durations are counted in one more bucket."""
 REPORT_S = 0.25
 """How often a worker reports. With longer intervals, statistics per second would be inaccurate."""
 STOP_TIMEOUT_S = 1.0
-Outcome: TypeAlias = Literal["ok", "failed", "refused", "lost", "error"]
-Reason: TypeAlias = Literal["token", "waiting_room", "worker", "ticket", "offender"] | Limited
-EndedBy: TypeAlias = Literal["kicked", "max_run"]
-ProtocolFault: TypeAlias = Literal["malformed", "version", "timeout"]
-MemoryKind: TypeAlias = Literal["weight", "kv_cache", "activation", "gradient", "optimizer_state", "unknown",
-                                "results_ahead", "moved_to_host", "mailboxes"]
-Evicted: TypeAlias = Literal["results_ahead", "uploads", "weight", "kv_cache", "active_kv_cache", "activation",
-                             "gradient", "optimizer_state", "unknown"]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
-_Buckets: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=len(BUCKETS_S) + 1, max_length=len(BUCKETS_S) + 1)]
-_NO_DURATIONS = (0,) * (len(BUCKETS_S) + 1)
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """Counters, which only increase.
-
-    Attributes:
-        requests: By outcome: ``ok``; ``failed``, values could not be computed; ``refused``, beyond a limit; ``lost``,
-            the client was gone before the answer; ``error``, inside the server.
-        durations: Number of requests by duration, in `BUCKETS_S`.
-        duration_ns: Sum of their durations.
-        rejections: Refused connections and requests, by reason.
-        faults: Connections that ended because of invalid data, by kind.
-        received_bytes, sent_bytes: Bytes of connections.
-        cache_hits, cache_misses: Uploads that the cache saved, and uploads that were not in the cache, if there is one.
-        waits: Number of programs by the wait for their turn, in `BUCKETS_S`.
-        wait_ns: Sum of these waits.
-        device_ns: Total running time of programs.
-        evictions: Evicted entries, by kind.
-        restores: Number of entries moved back.
-        moved_bytes: Bytes copied to the host and back.
-        no_room: Number of allocations that did not fit.
-        ended: Sessions that the server has ended, by cause.
-        dropped: Programs that were not run, because their session had ended or cancelled them.
-    """
-
-    requests: dict[Outcome, Count] = {}
-    durations: _Buckets = _NO_DURATIONS
-    duration_ns: Count = 0
-    rejections: dict[Reason, Count] = {}
-    faults: dict[ProtocolFault, Count] = {}
-    received_bytes: Count = 0
-    sent_bytes: Count = 0
-    cache_hits: Count = 0
-    cache_misses: Count = 0
-    waits: _Buckets = _NO_DURATIONS
-    wait_ns: Count = 0
-    device_ns: Count = 0
-    evictions: dict[Evicted, Count] = {}
-    restores: Count = 0
-    moved_bytes: dict[Literal["out", "in"], Count] = {}
-    no_room: Count = 0
-    ended: dict[EndedBy, Count] = {}
-    dropped: Count = 0
-
-
-class Amounts(msgspec.Struct, frozen=True):
-    """Current amounts.
-
-    Attributes:
-        sessions: Sessions.
-        handles: Values that they hold.
-        held_bytes: Bytes of the storages of these values.
-        kept_bytes: Bytes of the upload cache.
-        memory: Bytes by role, if there is a limit.
-        pressure_tier: The tier of memory pressure.
-    """
-
-    sessions: Count = 0
-    handles: Count = 0
-    held_bytes: Count = 0
-    kept_bytes: Count = 0
-    memory: dict[MemoryKind, Count] = {}
-    pressure_tier: Annotated[int, Meta(ge=0, le=2)] = 0
-
-
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """From a worker: its counters since it started, and its current amounts."""
 
@@ -175,7 +104,7 @@ class Meter:
     def __init__(self, channel: object) -> None:
         self._channel = channel if isinstance(channel, CountedChannel) else None
         self._requests: Counter[Outcome] = Counter()
-        self._durations = list(_NO_DURATIONS)
+        self._durations = list(NO_DURATIONS)
         self._duration_ns = 0
 
     def follow(self, channel: object) -> None:

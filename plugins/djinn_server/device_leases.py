@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 import attrs
+from djinn_lib_server.kinds.admission import TurnOrder
+from djinn_lib_server.turn_queue import Granted, TurnQueue, TurnSettings
 
 from djinn_server.control import Grant, Recall
-from djinn_server.fair_queue import Granted, Settings, StartTimeFairQueue
 
 __all__ = ("LeaseClient", "LeaseManager")
 
@@ -41,7 +42,7 @@ class LeaseClient:
 class _Counter:
     """One device."""
 
-    arbiter: StartTimeFairQueue
+    arbiter: TurnQueue
     customers: dict[str, LeaseClient] = attrs.field(factory=dict)
 
 
@@ -49,14 +50,14 @@ class LeaseManager:
     """Gives workers turns on devices.
 
     Args:
-        settings: Settings of each device.
+        devices: Settings and order of the turns on each device.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, settings: Sequence[Settings]) -> None:
-        self._counters = [_Counter(StartTimeFairQueue(each)) for each in settings]
+    def __init__(self, devices: Sequence[tuple[TurnSettings, TurnOrder]]) -> None:
+        self._counters = [_Counter(TurnQueue(settings, order)) for settings, order in devices]
         self._changed = threading.Condition(threading.Lock())
         self._planned_s = float("inf")
         self._is_closed = False
@@ -101,6 +102,11 @@ class LeaseManager:
             if counter.customers.get(customer.key) is customer:
                 counter.arbiter.give_back(customer.key, turn, time.monotonic(), wants_more=wants_more)
                 self._carry_out(counter)
+
+    def waiting(self) -> int:
+        """Return the number of workers that wait for turns."""
+        with self._changed:
+            return sum(len(counter.arbiter.waiting()) for counter in self._counters)
 
     def close(self) -> None:
         """Stop. Current turns are not recalled."""

@@ -11,9 +11,6 @@ from djinn.errors import ServerDrainingError
 
 __all__ = ("Drainable", "drain", "server_drains")
 
-DRAIN_S = 25.0
-"""Default time that sessions may continue. Together with the 5 s that programs may run after that, it fits the time
-that Kubernetes leaves a process between SIGTERM and SIGKILL."""
 LOOK_S = 0.05
 RETRY_S = 1.0
 

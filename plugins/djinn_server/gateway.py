@@ -5,27 +5,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from djinn_lib_service.peer_exchange import check_courier
+from djinn_lib_server.kinds.admission import AdmissionPolicy
+from djinn_lib_server.kinds.metrics import MetricsFactory, Reason
+from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.peer_exchange import check_versions
 
-from djinn.errors import DjinnError, RefusedError
+from djinn.errors import DjinnError, LimitError, RefusedError
 from djinn.kinds.transport import Channel, Listener
 from djinn.wire.messages import PeerHello, Starting
-from djinn_server.counters import Reason
-from djinn_server.exposition import MetricsPage
-from djinn_server.handshake import check_versions, receive_greeting
+from djinn_server.authentication import Authentication
+from djinn_server.handshake import receive_greeting
 from djinn_server.operating import Operating
 from djinn_server.operator_socket import OperatorSocket
+from djinn_server.outputs import Outputs, ServerMetrics
 from djinn_server.oversight import RunWatch, Verdicts
 from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.server import refuse
 from djinn_server.starting import await_worker
 from djinn_server.supervisor import Supervisor
-from djinn_server.tenants import Tenant, Tenants
 from djinn_server.watching import TenantWatch
 
 __all__ = ("Gateway",)
@@ -38,11 +40,11 @@ class Gateway:
 
     Args:
         listener: Where clients connect; closed by `stop`.
-        tenants: The tenants that are admitted.
+        authentication: Says who a client is.
+        admission: Says who may start a session.
         supervisor: Manages the workers; stopped by `stop`.
-        first: The tenant whose worker starts before any client connects; ``None`` for none.
+        options: The server's options.
         room: Holds connections that have not identified themselves.
-        max_run_s: How long a program may run; 0 for no limit.
         control: Path of the operator's socket; ``None`` for no socket.
 
     Raises:
@@ -56,21 +58,22 @@ class Gateway:
     """
 
     def __init__(
-        self, listener: Listener, tenants: Tenants, supervisor: Supervisor, *, first: Tenant | None = None,
-        room: PendingHandshakes | None = None, max_run_s: float = 0.0, control: Path | None = None,
+        self, listener: Listener, authentication: Authentication, admission: AdmissionPolicy, supervisor: Supervisor,
+        options: ServeOptions, *,
+        room: PendingHandshakes | None = None, control: Path | None = None,
     ) -> None:
         self._listener = listener
-        self._tenants = tenants
+        self._authentication = authentication
+        self._admission = admission
         self._supervisor = supervisor
-        self._first = first
         self._counts = supervisor.ledger.gateway
         self._room = room or PendingHandshakes(reject=lambda: self._counts.reject("waiting_room"))
-        self._page: MetricsPage | None = None
+        self._outputs: Outputs | None = None
         self._verdicts = Verdicts()
-        self._runs = RunWatch(supervisor.workers, self._verdicts, max_run_s, self._counts)
+        self._runs = RunWatch(supervisor.workers, self._verdicts, options.sessions.max_run_s, self._counts)
         self._operator = None if control is None else OperatorSocket(
             control, Operating(supervisor, self._verdicts).handlers())
-        self.watch = TenantWatch(tenants, supervisor)
+        self.watch = TenantWatch(authentication, supervisor)
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
 
     @property
@@ -89,24 +92,24 @@ class Gateway:
             return "The server accepts no connections."
         return self._supervisor.why_not_ready()
 
-    def show_metrics(self, host: str, port: int, version: str) -> str:
-        """Serve metrics and probes until `stop`, and return their address.
+    def show_metrics(self, factories: Sequence[MetricsFactory], options: ServeOptions, version: str) -> list[str]:
+        """Show or write metrics until `stop`, and return the addresses where they can be read.
 
         Args:
-            host: Address to listen on.
-            port: Port; 0 finds a free one.
+            factories: Open the outputs.
+            options: The server's options.
             version: Of this distribution.
 
         Raises:
-            ConfigurationError, TransportError: See `djinn_server.exposition.MetricsPage`.
+            DjinnError: An output cannot be opened.
         """
         try:
-            self._page = MetricsPage(host, port, self._supervisor.ledger, version, self.why_not_ready)
+            self._outputs = Outputs(factories, options,
+                                    ServerMetrics(version, self._supervisor.ledger, self.why_not_ready))
         except DjinnError:
             self.stop()
             raise
-        self._page.start()
-        return self._page.address
+        return self._outputs.addresses
 
     def start(self) -> None:
         """Start accepting connections, and wait for the first worker. Clients that connect meanwhile wait for it, too.
@@ -115,9 +118,9 @@ class Gateway:
             DjinnError: The first worker cannot start.
         """
         self._acceptor.start()
-        if self._first is not None:
+        if (first := self._authentication.tenant) is not None:
             try:
-                self._supervisor.worker_of(self._first, patience_s=None, is_first=True)
+                self._supervisor.worker_of(first, patience_s=None, is_first=True)
             except BaseException:
                 self.stop()
                 raise
@@ -127,9 +130,10 @@ class Gateway:
             self._operator.start()
         _log.info("accepting on %s", self.address)
 
-    def limit_runs(self, max_run_s: float) -> None:
-        """Change how long programs may run; 0 for no limit."""
-        self._runs.limit_s = max_run_s
+    def renew(self, options: ServeOptions) -> None:
+        """Use other options, as far as they can change while the server runs."""
+        self._runs.limit_s = options.sessions.max_run_s
+        self.watch.look()
 
     def drain(self) -> None:
         """Refuse new sessions. Existing ones continue, also over new connections."""
@@ -156,8 +160,8 @@ class Gateway:
         self._listener.close()
         self._room.close()
         ended = self._supervisor.stop(timeout_s)
-        if self._page is not None:
-            self._page.stop()
+        if self._outputs is not None:
+            self._outputs.stop()
         _log.info("stopped")
         return ended
 
@@ -197,14 +201,13 @@ class Gateway:
         if received is None:
             return
         sequence, greeting = received
+        check_versions(greeting)
         if isinstance(greeting, PeerHello):
-            check_courier(greeting)
             self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
             return
-        check_versions(greeting)
         with self._rejecting("token"):
-            admitted = self._tenants.admit(greeting.token, resumes=bool(greeting.resume))
-        tenant = admitted.tenant
+            client = self._authentication.authenticate(greeting.token, resumes=bool(greeting.resume))
+        tenant = client.tenant
         self._room.leave(channel)
         channel.greeted()
         if greeting.resume:
@@ -212,22 +215,23 @@ class Gateway:
         else:
             with self._rejecting("offender"):
                 self._supervisor.offenders.check(greeting.owner)
+            with self._rejecting("admission"):
+                self._admission.admit(tenant, self._supervisor.load(tenant))
         with self._rejecting("worker"):
             # The values of a dead worker are lost, so a client that wants to resume need not wait for the next worker.
             worker = (self._supervisor.present_worker(tenant) if greeting.resume
                       else await_worker(self._supervisor, tenant,
                                         lambda waited_s: channel.send(sequence, Starting(waited_s))))
-        if (why := self._tenants.why_ended(tenant, admitted.token)) is not None:
-            # The token was valid when the client connected, and has ended while the worker was starting.
-            raise why
-        worker.take(channel, sequence, greeting, admitted.token)
-        self.watch.let_in(tenant, admitted.token)
+        # The token was valid when the client connected, and may have ended while the worker was starting.
+        self._authentication.check_current(client)
+        worker.take(channel, sequence, greeting, client.token)
+        self.watch.let_in(client)
 
     @contextlib.contextmanager
     def _rejecting(self, reason: Reason) -> Iterator[None]:
         """Count refused clients."""
         try:
             yield
-        except RefusedError:
+        except (LimitError, RefusedError):
             self._counts.reject(reason)
             raise

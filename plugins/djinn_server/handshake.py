@@ -13,15 +13,11 @@ from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.resumable_channel import ResumableChannel
 from djinn_lib_service.upload_dedup import this_machine
 
-from djinn.errors import ProtocolError, ProtocolVersionError, RefusedError
+from djinn.errors import ProtocolError
 from djinn.kinds.transport import Channel
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, Welcome
 
-__all__ = ("LEASE_S", "Load", "answer_again", "answer_client", "check_versions", "courier_welcome", "receive_greeting")
-
-
-LEASE_S = 30.0
-"""Default time that a session is kept after its connection breaks."""
+__all__ = ("Load", "answer_again", "answer_client", "courier_welcome", "receive_greeting")
 
 
 @attrs.frozen
@@ -108,18 +104,3 @@ def answer_again(
 def courier_welcome(device: str) -> Welcome:
     """Describe this server to a peer that begins no session."""
     return Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, device, "")
-
-
-def check_versions(hello: Hello) -> None:
-    """Check that the protocol versions match.
-
-    Raises:
-        ProtocolVersionError, RefusedError: They do not.
-    """
-    if hello.protocol != PROTOCOL_VERSION:
-        raise ProtocolVersionError(f"The client speaks protocol {hello.protocol}, this server {PROTOCOL_VERSION}.",
-                                   hint="Install the same djinn release on both.")
-    if hello.byte_order != sys.byteorder:
-        raise RefusedError(f"The client is a {hello.byte_order[:20]!r} endian machine, this server a "
-                           f"{sys.byteorder!r} endian one, and tensors travel as they lie in memory.",
-                           hint="Use a client and a server of the same byte order.")

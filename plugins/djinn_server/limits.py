@@ -5,53 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias
 
-import msgspec
-from msgspec import Meta
+from djinn_lib_server.limits import Limited, Limits
 
 from djinn.errors import LimitError
 from djinn.ir.program import Program
 from djinn.wire.messages import Batch, Define, Forget
 
-__all__ = ("Allowances", "Limits", "SessionAllowance", "memory_limit")
+__all__ = ("Allowances", "SessionAllowance")
 
 WAIT_S = 30.0
 """How long a session's tensors wait while tensors of the tenant's other sessions are being processed."""
 _ASK = "Ask the server's operator for more."
-_Limit = Annotated[int, Meta(ge=0)]
-Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait", "programs"]
-
-
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
-    """What all sessions of a tenant together may use; 0 means no limit.
-
-    Attributes:
-        sessions: Concurrent sessions.
-        inflight_bytes: Bytes of tensors that are being received, or have been received and not stored yet.
-        handles: Existing values.
-        nodes: Steps of one program.
-        queued: Programs that were sent and have not finished.
-        wait_s: Longest expected wait of a program, checked when a session begins.
-        memory_bytes: Device memory.
-        host_bytes: Host memory for values moved there from the device, including cached values.
-        programs: Programs that one session has defined.
-    """
-
-    sessions: _Limit = 0
-    inflight_bytes: _Limit = 0
-    handles: _Limit = 0
-    nodes: _Limit = 0
-    queued: _Limit = 0
-    wait_s: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    memory_bytes: _Limit = 0
-    host_bytes: _Limit = 0
-    programs: _Limit = 0
-
-
-def memory_limit(server_bytes: int, limits: Limits) -> int:
-    """Return a tenant's limit of device memory: the lower one of the server's and the tenant's; 0 for no limit."""
-    return min(filter(None, (server_bytes, limits.memory_bytes)), default=0)
 
 
 class Allowances:

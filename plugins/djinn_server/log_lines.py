@@ -6,11 +6,12 @@ import datetime
 import json
 import logging
 from collections.abc import Sequence
-from typing import Literal, TextIO, TypeAlias
+from typing import TextIO
 
-__all__ = ("LogFormat", "printable", "write_to")
+from djinn_lib_server.options import LogFormat
 
-LogFormat: TypeAlias = Literal["text", "json"]
+__all__ = ("printable", "write_to")
+
 _HIDDEN = "***"
 
 

@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import attrs
+from djinn_lib_server.kinds.metrics import Amounts, Counts, TenantTotals
 
-from djinn_server.counters import Amounts, Counts, Meters, Report, added, merged
+from djinn_server.counters import Meters, Report, added, merged
 from djinn_server.placement import Load
 
-__all__ = ("MAX_TENANTS", "OTHERS", "Account", "MetricsStore", "TenantTotals")
+__all__ = ("MAX_TENANTS", "OTHERS", "Account", "MetricsStore")
 
 MAX_TENANTS = 100
 """Maximum number of tenants with their own label. Each label is a time series, and series are costly to store."""
@@ -21,25 +21,6 @@ RECENT_S = 5.0
 """Time constant of the load average: older demand counts less and less when loads are compared."""
 OTHERS = "(other)"
 """Label shared by all other tenants; no tenant can have this name."""
-
-
-@attrs.frozen
-class TenantTotals:
-    """The statistics of one label's workers.
-
-    Attributes:
-        counts: The sum of their counters.
-        amounts: The sum of their current amounts.
-        limit_bytes: Memory limit of their sessions; 0 if there is none.
-        workers: Number of workers that serve.
-        restarts: Number of restarts, by cause.
-    """
-
-    counts: Counts
-    amounts: Amounts
-    limit_bytes: int
-    workers: int
-    restarts: dict[str, int]
 
 
 class Account:
@@ -134,6 +115,15 @@ class MetricsStore:
                 _sum(account.amounts for account in own), sum(account.limit_bytes for account in own), len(own),
                 restarts[label])
         return found
+
+    def sessions(self) -> dict[str, int]:
+        """Return the number of sessions by label."""
+        with self._lock:
+            accounts = list(self._accounts)
+        found: Counter[str] = Counter()
+        for account in accounts:
+            found[account.label] += account.amounts.sessions
+        return dict(found)
 
     def loads(self, workers: Sequence[int]) -> list[Load]:
         """Return the load of each device, given its number of workers."""

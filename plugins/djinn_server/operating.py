@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 import msgspec
+from djinn_lib_server.tenants import Tenant
 
 from djinn.errors import ConfigurationError, SessionTerminatedError
 from djinn_server.control import EndSession, SessionState
 from djinn_server.operator_socket import Handler
 from djinn_server.oversight import Verdicts
 from djinn_server.supervisor import Supervisor
-from djinn_server.tenants import Tenant
 from djinn_server.worker_process import Worker
 
 __all__ = ("EVERYBODY", "Operating", "SessionRow")

@@ -7,16 +7,15 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
+
+from djinn_lib_server.options import ServeOptions, TlsOptions
 
 from djinn.errors import ConfigurationError
 from djinn.kinds.transport import Listener, ListenOptions
+from djinn_server.authentication import Authentication
 from djinn_server.control import Renew
 from djinn_server.supervisor import Supervisor
-from djinn_server.tenants import KnownTenants, OneTenant
-
-if TYPE_CHECKING:
-    from djinn_server.command import Offer
 
 __all__ = ("Reloading", "RenewableListener")
 
@@ -42,29 +41,29 @@ class Reloading:
     """Replaces a server's configuration, completely or not at all.
 
     Args:
-        offer: The server's current configuration.
-        read: Reads the configuration again; returns it, and the names of changed options that need a restart.
-        check: Raises if the configuration contradicts itself.
+        options: The server's current options.
+        read: Reads the options again; returns them, and the names of changed options that need a restart.
+        check: Raises if the options contradict each other or are unsafe.
         listener: Where clients connect.
-        tenants: The tenants that are admitted.
+        authentication: Says who a client is.
         supervisor: Manages the workers.
-        apply: Applies `offer` and the tenants' current limits to the workers.
+        apply: Applies the options and the tenants' current limits to what runs.
 
     Attributes:
-        offer: The server's current configuration.
+        options: The server's current options.
 
     Concurrency:
-        One thread calls `reload`; any reads `offer`.
+        One thread calls `reload`; any reads `options`.
     """
 
-    def __init__(self, offer: Offer, read: Callable[[], tuple[Offer, list[str]]], check: Callable[[Offer], object],
-                 listener: Listener, tenants: KnownTenants | OneTenant, supervisor: Supervisor,
-                 apply: Callable[[], None]) -> None:
-        self.offer = offer
+    def __init__(self, options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]],
+                 check: Callable[[ServeOptions], object], listener: Listener, authentication: Authentication,
+                 supervisor: Supervisor, apply: Callable[[ServeOptions], None]) -> None:
+        self.options = options
         self._read = read
         self._check = check
         self._listener = listener
-        self._tenants = tenants
+        self._authentication = authentication
         self._supervisor = supervisor
         self._apply = apply
 
@@ -74,34 +73,30 @@ class Reloading:
         Raises:
             ConfigurationError: The configuration is invalid; says why. The previous one then stays in use.
         """
-        offer, left = self._read()
-        self._check(offer)
-        if bool(offer.tls_cert) != bool(self.offer.tls_cert):
+        options, left = self._read()
+        self._check(options)
+        tls = options.tls
+        if bool(tls.cert) != bool(self.options.tls.cert):
             raise ConfigurationError("tls-cert cannot come or go while the server runs: its address would be another.",
                                      hint="Restart the server.")
-        certificate = _read_certificate(offer) if offer.tls_cert else b""
-        authorities = _read(offer.tls_client_ca).decode("ascii", "replace") if offer.tls_client_ca else ""
-        if isinstance(self._tenants, KnownTenants):
-            # Steps that can fail come before steps that cannot; renewing the certificates is the last step that can.
-            self._tenants.check()
+        certificate = _read_certificate(tls) if tls.cert else b""
+        authorities = _read(tls.client_ca).decode("ascii", "replace") if tls.client_ca else ""
+        # Steps that can fail come before steps that cannot; renewing the certificates is the last step that can.
+        use = self._authentication.prepare(options)
         if isinstance(self._listener, RenewableListener):
-            self._listener.renew(ListenOptions(tls_cert=offer.tls_cert, tls_key=offer.tls_key,
-                                               tls_client_ca=offer.tls_client_ca))
+            self._listener.renew(tls.for_listening)
         for name in left:
             _log.warning("%s is another in the file, which takes a restart: it stays as it was", name)
-        self.offer = offer
-        if isinstance(self._tenants, KnownTenants):
-            self._tenants.renew(offer.limits)
-        else:
-            self._tenants.renew(offer.token, offer.limits)
-        for worker in self._supervisor.renew():
+        self.options = options
+        use()
+        for worker in self._supervisor.renew(options):
             if certificate:
                 descriptor = _opened(worker.pair.encode() or certificate)
                 try:
                     worker.tell(Renew(authorities), descriptor)
                 finally:
                     os.close(descriptor)
-        self._apply()
+        self._apply(options)
 
 
 def _read(path: str) -> bytes:
@@ -111,9 +106,9 @@ def _read(path: str) -> bytes:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _read_certificate(offer: Offer) -> bytes:
+def _read_certificate(tls: TlsOptions) -> bytes:
     """Return the certificate, its chain and its key, joined into one PEM file."""
-    return b"\n".join(_read(path) for path in (offer.tls_cert, offer.tls_key) if path)
+    return b"\n".join(_read(path) for path in (tls.cert, tls.key) if path)
 
 
 def _opened(content: bytes) -> int:

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import attrs
 import msgspec
+from djinn_lib_server.kinds.metrics import BUCKETS_S, Counts
+from djinn_lib_server.limits import Limited, Limits
 
 from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Rerun, Run
 from djinn_server.board import NOBODY, Board, Mark
-from djinn_server.counters import BUCKETS_S, Counts
-from djinn_server.limits import Limited, Limits
 
 __all__ = ("DeviceLease", "Line", "Place")
 

@@ -11,9 +11,12 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+from djinn_lib_server.kinds.metrics import Amounts, Outcome
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.options import MemoryOptions, ServeOptions
 from djinn_lib_service.content_store import ContentStore
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
-from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, deliver
+from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.manager import MemoryManager
@@ -33,22 +36,20 @@ from djinn.kinds.guard import Watch
 from djinn.kinds.transport import Channel, Listener, PeerConnection, Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
-from djinn_server.counters import Amounts, Meter, Meters, Outcome, Report, told_of_memory
+from djinn_server.counters import Meter, Meters, Report, told_of_memory
 from djinn_server.draining import server_drains
 from djinn_server.grants import Grants
 from djinn_server.handshake import (
-    LEASE_S,
     Load,
     answer_again,
     answer_client,
-    check_versions,
     courier_welcome,
     receive_greeting,
 )
-from djinn_server.limits import Allowances, Limits, SessionAllowance, memory_limit
+from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
-from djinn_server.memory import return_memory
+from djinn_server.memory import default_keep_bytes, return_memory
 from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import Line, Place
 from djinn_server.sessions import Held, Sessions
@@ -58,6 +59,7 @@ __all__ = ("Server", "refuse")
 NO_LIMIT_BYTES = 2**62
 """Stands for no limit, if a memory limit is lifted while sessions are running."""
 _GOODBYE = Goodbye()
+_OPTIONS = ServeOptions(memory=MemoryOptions(keep_bytes=0))
 _log = logging.getLogger("djinn.server")
 
 
@@ -80,10 +82,7 @@ class Server:
         executor: Runs the programs of all sessions; closed by `stop`.
         admit: Raises if a client may not connect.
         allowances: Resource limits of the sessions; unlimited by default.
-        keep_bytes: Space for caching uploads, so that their owners need not send them again; 0 disables the cache.
-        looks_ahead: Whether to run the predicted next request of a session while the session is idle.
-        memory_bytes: Device memory that all sessions together may use, reported to clients; 0 for no limit.
-        tiers: Tracks the pressure on that memory.
+        options: Say how much is kept, for how long, and whether idle sessions' next requests are run ahead.
         public_digests: Digests of contents that every owner may use.
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
@@ -92,7 +91,6 @@ class Server:
         watch: Starts the guard's watch over a new session.
         meters: Counts events; the server has its own by default.
         line: Schedules the programs; by default, the server's own line, which has the device to itself.
-        lease_s: How long a session is kept after its connection breaks; 0 ends it at once.
         grants: Records the token that each session was admitted with.
 
     Attributes:
@@ -105,10 +103,10 @@ class Server:
 
     def __init__(
         self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
-        watch: Callable[[], Watch], allowances: Allowances | None = None, keep_bytes: int = 0,
-        looks_ahead: bool = True, memory_bytes: int = 0, peers: PeerPolicy | None = None,
+        watch: Callable[[], Watch], allowances: Allowances | None = None,
+        options: ServeOptions = _OPTIONS, peers: PeerPolicy | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
-        meters: Meters | None = None, line: Line | None = None, lease_s: float = LEASE_S, tiers: Tiers | None = None,
+        meters: Meters | None = None, line: Line | None = None,
         public_digests: frozenset[bytes] = frozenset(),
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
@@ -120,14 +118,14 @@ class Server:
         self._admit = admit
         self._meters = meters or Meters()
         self._allowances = allowances or Allowances(Limits(), self._meters.reject)
-        self._store = ContentStore(keep_bytes, public_digests)
-        self._looks_ahead = looks_ahead
-        self._memory_bytes = memory_bytes
-        self._tiers = tiers
+        keep_bytes = options.memory.keep_bytes
+        self._store = ContentStore(default_keep_bytes() if keep_bytes is None else keep_bytes, public_digests)
+        self._looks_ahead = options.device.look_ahead
+        self._tiers = Tiers(options.memory.warning, options.memory.critical)
         self._keeper: MemoryManager | None = None
         self._room = InboxRegistry(mailbox_prefix)
         self._couriers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
-        self._lease_s = lease_s
+        self._lease_s = options.sessions.lease_s
         self._resumable = ResumableSessions()
         self._grants = grants or Grants()
         self.sessions = Sessions()
@@ -147,7 +145,7 @@ class Server:
 
     def limit_memory(self, limits: Limits) -> None:
         """Change the tenant's limits. A first memory limit applies only to sessions that begin later."""
-        limit_bytes = memory_limit(self._memory_bytes, limits)
+        limit_bytes = limits.memory_bytes
         if self._keeper is not None:
             self._keeper.limit_bytes = limit_bytes or NO_LIMIT_BYTES
             self._keeper.host_limit_bytes = limits.host_bytes
@@ -179,7 +177,7 @@ class Server:
         """Start accepting connections."""
         self._acceptor.start()
         self.sessions.start()
-        _log.info("serving %s on %s", self._executor.device, self.address)
+        _log.info("serving %s%s", self._executor.device, f" on {self.address}" if self.address else "")
 
     def stop(self, timeout_s: float = 5.0, goodbye: Goodbye = _GOODBYE) -> bool:
         """Stop accepting, end all sessions, and wait for their threads.
@@ -383,8 +381,7 @@ class Server:
         with self._lock:
             others = len(self._present)
             self._present.add(mailbox)
-        limit_bytes = memory_limit(self._memory_bytes, self._allowances.limits)
-        return Load(limit_bytes, sum(service.held_bytes for service in services), others)
+        return Load(self._allowances.limits.memory_bytes, sum(service.held_bytes for service in services), others)
 
     def report(self) -> Report:
         """Report the counters and the current amounts."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from djinn_lib_server.tenants import Tenant
+
+from djinn_server.authentication import NoWorkerError
 from djinn_server.supervisor import PATIENCE_S, Supervisor
-from djinn_server.tenants import NoWorkerError, Tenant
 from djinn_server.worker_process import START_TIMEOUT_S, Worker
 
 __all__ = ("await_worker",)

@@ -7,24 +7,26 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
 
 import attrs
 import msgspec
+from djinn_lib_server.kinds.admission import AdmissionPolicy, ServerLoad
+from djinn_lib_server.options import ServeOptions
+from djinn_lib_server.tenants import Tenant, token_ended
+from djinn_lib_server.turn_queue import TurnSettings
 from djinn_lib_service.peer_exchange import no_mailbox
 from djinn_lib_service.resumption import no_session
 
 from djinn.errors import DjinnError, RefusedError, TransportError
+from djinn_server.authentication import NoWorkerError
 from djinn_server.control import Drain, Setup, Stop
 from djinn_server.device_leases import LeaseClient, LeaseManager
 from djinn_server.dialing import Exchange
 from djinn_server.draining import server_drains
-from djinn_server.fair_queue import Settings
 from djinn_server.forkserver import ForkServer
 from djinn_server.metrics_store import MetricsStore
 from djinn_server.oversight import Offenders
-from djinn_server.placement import least_loaded
-from djinn_server.tenants import NoWorkerError, Tenant, token_ended
+from djinn_server.placement import default_places, least_loaded
 from djinn_server.tickets import KEY_BYTES
 from djinn_server.worker_process import Worker
 
@@ -67,11 +69,10 @@ class Supervisor:
     """Keeps one worker running for each tenant that has connected.
 
     Args:
-        make_setup: Returns the setup of a tenant's worker.
+        setup: What the setups of all workers have in common.
         environment: Environment variables of the workers.
+        admission: Orders the turns on each device.
         ledger: Collects the workers' reports; the supervisor has its own by default.
-        devices: Devices that workers run on; by default, the device of their setup.
-        turns: Scheduling settings of each of these devices.
         forkserver: Forks workers; without it, each worker starts as a new process.
         exchange: Connects workers to other servers; without it, they reach none.
 
@@ -83,15 +84,17 @@ class Supervisor:
         Any thread.
     """
 
-    def __init__(self, make_setup: Callable[[Tenant], Setup], environment: dict[str, str],
-                 ledger: MetricsStore | None = None, *, devices: Sequence[str] = (),
-                 turns: Sequence[Settings] = (), forkserver: ForkServer | None = None,
+    def __init__(self, setup: Setup, environment: dict[str, str], admission: AdmissionPolicy, *,
+                 ledger: MetricsStore | None = None, forkserver: ForkServer | None = None,
                  exchange: Exchange | None = None) -> None:
         self.ledger = ledger or MetricsStore()
         self.offenders = Offenders()
-        self._devices = tuple(devices)
-        self._desk = LeaseManager(turns or [Settings()] * max(1, len(self._devices)))
-        self._make_setup = make_setup
+        self._setup = setup
+        self._devices = setup.options.device.names
+        self._desk = LeaseManager([
+            (TurnSettings(setup.options.fairness.device_turns or places), admission.order_of(device))
+            for device, places in zip(self._devices, default_places(
+                self._devices, setup.options.device.threads or 0), strict=True)])
         self._environment = environment
         self._forkserver = forkserver
         self._exchange = exchange
@@ -123,7 +126,7 @@ class Supervisor:
                     threading.Thread(target=self._end, args=(post, DISPLACED_S, token_ended()), daemon=True).start()
                 post = None
             if post is None and not self._stopping:
-                post = self._posts[tenant.name] = _Post(tenant, self._make_setup(tenant))
+                post = self._posts[tenant.name] = _Post(tenant, self._setup_for(tenant))
                 post.thread = threading.Thread(target=self._attend, args=(post,), name="djinn-supervisor", daemon=True)
                 post.thread.start()
             self._changed.wait_for(
@@ -167,6 +170,9 @@ class Supervisor:
                     return post.worker
         raise no_mailbox()
 
+    def _setup_for(self, tenant: Tenant) -> Setup:
+        return msgspec.structs.replace(self._setup, tenant=tenant.name, limits=tenant.limits)
+
     def _new_prefix(self) -> bytes:
         with self._changed:
             used = {post.worker.mailbox_prefix for post in self._posts.values() if post.worker is not None}
@@ -196,6 +202,12 @@ class Supervisor:
         """List the tenants that have workers."""
         with self._changed:
             return [post.tenant for post in self._posts.values()]
+
+    def load(self, tenant: Tenant) -> ServerLoad:
+        """Return the load when a session of a tenant is about to begin."""
+        sessions = self.ledger.sessions()
+        return ServerLoad(sessions.get(tenant.name, 0), sum(sessions.values()), len(self.workers()),
+                          self._desk.waiting())
 
     def change(self, tenant: Tenant) -> None:
         """Apply a tenant's new limits and weight to its worker."""
@@ -257,11 +269,12 @@ class Supervisor:
         thread.join(1)
         return False
 
-    def renew(self) -> list[Worker]:
-        """Take over changes of `make_setup` for later workers, and return the workers that run now."""
+    def renew(self, options: ServeOptions) -> list[Worker]:
+        """Use other options for later workers, and return the workers that run now."""
         with self._changed:
+            self._setup = msgspec.structs.replace(self._setup, options=options.without_token())
             for post in self._posts.values():
-                post.setup = self._make_setup(post.tenant)
+                post.setup = self._setup_for(post.tenant)
             return [post.worker for post in self._posts.values() if post.worker is not None]
 
     def drain(self) -> None:
@@ -381,8 +394,6 @@ class Supervisor:
 
     def _device_for(self, post: _Post) -> str:
         """Choose a device for a worker. A new worker may get another device, since its sessions have no values yet."""
-        if not self._devices:
-            return post.setup.device
         with self._changed:
             others = [other.device for other in self._posts.values() if other is not post and other.is_placed]
             post.device = least_loaded(self.ledger.loads([others.count(n) for n in range(len(self._devices))]))

@@ -1,19 +1,22 @@
-"""Watches the token file for tenants whose tokens have ended or whose limits have changed."""
+"""Watches for tenants whose tokens have ended or whose limits have changed."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+
+from djinn_lib_server.tenants import AuthenticatedClient, Tenant, token_ended
 
 from djinn.errors import TokenEndedError
+from djinn_server.authentication import Authentication
 from djinn_server.control import EndSessions
 from djinn_server.supervisor import Supervisor
-from djinn_server.tenants import Tenant, Tenants
 
 __all__ = ("TenantWatch",)
 
 LOOK_S = 0.25
-"""How often to check. A check costs one system call that shows whether a file has changed."""
+"""How often to check. With the authenticator ``tokens``, a check costs one system call."""
 END_TIMEOUT_S = 1.0
 """How long programs of a removed tenant may continue. The worker is killed one second later. That leaves a margin
 within the 5 s in which sessions must end, for machines whose processors are busy."""
@@ -24,19 +27,19 @@ class TenantWatch:
     """Ends sessions whose tokens have ended, and sends changed limits to workers.
 
     Args:
-        tenants: The tenants that are admitted.
+        authentication: Says whose token has ended.
         supervisor: Manages the workers.
 
     Concurrency:
         `start` and `stop` are called by one thread; `let_in` and `look` by any.
     """
 
-    def __init__(self, tenants: Tenants, supervisor: Supervisor) -> None:
-        self._tenants = tenants
+    def __init__(self, authentication: Authentication, supervisor: Supervisor) -> None:
+        self._authentication = authentication
         self._supervisor = supervisor
         self._lock = threading.Lock()
-        self._used: set[tuple[str, str, bytes]] = set()
-        """Name and key of a tenant, with a token that has admitted sessions of that tenant."""
+        self._used: dict[tuple[str, str, bytes], float | None] = {}
+        """When a token expires that has admitted sessions; by name and key of its tenant, and its identity."""
         self._ending: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-tenants", daemon=True)
@@ -49,27 +52,28 @@ class TenantWatch:
         """Stop watching."""
         self._stopping.set()
 
-    def let_in(self, tenant: Tenant, token: bytes) -> None:
+    def let_in(self, client: AuthenticatedClient) -> None:
         """Record that a token has admitted a new or resumed session of a tenant."""
         with self._lock:
-            self._used.add((tenant.name, tenant.key, token))
+            self._used[client.tenant.name, client.tenant.key, client.token] = client.expires_s
 
     def look(self) -> None:
         """End sessions and send limits where that is due."""
         for tenant in self._supervisor.tenants():
-            now = self._tenants.current(tenant)
+            now = self._authentication.current(tenant)
             if now is not None:
                 self._supervisor.change(now)
             else:
                 self._begin_end(tenant)
         with self._lock:
-            used = list(self._used)
-        for name, key, token in used:
+            used = list(self._used.items())
+        for (name, key, token), expires_s in used:
             tenant = Tenant(name, key=key)
-            why = self._tenants.why_ended(tenant, token)
+            why = (token_ended(expires_s) if expires_s is not None and expires_s <= time.time()
+                   else self._authentication.why_ended(tenant, token))
             if why is not None:
                 with self._lock:
-                    self._used.discard((name, key, token))
+                    self._used.pop((name, key, token), None)
                 if self._supervisor.tell(tenant, EndSessions(token, why.code, why.summary, why.hint)):
                     _log.warning("%s: %s Sessions that were let in by it end.", name, why.summary)
 
@@ -78,7 +82,7 @@ class TenantWatch:
             if tenant.key in self._ending:
                 return
             self._ending.add(tenant.key)
-        why = self._tenants.why_ended(tenant, b"")
+        why = self._authentication.why_ended(tenant, b"")
         _log.warning("%s: %s All sessions of this tenant end.", tenant.name, "" if why is None else why.summary)
         threading.Thread(target=self._end, args=(tenant, why), daemon=True).start()
 

@@ -17,9 +17,9 @@ from contextlib import nullcontext, suppress
 from functools import partial
 
 import attrs
+from djinn_lib_server.limits import Limits
 from djinn_lib_service.capabilities import SettlingExecutor
 from djinn_lib_service.upload_dedup import this_machine
-from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.kinds.executor import Executor
@@ -48,7 +48,7 @@ from djinn_server.control import (
 from djinn_server.counters import Meters, Reporter
 from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
-from djinn_server.limits import Allowances, Limits
+from djinn_server.limits import Allowances
 from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes
 from djinn_server.orders import Orders
@@ -148,9 +148,10 @@ def main() -> None:
     if received is None or not isinstance(received[0], Setup):
         sys.exit(1)
     setup, board = received[0], received[1]
-    write_to(sys.stderr, setup.log_format, role="worker", **({"tenant": setup.tenant} if setup.tenant else {}))
+    write_to(sys.stderr, setup.options.operator.log_format, role="worker",
+             **({"tenant": setup.tenant} if setup.tenant else {}))
     this_machine()  # cached here: its file cannot be read inside the sandbox
-    fence = Fence(setup.sandbox, setup.device)
+    fence = Fence(setup.options.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:
         server, inlet, allowances, line = _open(setup, control, _board(board), fence, dialer)
@@ -237,18 +238,18 @@ def _open(
     config = Config.resolve({}, os.environ)
     configure(config)
     plugins = Plugins.load(config.selection)
-    transport = plugins.transport_for(setup.transport)
-    options = ListenOptions(tls_cert=setup.tls_cert, tls_key=setup.tls_key, tls_client_ca=setup.tls_client_ca)
+    transport = plugins.transport_for(setup.options.scheme)
+    options = setup.options.tls.for_listening
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = transport.listen(setup.address, there) if setup.address else None
     factory = plugins.choose("executor", "torch")
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
-    if setup.threads:
+    if setup.options.device.threads:
         import torch
 
-        torch.set_num_threads(setup.threads)
+        torch.set_num_threads(setup.options.device.threads)
     executor: Executor = factory.open(setup.device)
     if listener is None and not isinstance(transport, AdoptingTransport):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
@@ -258,17 +259,14 @@ def _open(
     line = Line(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
                 settle=executor.settle if isinstance(executor, SettlingExecutor) else _nothing, reject=meters.reject,
                 board=board)
-    bounds = Bounds(executor.device,
-                    device_bytes(executor.device) if setup.program_bytes is None else setup.program_bytes,
-                    frozenset(setup.namespaces))
+    program_bytes = setup.options.device.program_bytes
+    bounds = Bounds(executor.device, device_bytes(executor.device) if program_bytes is None else program_bytes,
+                    frozenset(setup.options.device.namespaces))
     watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
-                    keep_bytes=setup.keep_bytes,
-                    looks_ahead=setup.looks_ahead,
-                    tiers=Tiers(setup.memory_warning, setup.memory_critical), public_digests=setup.public_digests,
+                    options=setup.options, public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
-                    meters=meters, line=line, lease_s=setup.lease_s, grants=grants,
-                    leave=partial(os._exit, 1))
+                    meters=meters, line=line, grants=grants, leave=partial(os._exit, 1))
     return server, inlet, allowances, line
 
 

@@ -73,10 +73,10 @@ class Worker:
         self.board, descriptor = Board.create()
         self.cause = ""
         self._certificate = self.pair = ""
-        if setup.tls_cert and not why_none():
+        if setup.options.tls.cert and not why_none():
             pair = make_pair()
             self._certificate, self.pair = pair.certificate, pair.certificate + pair.key
-            setup = msgspec.structs.replace(setup, tls_cert="", tls_key="", tls_pair=self.pair)
+            setup = msgspec.structs.replace(setup, tls_pair=self.pair)
         self._port = ""
         self._looking = threading.Lock()
         self._looks = 0

@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from djinn_server.limits import Limits
-from djinn_server.tokens import TokenFile
+from djinn_auth_tokens.tokens import TokenFile
+from djinn_lib_server.limits import Limits
 from support.clients.hostile import hostile_tenant
 from support.clients.tenants import Worked, percentile, products_for
 from support.servers.serving import Serving

@@ -81,8 +81,8 @@ def _read(report: Path) -> dict[str, dict[str, str]]:
 
 def _split(inside: str) -> tuple[str, str]:
     """Take ``plugin:name@device-kind.law`` apart; other parameters of a test stand before or behind it."""
-    kinds = ("analyzer backend cache classifier executor exporter guard interceptor observer pattern scheduler session "
-             "shapes source transport").split()
+    kinds = ("admission analyzer authenticator backend cache classifier executor exporter guard interceptor metrics "
+             "observer pattern scheduler session shapes source transport").split()
     for kind in kinds:
         head, found, tail = inside.rpartition(f"-{kind}.")
         if found:

@@ -12,7 +12,7 @@ import anyio
 import pytest
 import torch
 from djinn_lib_async import calls
-from interrupted_client import Work
+from support.clients.interrupted import Work
 
 import djinn
 from djinn.errors import OperationCancelledError, TransportError

@@ -18,9 +18,9 @@ from typing import Any
 
 import attrs
 import pytest
+from djinn_auth_tokens.tokens import TokenFile
+from djinn_lib_server.limits import Limits
 from djinn_monitor.reading import TenantReading, read
-from djinn_server.limits import Limits
-from djinn_server.tokens import TokenFile
 from support.clients.hostile import hostile_tenant
 from support.clients.tenants import Saturating, Worked, percentile, products, products_for, session
 from support.servers.serving import Serving

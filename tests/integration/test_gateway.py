@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_server.limits import Limits
+from djinn_auth_tokens.tokens import TokenFile
+from djinn_lib_server.limits import Limits
 from djinn_server.pending_handshakes import MAX_WAITING
-from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.servers.serving import Serving, children_of
 

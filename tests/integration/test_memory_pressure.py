@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_auth_tokens.tokens import TokenFile
+from djinn_lib_server.limits import Limits
 from djinn_lib_service.content_store import digest_of
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, TenantReading, read
-from djinn_server.limits import Limits
-from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.processes.warm import run_djinn
 

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import torch
 import trustme
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_cli.app import main
+from djinn_lib_server.limits import Limits
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, read
-from djinn_server.limits import Limits
-from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.processes.warm import run_djinn
 from support.servers.serving import children_of

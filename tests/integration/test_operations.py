@@ -20,7 +20,7 @@ from typing import Any, Self
 import pytest
 import torch
 import trustme
-from djinn_server.tokens import TokenFile
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.processes.warm import WarmPython
 from support.servers.serving import children_of

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_server.operator_socket import ask
-from djinn_server.tokens import TokenFile
 from support.processes.long_work import ENDLESS, LONG, SHORT, Working
 from support.processes.warm import WarmPython
 from support.servers.serving import Serving

@@ -20,9 +20,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import unreadable_for_others
-from djinn_server.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect_tls
 from support.servers.serving import PROGRAM, workers_of
 

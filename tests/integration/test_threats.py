@@ -17,7 +17,7 @@ import djinn_server
 import djinn_transport_tcp
 import pytest
 import torch
-from djinn_server.tokens import TokenFile
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.network.frame_feeder import limit_memory, resident_bytes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_server.tokens import TokenFile
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.clients.tenants import products
 

@@ -7,10 +7,11 @@ import threading
 
 import msgspec
 import pytest
+from djinn_lib_server.kinds.metrics import BUCKETS_S, Amounts, Counts
 from djinn_monitor.rates import quantile_s, rows_between
 from djinn_monitor.reading import Reading, TenantReading
 from djinn_server.control import ControlMessage
-from djinn_server.counters import BUCKETS_S, Amounts, Counts, Meters, Report, Reporter
+from djinn_server.counters import Meters, Report, Reporter
 from djinn_server.metrics_store import MAX_TENANTS, OTHERS, MetricsStore
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError, TransportError

@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from djinn_auth_tokens.authenticators import TokenFileTenants
+from djinn_auth_tokens.expiry import duration_s, end_of
+from djinn_auth_tokens.tokens import TokenFile
 from djinn_cli.app import main
-from djinn_server.expiry import duration_s, end_of, written
-from djinn_server.limits import Limits
-from djinn_server.tenants import KnownTenants, granted
-from djinn_server.tokens import TokenFile
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.tenants import granted, written
 
 from djinn.errors import ConfigurationError, TokenEndedError
 
@@ -75,16 +76,16 @@ def test_a_tenant_stays_the_same_with_another_token_and_old_ones_end_after_the_o
 
 def test_who_is_let_in_and_why_not(file: TokenFile) -> None:
     token = file.create("alice")
-    tenants = KnownTenants(file, Limits(nodes=7))
-    admitted = tenants.admit(token)
+    tenants = TokenFileTenants(file, Limits(nodes=7))
+    admitted = tenants.authenticate(token)
     assert tenants.current(admitted.tenant) == admitted.tenant
     assert tenants.why_ended(admitted.tenant, admitted.token) is None
     another = file.rotate("alice", 1)
-    assert tenants.admit(another).tenant == admitted.tenant
-    assert tenants.admit(another).token != admitted.token
+    assert tenants.authenticate(another).tenant == admitted.tenant
+    assert tenants.authenticate(another).token != admitted.token
     time.sleep(max(0.0, file.read().tenants["alice"].others[0].expires - time.time()))
     with pytest.raises(TokenEndedError, match="expired"):
-        tenants.admit(token)
+        tenants.authenticate(token)
     assert "expired" in str(tenants.why_ended(admitted.tenant, admitted.token))
     assert tenants.current(admitted.tenant) == admitted.tenant
     file.revoke("alice")

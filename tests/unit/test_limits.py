@@ -6,8 +6,9 @@ import threading
 import time
 
 import pytest
+from djinn_lib_server.limits import Limits
 from djinn_server import limits, tickets
-from djinn_server.limits import Allowances, Limits
+from djinn_server.limits import Allowances
 from djinn_server.tickets import KEY_BYTES, TicketCheck, issue
 
 from djinn.errors import LimitError, RefusedError

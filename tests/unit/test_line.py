@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from djinn_server.counters import Counts
-from djinn_server.limits import Limits
+from djinn_lib_server.kinds.metrics import Counts
+from djinn_lib_server.limits import Limits
 from djinn_server.run_queue import Line, Place
 
 from djinn.errors import LimitError, RefusedError, TransportError

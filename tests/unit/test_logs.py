@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from djinn_server.log_lines import LogFormat, write_to
+from djinn_lib_server.options import LogFormat
+from djinn_server.log_lines import write_to
 
 FORGED = "hello\n2026-01-01 00:00:00,000 ERROR djinn.server: forged\x1b[2J\u2028\x85"
 

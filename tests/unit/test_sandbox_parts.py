@@ -118,7 +118,8 @@ def test_the_filter_knows_other_architectures_and_calls_that_are_new(name: str) 
 DRIVER = """
 import logging, os, sys, threading
 from pathlib import Path
-from djinn_server.sandbox.fence import Fence, SandboxMode
+from djinn_lib_server.options import SandboxMode
+from djinn_server.sandbox.fence import Fence
 
 def works():
     # As NVIDIA's driver names its threads.
@@ -158,7 +159,8 @@ def test_what_is_missing_is_said_and_required_parts_refuse_to_start() -> None:
 import logging, sys
 from djinn.errors import ConfigurationError
 from djinn_server.sandbox import seccomp
-from djinn_server.sandbox.fence import SandboxMode, examine, plan
+from djinn_lib_server.options import SandboxMode
+from djinn_server.sandbox.fence import examine, plan
 logging.basicConfig(stream=sys.stdout)
 plan(SandboxMode.require, [], encrypts=True)
 seccomp.install(has_driver=False)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from djinn_server.fair_queue import Granted, Recalled, Settings, StartTimeFairQueue
+from djinn_fair_queue.fair_queue import StartTimeFairOrder
+from djinn_lib_server.turn_queue import Granted, Recalled, TurnQueue, TurnSettings
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 MS = 1e-3
-ONE = Settings(places=1, quantum_s=5 * MS, patience_s=0.5, linger_s=0.5 * MS)
+ONE = TurnSettings(places=1, quantum_s=5 * MS, patience_s=0.5, linger_s=0.5 * MS)
 
 
-def granted(arbiter: StartTimeFairQueue) -> list[tuple[str, int]]:
+def granted(arbiter: TurnQueue) -> list[tuple[str, int]]:
     return [(order.key, order.turn) for order in arbiter.take() if isinstance(order, Granted)]
 
 
 def saturate(weights: dict[str, float], lengths: dict[str, float], turns: int, places: int = 1) -> dict[str, float]:
     """Let tenants want the device all the time, and return what each has had."""
-    arbiter, now, ends = StartTimeFairQueue(Settings(places)), 0.0, dict[str, tuple[float, int]]()
+    arbiter, now, ends = TurnQueue(TurnSettings(places), StartTimeFairOrder()), 0.0, dict[str, tuple[float, int]]()
     used = dict.fromkeys(weights, 0.0)
     for key, weight in weights.items():
         arbiter.join(key, weight)
@@ -52,7 +53,7 @@ def test_two_places_are_both_used() -> None:
 
 
 def test_who_is_alone_keeps_the_turn_and_whoever_comes_has_it_at_once() -> None:
-    arbiter = StartTimeFairQueue(ONE)
+    arbiter = TurnQueue(ONE, StartTimeFairOrder())
     for key in ("a", "b"):
         arbiter.join(key, 1.0)
     arbiter.ask("a", 0.0)
@@ -75,7 +76,7 @@ def test_who_is_alone_keeps_the_turn_and_whoever_comes_has_it_at_once() -> None:
 
 
 def test_a_turn_lasts_a_quantum_and_ends_early_for_who_has_had_less() -> None:
-    arbiter = StartTimeFairQueue(ONE)
+    arbiter = TurnQueue(ONE, StartTimeFairOrder())
     for key in ("a", "b", "c"):
         arbiter.join(key, 1.0)
     arbiter.ask("a", 0.0)
@@ -89,7 +90,7 @@ def test_a_turn_lasts_a_quantum_and_ends_early_for_who_has_had_less() -> None:
 
 
 def test_a_turn_that_is_not_given_back_is_charged_and_does_not_keep_others_waiting_for_ever() -> None:
-    arbiter = StartTimeFairQueue(ONE)
+    arbiter = TurnQueue(ONE, StartTimeFairOrder())
     for key in ("a", "b"):
         arbiter.join(key, 1.0)
     arbiter.ask("a", 0.0)
@@ -115,7 +116,7 @@ def test_a_turn_that_is_not_given_back_is_charged_and_does_not_keep_others_waiti
 
 
 def test_a_worker_that_dies_loses_its_turn_at_once_and_its_tenant_keeps_its_debt() -> None:
-    arbiter = StartTimeFairQueue(ONE)
+    arbiter = TurnQueue(ONE, StartTimeFairOrder())
     for key in ("a", "b"):
         arbiter.join(key, 1.0)
     arbiter.ask("a", 0.0)
@@ -132,7 +133,7 @@ def test_a_worker_that_dies_loses_its_turn_at_once_and_its_tenant_keeps_its_debt
 
 def test_a_place_is_kept_for_a_moment_for_who_would_be_next() -> None:
     """So that whoever waits for each answer before it asks again has as much as its weight says."""
-    arbiter, now = StartTimeFairQueue(ONE), 0.0
+    arbiter, now = TurnQueue(ONE, StartTimeFairOrder()), 0.0
     used = dict.fromkeys("ab", 0.0)
     for key, weight in (("a", 1.0), ("b", 4.0)):
         arbiter.join(key, weight)
@@ -156,7 +157,7 @@ def test_a_place_is_kept_for_a_moment_for_who_would_be_next() -> None:
         turns |= dict(granted(arbiter))
     assert used["b"] / used["a"] == pytest.approx(4, rel=0.1)
     # Who does not come back in that moment does not keep the device from others.
-    arbiter = StartTimeFairQueue(ONE)
+    arbiter = TurnQueue(ONE, StartTimeFairOrder())
     for key, weight in (("a", 1.0), ("b", 4.0)):
         arbiter.join(key, weight)
     arbiter.ask("b", 0.0)
@@ -200,8 +201,8 @@ class Tenants(RuleBasedStateMachine):
 
     @initialize(places=st.integers(1, 3), weights=st.tuples(weights, weights, weights, weights), asking=st.booleans())
     def begin(self, places: int, weights: tuple[float, ...], asking: bool) -> None:
-        self.settings = Settings(places, 5 * MS, 50 * MS, 0.5 * MS)
-        self.arbiter = StartTimeFairQueue(self.settings)
+        self.settings = TurnSettings(places, 5 * MS, 50 * MS, 0.5 * MS)
+        self.arbiter = TurnQueue(self.settings, StartTimeFairOrder())
         self.weights = dict(zip("abcd", weights, strict=True))
         for key, weight in self.weights.items():
             self.arbiter.join(key, weight)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import os
 import select
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import attrs
+from djinn_lib_server.options import SandboxMode
 
 from djinn.errors import ConfigurationError
 from djinn_server.certificates import why_none
@@ -20,20 +20,12 @@ from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.landlock import Files
 from djinn_server.sandbox.paths import beneath, files_for, unreadable_for_others
 
-__all__ = ("Fence", "Part", "SandboxMode", "examine", "plan")
+__all__ = ("Fence", "Part", "examine", "plan")
 
 _log = logging.getLogger("djinn.server")
 TRIAL_TIMEOUT_S = 60.0
 """How long a driver may take to show that it works inside the sandbox."""
 _HINT = "`djinn doctor` says what this system has; --sandbox auto does without the rest."
-
-
-class SandboxMode(enum.Enum):
-    """The choices of ``--sandbox``."""
-
-    require = "require"
-    auto = "auto"
-    off = "off"
 
 
 @attrs.frozen

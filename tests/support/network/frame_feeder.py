@@ -29,9 +29,10 @@ import torch
 from djinn_executor_torch.executor import TorchExecutor
 from djinn_executor_torch.random import TorchRandomState
 from djinn_guard_core.guard import CoreGuard
+from djinn_lib_server.limits import Limits
 from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.service import SessionService
-from djinn_server.limits import Allowances, Limits
+from djinn_server.limits import Allowances
 from djinn_server.memory import return_memory
 from djinn_shapes_meta.shapes import MetaShapes
 from djinn_transport_tcp.stream import FrameStream, views_of

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.tenants import NAME
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
-from djinn_server.expiry import LATEST_S
-from djinn_server.limits import Limits
+from djinn_auth_tokens.expiry import LATEST_S
 
 __all__ = ("Entry", "Secret", "TokenFile", "Tokens", "default_path")
 
 TOKEN_BYTES = 32
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 _SALT_BYTES = 16
 _DIGEST_BYTES = 32
 _IDENTITY_BYTES = 16

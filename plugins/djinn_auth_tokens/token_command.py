@@ -8,11 +8,12 @@ from typing import Annotated
 
 import msgspec
 import typer
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.tenants import written
 
 from djinn.errors import ConfigurationError
-from djinn_server.expiry import duration_s, end_of, written
-from djinn_server.limits import Limits
-from djinn_server.tokens import TokenFile, default_path
+from djinn_auth_tokens.expiry import duration_s, end_of
+from djinn_auth_tokens.tokens import TokenFile, default_path
 
 __all__ = ("create", "list_tokens", "revoke", "rotate")
 

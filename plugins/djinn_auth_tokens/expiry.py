@@ -7,7 +7,7 @@ import re
 
 from djinn.errors import ConfigurationError
 
-__all__ = ("duration_s", "end_of", "written")
+__all__ = ("LATEST_S", "duration_s", "end_of")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
@@ -56,8 +56,3 @@ def end_of(text: str, now_s: int) -> int:
     if not now_s < end_s <= LATEST_S:
         raise ConfigurationError(f"{text!r} has passed, or lies beyond the year 9999.", hint="Write a later time.")
     return end_s
-
-
-def written(moment_s: int) -> str:
-    """Format a time in seconds since 1970 as UTC."""
-    return datetime.datetime.fromtimestamp(moment_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -10,20 +10,30 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
+from djinn_lib_server.kinds.metrics import (
+    BUCKETS_S,
+    Counts,
+    EndedBy,
+    Evicted,
+    MemoryKind,
+    MetricsOutput,
+    MetricsSource,
+    TenantTotals,
+)
+from djinn_lib_server.limits import Limited
+from djinn_lib_server.options import MetricsOptions, ServeOptions
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION
-from djinn_server.counters import BUCKETS_S, Counts, EndedBy, Evicted, MemoryKind
-from djinn_server.limits import Limited
-from djinn_server.metrics_store import MetricsStore, TenantTotals
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-__all__ = ("MetricsPage", "check_library")
+__all__ = ("MetricsPage", "PrometheusMetrics", "check_library")
 
 READ_TIMEOUT_S = 5.0
 MAX_READERS = 16
@@ -46,26 +56,24 @@ def check_library() -> None:
             hint="Install it with: python3 -m pip install 'djinn-torch[metrics]'") from None
 
 
-class LedgerCollector:
-    """Converts the ledger to metrics on each request.
+class SourceCollector:
+    """Converts the statistics to metrics on each request.
 
     Args:
-        ledger: The statistics.
-        version: Of this distribution.
+        source: The statistics.
     """
 
-    def __init__(self, ledger: MetricsStore, version: str) -> None:
-        self._ledger = ledger
-        self._version = version
+    def __init__(self, source: MetricsSource) -> None:
+        self._source = source
 
     def collect(self) -> Iterator[Metric]:
         """List all metrics; see `prometheus_client.registry.Collector`."""
         from prometheus_client.core import InfoMetricFamily
 
-        totals = self._ledger.totals()
-        own = self._ledger.gateway.counts()
+        totals = self._source.totals()
+        own = self._source.gateway()
         yield InfoMetricFamily("djinn_build", "What this server is made of.", {
-            "version": self._version, "torch": str(torch.__version__), "python": platform.python_version(),
+            "version": self._source.version, "torch": str(torch.__version__), "python": platform.python_version(),
             "protocol": str(PROTOCOL_VERSION)})
         yield from _requests(totals)
         yield from _turns(totals)
@@ -238,15 +246,12 @@ class _Server(socketserver.ThreadingTCPServer):
             _log.error("a reader of metrics could not be answered", exc_info=error)
 
 
-class MetricsPage:
+class MetricsPage(MetricsOutput):
     """Serves ``/metrics``, ``/healthz`` and ``/readyz`` over HTTP.
 
     Args:
-        host: Address to listen on.
-        port: Port; 0 finds a free one.
-        ledger: The statistics.
-        version: Of this distribution.
-        why_not_ready: Returns the reason why sessions cannot begin; empty if they can.
+        options: Where to listen.
+        source: The statistics.
 
     Raises:
         TransportError: The address cannot be listened on.
@@ -256,18 +261,17 @@ class MetricsPage:
         `start` and `stop` are called by one thread.
     """
 
-    def __init__(
-        self, host: str, port: int, ledger: MetricsStore, version: str, why_not_ready: Callable[[], str]
-    ) -> None:
+    def __init__(self, options: MetricsOptions, source: MetricsSource) -> None:
         check_library()
+        host, port = options.host, options.port or 0
         from prometheus_client import CollectorRegistry
 
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(LedgerCollector(ledger, version))
+        self._registry = registry = CollectorRegistry(auto_describe=False)
+        registry.register(SourceCollector(source))
         try:
             family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
                                                          flags=socket.AI_PASSIVE)[0]
-            self._server = _Server(family, target, _handler(registry, why_not_ready))
+            self._server = _Server(family, target, _handler(registry, source.why_not_ready))
         except (OSError, ValueError, OverflowError) as error:
             raise TransportError(f"Metrics cannot be served on {host!r}, port {port}: {error}.",
                                  hint="Choose a free port with --metrics-port (0 finds one), and an address of this "
@@ -285,7 +289,28 @@ class MetricsPage:
         """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
+            self._thread.join()
         self._server.server_close()
+
+    def export(self) -> None:
+        """Format the page, as for a reader."""
+        from prometheus_client import generate_latest
+
+        generate_latest(self._registry)
+
+
+class PrometheusMetrics:
+    """The output ``prometheus``; see `djinn_lib_server.kinds.metrics.MetricsFactory`."""
+
+    name = "prometheus"
+
+    def open(self, options: ServeOptions, source: MetricsSource) -> MetricsOutput | None:
+        """Open the page, if there is a port for it."""
+        return None if options.metrics.port is None else MetricsPage(options.metrics, source)
+
+    def sample(self, folder: Path) -> ServeOptions:
+        """Return options with a free port; see `djinn_lib_server.kinds.SamplingMetricsFactory`."""
+        return ServeOptions(metrics=MetricsOptions(port=0))
 
 
 def _handler(registry: Any, why_not_ready: Callable[[], str]) -> type[BaseHTTPRequestHandler]:

@@ -1,22 +1,9 @@
-"""Turns on a device: decides which tenant's worker uses it next. This module uses no clock and no sockets.
+"""Turns on a device: grants and recalls them. This module uses no clock and no sockets.
 
-A tenant's *tag* is the device time of its turns, divided by its weight. The waiting tenant with the lowest tag is next.
-So over any period in which two tenants both want the device, they share it in proportion to their weights,
-independently of their request patterns: with turns of at most L seconds, ``|W1 / w1 - W2 / w2| <= L / w1 + L / w2`` on
-a device that one tenant may use at a time. A tenant that arrives later starts with the *virtual time*, which is the tag
-that the others have reached: idle time earns no credit.
-
-Source:
-    Goyal, Vin and Cheng, "Start-time Fair Queueing: A Scheduling Algorithm for Integrated Services Packet Switching
-    Networks", SIGCOMM 1996: a turn's start tag is ``max(v, F)``, where ``v`` is the virtual time and ``F`` the finish
-    tag of the tenant's last turn; its finish tag is ``start + length / weight``. Only start tags decide, so the length
-    of a turn need not be known in advance. With several places: Jin, Chase and Kaur, "Interposed Proportional Sharing
-    for a Storage Service Utility", SIGMETRICS 2004, where ``v`` is the start tag that was granted last.
-
-Differences from these papers: turns cannot be preempted, so a turn that others wait for is *recalled*, and charged
-until it is given back. A turn that no other tenant waits for continues, and the virtual time advances with it. A place
-may be reserved for a moment for a tenant that has just left it and would be next (Iyer and Druschel, "Anticipatory
-Scheduling", SOSP 2001).
+An order, which an admission policy provides, says which of the waiting tenants is next. Turns cannot be preempted, so a
+turn that others wait for is *recalled*, and charged until it is given back. A turn that no other tenant waits for
+continues. A slot may be reserved for a moment for a tenant that has just left it and would be next (Iyer and Druschel,
+"Anticipatory Scheduling", SOSP 2001).
 """
 
 from __future__ import annotations
@@ -28,12 +15,14 @@ from typing import TypeAlias
 
 import attrs
 
-__all__ = ("Granted", "Order", "Recalled", "Settings", "StartTimeFairQueue")
+from djinn_lib_server.kinds.admission import TurnOrder
+
+__all__ = ("Granted", "Recalled", "TurnNotice", "TurnQueue", "TurnSettings")
 
 
 @attrs.frozen
-class Settings:
-    """Scheduling settings of a device.
+class TurnSettings:
+    """Settings of the turns on a device.
 
     Attributes:
         places: Maximum number of concurrent turns.
@@ -67,7 +56,7 @@ class Recalled:
     left_s: float
 
 
-Order: TypeAlias = Granted | Recalled
+TurnNotice: TypeAlias = Granted | Recalled
 
 
 class _State(enum.Enum):
@@ -86,13 +75,9 @@ class _Flow:
     """The state of one tenant."""
 
     key: str
-    weight: float
     state: _State = _State.IDLE
-    start: float = 0.0
-    """Tag of its current turn up to now, or of the turn that it waits for."""
-    finish: float = 0.0
     arrival: int = 0
-    """Order of arrival in the queue; breaks ties between equal tags."""
+    """Order of arrival in the queue; breaks ties between equal ranks."""
     turn: int = 0
     granted_s: float = 0.0
     until_s: float = math.inf
@@ -104,14 +89,15 @@ class _Flow:
     used_s: float = 0.0
 
 
-class StartTimeFairQueue:
+class TurnQueue:
     """Gives turns on one device.
 
     The caller passes on the tenants' requests, calls `tick` at `next_tick_s`, and carries out the orders that `take`
     returns.
 
     Args:
-        settings: Scheduling settings.
+        settings: Settings of the turns.
+        order: Says which tenant is next.
 
     Attributes:
         settings: As given.
@@ -120,21 +106,21 @@ class StartTimeFairQueue:
         One thread at a time. Times are of any one clock that does not go back.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TurnSettings, order: TurnOrder) -> None:
         self.settings = settings
+        self._order = order
         self._flows: dict[str, _Flow] = {}
-        self._virtual = 0.0
         self._is_wanted = False
         """Whether any tenant is waiting."""
         self._since_s = 0.0
-        """The time up to which all tags include the running turns."""
+        """The time up to which the running turns have been charged."""
         self._count = 0
-        self._orders: list[Order] = []
+        self._orders: list[TurnNotice] = []
 
     def join(self, key: str, weight: float) -> None:
-        """Add a tenant. A tenant that returns keeps its old tag."""
-        flow = self._flows.setdefault(key, _Flow(key, weight))
-        flow.weight, flow.state = weight, _State.IDLE
+        """Add a tenant, or one that has left before."""
+        self._flows.setdefault(key, _Flow(key)).state = _State.IDLE
+        self._order.join(key, weight)
 
     def leave(self, key: str, now: float) -> None:
         """Remove a tenant whose worker died or is ending, and end its turn."""
@@ -143,14 +129,14 @@ class StartTimeFairQueue:
             self._catch_up(now)
             self._end(flow)
             flow.state = _State.GONE
+            self._order.leave(key)
             self._go_on(now)
 
     def reweigh(self, key: str, weight: float, now: float) -> None:
         """Change a tenant's weight."""
-        flow = self._flows.get(key)
-        if flow is not None:
+        if key in self._flows:
             self._catch_up(now)
-            flow.weight = weight
+            self._order.reweigh(key, weight)
 
     def ask(self, key: str, now: float) -> None:
         """Request a turn for a tenant. Ignored if it already has one or waits for one."""
@@ -175,7 +161,8 @@ class StartTimeFairQueue:
         else:
             first = self._first()
             linger_s = min(self.settings.linger_s, lasted_s)
-            if first is not None and flow.finish < first.start and linger_s > 0 and not was_overdue:
+            if (first is not None and linger_s > 0 and not was_overdue
+                    and self._order.rank(key) < self._order.rank(first.key)):
                 flow.state, flow.until_s = _State.LINGERING, now + linger_s
         self._go_on(now)
 
@@ -207,7 +194,7 @@ class StartTimeFairQueue:
         return min((flow.until_s + (self.settings.patience_s if flow.is_hurried else 0.0)
                     for flow in self._flows.values() if not flow.is_overdue), default=math.inf)
 
-    def take(self) -> list[Order]:
+    def take(self) -> list[TurnNotice]:
         """Return the new orders to tenants, in sequence. Each is returned once."""
         orders, self._orders = self._orders, []
         return orders
@@ -222,7 +209,7 @@ class StartTimeFairQueue:
 
     def waiting(self) -> list[str]:
         """List the waiting tenants, the next one first."""
-        return [flow.key for flow in sorted(self._with(_State.WAITING), key=_order)]
+        return [flow.key for flow in sorted(self._with(_State.WAITING), key=self._position)]
 
     def used_s(self, key: str) -> float:
         """Return the total length of a tenant's turns, as of the last charge."""
@@ -233,36 +220,36 @@ class StartTimeFairQueue:
         return (flow for flow in self._flows.values() if flow.state is state)
 
     def _first(self) -> _Flow | None:
-        return min(self._with(_State.WAITING), key=_order, default=None)
+        return min(self._with(_State.WAITING), key=self._position, default=None)
 
     def _queue(self, flow: _Flow) -> None:
         self._count += 1
         flow.state, flow.arrival = _State.WAITING, self._count
-        flow.start = max(self._virtual, flow.finish)
+        self._order.request(flow.key)
+
+    def _position(self, flow: _Flow) -> tuple[float, int]:
+        return self._order.rank(flow.key), flow.arrival
 
     def _catch_up(self, now: float) -> None:
-        """Update the tags: charge the turns if others are waiting, otherwise advance all tags equally."""
+        """Charge the running turns."""
         active = [flow for flow in self._flows.values() if flow.state in _ACTIVE]
+        passed_s = max(0.0, now - self._since_s)
         if self._is_wanted:
             for flow in active:
-                flow.start += max(0.0, now - self._since_s) / flow.weight
-                flow.used_s += max(0.0, now - self._since_s)
-        elif active:
-            passed = len(active) * max(0.0, now - self._since_s) / sum(flow.weight for flow in active)
-            self._virtual += passed
-            for flow in active:
-                flow.start += passed
+                flow.used_s += passed_s
+        if active:
+            self._order.charge([flow.key for flow in active], passed_s, contended=self._is_wanted)
         self._since_s = max(now, self._since_s)
 
     def _end(self, flow: _Flow) -> None:
         """End a tenant's turn, or the reservation of its place."""
         if flow.state in _ACTIVE:
-            flow.finish = flow.start
+            self._order.finish(flow.key)
         flow.state, flow.until_s, flow.is_hurried, flow.is_overdue = _State.IDLE, math.inf, False, False
 
     def _grant(self, flow: _Flow, now: float) -> None:
         self._count += 1
-        self._virtual = max(self._virtual, flow.start)
+        self._order.grant(flow.key)
         flow.state, flow.turn = _State.HOLDING, self._count
         flow.granted_s = now
         self._orders.append(Granted(flow.key, flow.turn))
@@ -276,23 +263,18 @@ class StartTimeFairQueue:
         wanting = sum(1 for _ in self._with(_State.WAITING))
         self._is_wanted = wanting > 0
         if all(flow.state in (_State.GONE, _State.IDLE) for flow in self._flows.values()):
-            # All tenants are idle, so the virtual time can move up to the last finish tag.
-            self._virtual = max((self._virtual, *(flow.finish for flow in self._flows.values())))
+            self._order.idle()
         for flow in taken if not wanting else ():
             if flow.state is _State.HOLDING and not flow.is_hurried:
                 flow.until_s = math.inf
-        # Start with the tenants that are furthest ahead.
-        for flow in sorted(taken, key=lambda flow: -flow.start)[:wanting]:
+        # Start with the tenants whose turns matter least.
+        for flow in sorted(taken, key=lambda flow: -self._order.rank(flow.key))[:wanting]:
             if flow.state is _State.HOLDING:
                 is_behind = newcomer is not None and newcomer.state is _State.WAITING and (
-                    newcomer.start < flow.start)
+                    self._order.rank(newcomer.key) < self._order.rank(flow.key))
                 self._recall(flow, now, now if is_behind else max(now, flow.granted_s + self.settings.quantum_s))
 
     def _recall(self, flow: _Flow, now: float, until_s: float) -> None:
         if until_s < flow.until_s and not flow.is_hurried:
             flow.until_s, flow.is_hurried = until_s, until_s <= now
             self._orders.append(Recalled(flow.key, flow.turn, until_s - now))
-
-
-def _order(flow: _Flow) -> tuple[float, int]:
-    return flow.start, flow.arrival

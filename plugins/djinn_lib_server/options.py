@@ -1,0 +1,307 @@
+"""The options of a server: one structure, from the command line to the workers."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+import attrs
+import msgspec
+from msgspec import Meta
+
+from djinn.errors import ConfigurationError
+from djinn.kinds.transport import ListenOptions
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.option import MIB, Option
+
+__all__ = ("LOOPBACK", "AddressOptions", "DeclaredOption", "DeviceOptions", "FairnessOptions", "LogFormat",
+           "MemoryOptions", "MetricsOptions", "OperatorOptions", "SandboxMode", "ServeOptions", "SessionOptions",
+           "TlsOptions", "TokenOptions", "declared", "options_from")
+
+LOOPBACK = "127.0.0.1"
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]
+_Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+_Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+LogFormat: TypeAlias = Literal["text", "json"]
+
+
+class SandboxMode(enum.Enum):
+    """The choices of ``--sandbox``."""
+
+    require = "require"
+    auto = "auto"
+    off = "off"
+
+
+@attrs.frozen
+class AddressOptions:
+    """Where clients connect."""
+
+    host: Annotated[str, Option(
+        "host", "Address to listen on; 127.0.0.1 or ::1 for this machine only.")] = LOOPBACK
+    port: Annotated[_Port, Option("port", "Port to listen on; 0 finds a free one.")] = 0
+    unix: Annotated[str, Option(
+        "unix", "Listen on a Unix-domain socket instead, which only processes of yours on this machine can use.",
+        metavar="PATH", shows_default=False)] = ""
+
+
+@attrs.frozen
+class DeviceOptions:
+    """What runs the operations."""
+
+    device: Annotated[str, Option(
+        "device", "Device that runs the operations, for example cpu or cuda:0. Of several, each tenant's process gets "
+                  "the one with least to do.", metavar="DEVICE[,DEVICE...]")] = "cpu"
+    threads: Annotated[_Positive | None, Option(
+        "threads", "Threads for operations on the CPU; as PyTorch sees fit if not given.", shows_default=False)] = None
+    look_ahead: Annotated[bool, Option(
+        "look-ahead", "Run what a session will most likely ask for next while it asks for nothing.")] = True
+    program_bytes: Annotated[_Positive | None, Option(
+        "program-mib", "MiB that one program may take at a time beside its inputs; what would take more is refused "
+                       "before it runs. The memory of the device if not given.", unit=MIB, shows_default=False)] = None
+    namespaces: Annotated[tuple[str, ...], Option(
+        "allow-namespace", "Run operators of this namespace too, which an extension of PyTorch has registered in the "
+                           "server. Their arguments are not checked; may be given several times.", metavar="NAME",
+        shows_default=False)] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices that run operations."""
+        return tuple(name.strip() for name in self.device.split(","))
+
+
+@attrs.frozen
+class FairnessOptions:
+    """How tenants share a device."""
+
+    device_turns: Annotated[_Positive | None, Option(
+        "device-turns", "With --tokens: tenants that may use a device at a time, the others wait for their turns. One "
+                        "if not given, and on the CPU as many as have a core for each of their --threads.",
+        shows_default=False)] = None
+
+
+@attrs.frozen
+class TokenOptions:
+    """What clients have to present."""
+
+    token: Annotated[str, Option(
+        "token", "Secret that clients have to know. Other users of this machine can see options: prefer the variable.",
+        variable="DJINN_TOKEN", reloads=True, shows_default=False)] = attrs.field(default="", repr=False)
+    file: Annotated[str, Option(
+        "tokens", "Let in those who have a token in this file, each with a process of his own; see djinn token.",
+        metavar="PATH", shows_default=False)] = ""
+
+
+@attrs.frozen
+class TlsOptions:
+    """Encryption."""
+
+    cert: Annotated[str, Option(
+        "tls-cert", "Encrypt, with this certificate: a PEM file, with its chain.", metavar="PATH", reloads=True,
+        is_path=True, shows_default=False)] = ""
+    key: Annotated[str, Option(
+        "tls-key", "The certificate's key, if its file does not have it.", metavar="PATH", reloads=True, is_path=True,
+        shows_default=False)] = ""
+    client_ca: Annotated[str, Option(
+        "tls-client-ca", "Let in only clients with a certificate of these authorities: a PEM file.", metavar="PATH",
+        reloads=True, is_path=True, shows_default=False)] = ""
+
+    @property
+    def for_listening(self) -> ListenOptions:
+        """The options of a listener."""
+        return ListenOptions(tls_cert=self.cert, tls_key=self.key, tls_client_ca=self.client_ca)
+
+
+@attrs.frozen
+class MemoryOptions:
+    """What is kept in memory, and what happens when it becomes short."""
+
+    keep_bytes: Annotated[_Count | None, Option(
+        "keep-mib", "MiB of memory for uploads that are kept, so that their owners need not send them again; 0 keeps "
+                    "none. An eighth of the memory, and 4096 at most, if not given. With --tokens, for each tenant.",
+        unit=MIB, shows_default=False)] = None
+    public_contents: Annotated[str, Option(
+        "public-contents", "Let every owner use kept uploads whose digests are in this file, one in hexadecimal on "
+                           "each line.", metavar="PATH", shows_default=False)] = ""
+    warning: Annotated[float, Meta(ge=0.1, le=1), Option(
+        "memory-warning", "Part of --memory-mib from which on what is cold goes ahead of need.")] = 0.80
+    critical: Annotated[float, Meta(ge=0.1, le=1), Option(
+        "memory-critical", "Part of --memory-mib from which on nothing is run ahead, either.")] = 0.95
+
+
+@attrs.frozen
+class SessionOptions:
+    """How long things may take.
+
+    The default of ``drain_s``, and the 5 s that programs may run after that, fit the time that Kubernetes leaves a
+    process between SIGTERM and SIGKILL.
+    """
+
+    max_run_s: Annotated[float, Meta(ge=0), Option(
+        "max-run-s", "Seconds that one program may run. Beyond, its session is ended; and its worker, if the program "
+                     "has not ended two seconds later. 0 for any time.", reloads=True)] = 3600
+    lease_s: Annotated[float, Meta(ge=0), Option(
+        "lease-s", "Seconds that a session stays whose connection broke, so that its client can go on with it; 0: not "
+                   "at all.")] = 30.0
+    drain_s: Annotated[float, Meta(ge=0), Option(
+        "drain-s", "Seconds that sessions may go on after SIGTERM, while no new ones begin; 0: not at all.",
+        reloads=True)] = 25.0
+
+
+@attrs.frozen
+class MetricsOptions:
+    """Where metrics can be read."""
+
+    port: Annotated[_Port | None, Option(
+        "metrics-port", "Port to serve /metrics for Prometheus, /healthz and /readyz on; 0 finds a free one. None of "
+                        "it if not given.", shows_default=False)] = None
+    host: Annotated[str, Option(
+        "metrics-host", "Address to serve these on. Anyone who can reach it sees tenants' names and what they "
+                        "use.")] = LOOPBACK
+
+
+@attrs.frozen
+class OperatorOptions:
+    """What the operator sees, and how he reaches the server."""
+
+    control: Annotated[str, Option(
+        "control", "Unix-domain socket for djinn sessions and djinn kick, which only this user can connect to; in "
+                   "XDG_RUNTIME_DIR, or else beside the tokens, if not given.", metavar="PATH",
+        shows_default=False)] = ""
+    log_format: Annotated[LogFormat, Option("log-format", "What a line of the log looks like.")] = "text"
+
+
+@attrs.frozen
+class ServeOptions:
+    """All options of a server. The gateway passes them whole to its workers, without the clients' token."""
+
+    address: AddressOptions = AddressOptions()
+    device: DeviceOptions = DeviceOptions()
+    fairness: FairnessOptions = FairnessOptions()
+    tokens: TokenOptions = TokenOptions()
+    tls: TlsOptions = TlsOptions()
+    limits: Limits = attrs.field(factory=lambda: Limits(sessions=256, programs=4096))
+    sessions: SessionOptions = SessionOptions()
+    memory: MemoryOptions = MemoryOptions()
+    peers: Annotated[str, Option(
+        "peers", "Servers that sessions here may send values to. This machine alone if not given, and not even that "
+                 "if other machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""
+    metrics: MetricsOptions = MetricsOptions()
+    sandbox: Annotated[SandboxMode, Option(
+        "sandbox", "Have the processes that run operations give up what they do not need of the system. auto: as far "
+                   "as the system can do that, the rest is logged; require: or else do not start.")] = SandboxMode.auto
+    operator: OperatorOptions = OperatorOptions()
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the addresses that clients connect to."""
+        return "unix" if self.address.unix else "tls" if self.tls.cert else "tcp"
+
+    @property
+    def url(self) -> str:
+        """The address to listen on."""
+        return (f"unix://{Path(self.address.unix).absolute()}" if self.address.unix
+                else self.url_of_port(self.address.port))
+
+    def url_of_port(self, port: int) -> str:
+        """Return the address of another port on the same host."""
+        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
+        return f"{'tls' if self.tls.cert else 'tcp'}://{host}:{port}"
+
+    def without_token(self) -> ServeOptions:
+        """Return the options for processes that must not know the clients' token."""
+        return attrs.evolve(self, tokens=attrs.evolve(self.tokens, token=""))
+
+
+@attrs.frozen
+class DeclaredOption:
+    """An option, and the attribute of `ServeOptions` that it sets.
+
+    Attributes:
+        option: The option.
+        path: Names of the attributes that lead there.
+        hint: The attribute's type, with its bounds.
+        type: The same without.
+        bounds: The least and the greatest value of the attribute.
+        default: The attribute's default.
+    """
+
+    option: Option
+    path: tuple[str, ...]
+    hint: Any
+    type: Any
+    bounds: Meta
+    default: Any
+
+
+def declared() -> Iterator[DeclaredOption]:
+    """List the options of a server, in the order of the help."""
+    return _declared(ServeOptions(), ())
+
+
+def _declared(holder: Any, path: tuple[str, ...]) -> Iterator[DeclaredOption]:
+    plain = get_type_hints(type(holder))
+    for name, hint in get_type_hints(type(holder), include_extras=True).items():
+        extras = list(_extras(hint))
+        default = getattr(holder, name)
+        option = next((extra for extra in extras if isinstance(extra, Option)), None)
+        if option is None:
+            yield from _declared(default, (*path, name))
+        else:
+            bounds = next((extra for extra in extras if isinstance(extra, Meta)), Meta())
+            yield DeclaredOption(option, (*path, name), hint, plain[name], bounds, default)
+
+
+def _extras(hint: Any) -> Iterator[Any]:
+    """List what an annotation says besides the type, in all its parts."""
+    if get_origin(hint) is Annotated:
+        yield from hint.__metadata__
+    for part in get_args(hint):
+        if get_origin(part) is not None:
+            yield from _extras(part)
+
+
+def options_from(given: Mapping[str, Any]) -> ServeOptions:
+    """Build the options from the values of a command's parameters, by name; others are ignored.
+
+    Raises:
+        ConfigurationError: A value is invalid; the error names its option.
+    """
+    nested: dict[str, Any] = {}
+    for each in declared():
+        if each.option.parameter not in given:
+            continue
+        try:
+            value = msgspec.convert(_converted(given[each.option.parameter], each.option), each.hint)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigurationError(f"--{each.option.name} cannot be: {error}.") from None
+        holder = nested
+        for name in each.path[:-1]:
+            holder = holder.setdefault(name, {})
+        holder[each.path[-1]] = value
+    built: ServeOptions = _built(ServeOptions(), nested)
+    return built
+
+
+def _built(defaults: Any, given: Mapping[str, Any]) -> Any:
+    """Return a copy of nested structures in which the given values replace the defaults."""
+    values = {name: _built(getattr(defaults, name), value) if isinstance(value, dict) else value
+              for name, value in given.items()}
+    replace = msgspec.structs.replace if isinstance(defaults, msgspec.Struct) else attrs.evolve
+    return replace(defaults, **values)
+
+
+def _converted(value: Any, option: Option) -> Any:
+    """Convert a value from the form of the command line to that of the attribute."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("it is no finite number")
+    if option.is_path and value:
+        return str(Path(value).absolute())
+    return value * option.unit if option.unit != 1 and value is not None else value

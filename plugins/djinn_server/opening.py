@@ -1,0 +1,129 @@
+"""Opens a server: checks its options, starts the processes that it needs, and listens."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from djinn_lib_server.kinds.admission import AdmissionFactory
+from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
+from djinn_lib_server.kinds.metrics import MetricsFactory
+from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.content_store import read_digests
+
+import djinn
+from djinn.errors import ConfigurationError, TransportError
+from djinn_server.admission import GuardedAdmission
+from djinn_server.authentication import Authentication
+from djinn_server.checks import check_options, is_loopback
+from djinn_server.control import Setup
+from djinn_server.dialing import Exchange
+from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
+from djinn_server.gateway import Gateway
+from djinn_server.log_lines import write_to
+from djinn_server.operator_socket import check_path, default_folder
+from djinn_server.peers import UNIX, PeerPolicy
+from djinn_server.reloading import Reloading
+from djinn_server.sandbox.fence import plan
+from djinn_server.supervisor import Supervisor
+
+__all__ = ("ListenError", "open_server")
+
+_SECRETS = frozenset({"DJINN_TOKEN", "DJINN_OWNER"})
+"""Environment variables that only the gateway may read."""
+_log = logging.getLogger("djinn.server")
+
+
+class ListenError(TransportError):
+    """The address cannot be listened on."""
+
+    code = TransportError.code
+
+
+def open_server(
+    options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]],
+) -> tuple[Gateway, Reloading]:
+    """Open a server, which does not accept connections yet.
+
+    Args:
+        options: Its options.
+        read: Reads the options again; returns them, and the names of changed options that need a restart.
+
+    Returns:
+        The server, and what reloads its options.
+
+    Raises:
+        ConfigurationError: The options contradict each other, or are unsafe.
+        ListenError: The address cannot be listened on.
+        DjinnError: A plugin is missing or does not work.
+    """
+    from djinn.kinds.transport import AdoptingTransport
+    from djinn.plugins import Plugins
+    from djinn.plugins.selection import DEFAULTS
+    from djinn.session.config import Config
+    from djinn.session.logs import configure
+
+    quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
+    config = Config.resolve({"token": options.tokens.token, **quiet}, os.environ)
+    write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
+    configure(config)
+    plugins = Plugins.load(config.selection)
+    for kind in ("executor", "guard", "shapes"):
+        plugins.choose(kind, DEFAULTS[kind])
+    authenticators: AuthenticatorFactory = plugins.choose("authenticator", DEFAULTS["authenticator"])
+    admissions: AdmissionFactory = plugins.choose("admission", DEFAULTS["admission"])
+    outputs: list[MetricsFactory] = plugins.all("metrics")
+
+    def check(options: ServeOptions) -> bool:
+        return check_options(options, needs_token=authenticators.check(options))
+
+    is_private = check(options)
+    plan(options.sandbox, (options.tokens.file, options.tls.key or options.tls.cert), encrypts=bool(options.tls.cert))
+    # Only this process may see the secrets.
+    secrets = _SECRETS.union(authenticators.secret_variables)
+    environment = {name: value for name, value in os.environ.items() if name not in secrets}
+    # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
+    knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
+    forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
+    transport = plugins.transport_for(options.scheme)
+    hands_over = options.scheme != "tls" and isinstance(transport, AdoptingTransport)
+    try:
+        # First, before anything that takes time: an address in use is the most common mistake.
+        listener = transport.listen(options.url, options.tls.for_listening)
+    except TransportError as error:
+        raise ListenError(error.summary, hint=error.hint) from None
+    admission = GuardedAdmission(admissions.open(options))
+    authentication = Authentication(authenticators.open(options))
+    setup = Setup(
+        options.without_token(), device=options.device.names[0],
+        address="" if hands_over else options.url_of_port(0), takes_turns=authentication.tenant is None,
+        public_digests=read_digests(Path(options.memory.public_contents)) if options.memory.public_contents
+        else frozenset())
+    peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
+    supervisor = Supervisor(setup, environment | {"DJINN_LOG_LEVEL": config.log_level}, admission,
+                            forkserver=forkserver, exchange=Exchange(peers, plugins.transport_for))
+    gateway = Gateway(listener, authentication, admission, supervisor, options,
+                      control=_control(options.operator.control))
+    for page in gateway.show_metrics(outputs, options, djinn.__version__):
+        if not is_loopback(options.metrics.host):
+            _log.warning("other machines can read the metrics on %s", page)
+    return gateway, Reloading(options, read, check, listener, authentication, supervisor, gateway.renew)
+
+
+def _control(path: str) -> Path | None:
+    """Return the path of the operator's socket, or ``None`` if there is no place for it; the server runs without it."""
+    if path:
+        return Path(path).absolute()
+    try:
+        made = default_folder()
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = made / f"{os.getpid()}.sock"
+        check_path(found)
+    except (OSError, RuntimeError, ConfigurationError) as error:
+        _log.warning("djinn sessions and djinn kick do not reach this server: %s", error)
+        return None
+    return found
