@@ -256,8 +256,8 @@ async def test_no_session_runs_after_init_was_cancelled(monkeypatch: pytest.Monk
     session = runtime._session
     assert session is not None
     gate.set()
-    await until(lambda: session.closed)
-    assert not djinn.is_initialized()
+    await until(lambda: not djinn.is_initialized())
+    assert session.closed
 
 
 async def test_a_call_that_never_began_is_not_made() -> None:
