@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import anyio
 import anyio.to_thread
 import torch
-from anyio.abc import SocketListener, SocketStream
+from anyio.abc import SocketAttribute, SocketListener, SocketStream
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
 from djinn_lib_server.accepting import accept_forever
@@ -254,7 +254,7 @@ class MetricsPage(MetricsOutput):
     def start(self) -> None:
         """Start serving."""
         portal = self._running.enter_context(start_blocking_portal(name="djinn-metrics"))
-        self._running.callback(portal.start_task_soon, portal.stop, True)
+        self._running.callback(portal.call, portal.stop, True)
         portal.start_task_soon(self._listen)
         _log.info("metrics on %s/metrics", self.address)
 
@@ -271,6 +271,7 @@ class MetricsPage(MetricsOutput):
             with anyio.fail_after(READ_TIMEOUT_S):
                 head = await BufferedByteReceiveStream(stream).receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
             method, path, accepted = _parsed(head)
+            _log.debug("metrics: %s: %s %s", stream.extra(SocketAttribute.remote_address)[0], method, path)  # noqa: S610  # no part of Django
             # Formatting takes as long as there are tenants; meanwhile, the loop answers probes.
             status, content_type, body = await anyio.to_thread.run_sync(self._answer, method, path, accepted)
             with anyio.fail_after(READ_TIMEOUT_S):

@@ -46,7 +46,7 @@ class EventLoop:
         with self._lock:
             portal, self._portal = self._portal, None
         if portal is not None and self._running is not None:
-            portal.start_task_soon(portal.stop, True)
+            portal.call(portal.stop, True)
             self._running.__exit__(None, None, None)
 
 
