@@ -28,25 +28,29 @@ if TYPE_CHECKING:
     )
     from djinn_lib_schedule.calibrate import calibrate, profiles
     from djinn_lib_schedule.execution import ExecutionStrategy, execute
+    from djinn_lib_schedule.lazy_tuple import LazyTuple
     from djinn_lib_schedule.liveness import MemoryEstimator
     from djinn_lib_schedule.profiles import Calibration
     from djinn_lib_schedule.report import explain
     from djinn_lib_schedule.schedule import CostEstimate, ExecutionSchedule
     from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
+    from djinn_lib_trace.state import (
+        RuntimeState,
+        get_initialization_time_ms,
+        get_interception_stats,
+        get_runtime_state,
+    )
 
 with paused_collection():
     from djinn import errors, later
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.ir.phase import ExecutionPhase
     from djinn.record import devices
-    from djinn.record.tensor import LazyTensor, LazyTuple
+    from djinn.record.tensor import LazyTensor
     from djinn.session import runtime
     from djinn.session.logs import set_debug_level
     from djinn.session.runtime import (
-        RuntimeState,
         ensure_initialized,
-        get_initialization_time_ms,
-        get_runtime_state,
         init,
         is_initialized,
         register_init_hook,
@@ -99,19 +103,12 @@ def synchronize() -> None:
     runtime.current().synchronize()
 
 
-def get_interception_stats() -> dict[str, int]:
-    """Return the counters of the recording."""
-    names = ("operations", "shape_cache_hits", "shape_cache_misses", "materializations", "pending_nodes")
-    now = stats()
-    return {name: now[name] for name in names}
-
-
 def _install() -> None:
     """Install the interceptor that the environment chooses. An error is raised when the interceptor is first needed."""
     import os
 
     from djinn.plugins.manager import Plugins
-    from djinn.plugins.selection import PluginSelection
+    from djinn.settings.selection import PluginSelection
 
     try:
         selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))

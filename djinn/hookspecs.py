@@ -17,6 +17,7 @@ Registering announces an object and must stay cheap: no device is opened, no thr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pluggy
@@ -24,35 +25,13 @@ import pluggy
 if TYPE_CHECKING:
     import typer
 
-    from djinn.kinds import (
-        Arrange,
-        BackendContext,
-        BackendFactory,
-        CacheFactory,
-        Classifier,
-        Connection,
-        ExecutorFactory,
-        Guard,
-        Interceptor,
-        Observer,
-        OpenBackend,
-        ShapeInference,
-        Transport,
-    )
+    from djinn import kinds
+    from djinn.settings import Declarations
 
     Session: TypeAlias = Any
     """A `djinn.session.session.Session`; contracts import nothing that is built on them."""
     RegisterOfLibrary: TypeAlias = Callable[[Any], None]
     """For contracts that libraries define; the kernel imports none."""
-    RegisterInterceptor: TypeAlias = Callable[[Interceptor], None]
-    RegisterShapes: TypeAlias = Callable[[ShapeInference], None]
-    RegisterClassifier: TypeAlias = Callable[[Classifier], None]
-    RegisterBackend: TypeAlias = Callable[[BackendFactory], None]
-    RegisterCache: TypeAlias = Callable[[CacheFactory], None]
-    RegisterTransport: TypeAlias = Callable[[Transport], None]
-    RegisterExecutor: TypeAlias = Callable[[ExecutorFactory], None]
-    RegisterGuard: TypeAlias = Callable[[Guard], None]
-    RegisterObserver: TypeAlias = Callable[[Observer], None]
     Report: TypeAlias = Callable[[str, str, str], None]
 
 __all__ = ("GROUP", "hookimpl", "hookspec")
@@ -68,7 +47,26 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 
 @hookspec
-def djinn_register_interceptors(register: RegisterInterceptor) -> None:
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of a plugin.
+
+    Called:
+        Phase *register*, once per session and once per server, before objects are registered. All implementations run;
+        order is irrelevant.
+
+    Args:
+        settings: Accepts a class: ``settings.add(MySettings)``. See `djinn.settings.setting`.
+
+    Raises:
+        PluginValidationError: A field of the class is no setting, or another plugin has a setting of that name.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_interceptors(register: Callable[[kinds.Interceptor], None]) -> None:
     """Register interceptors, which route PyTorch's operations to a session.
 
     Called:
@@ -92,7 +90,7 @@ def djinn_register_interceptors(register: RegisterInterceptor) -> None:
 
 
 @hookspec
-def djinn_register_shapes(register: RegisterShapes) -> None:
+def djinn_register_shapes(register: Callable[[kinds.ShapeInference], None]) -> None:
     """Register shape inference.
 
     Called:
@@ -114,7 +112,7 @@ def djinn_register_shapes(register: RegisterShapes) -> None:
 
 
 @hookspec
-def djinn_register_classifiers(register: RegisterClassifier) -> None:
+def djinn_register_classifiers(register: Callable[[kinds.Classifier], None]) -> None:
     """Register classifiers, which decide how an operation is executed.
 
     Called:
@@ -248,7 +246,7 @@ def djinn_register_schedulers(register: RegisterOfLibrary) -> None:
 
 
 @hookspec
-def djinn_register_backends(register: RegisterBackend) -> None:
+def djinn_register_backends(register: Callable[[kinds.BackendFactory], None]) -> None:
     """Register backends, which carry out a session's tape on several executors.
 
     Called:
@@ -270,7 +268,7 @@ def djinn_register_backends(register: RegisterBackend) -> None:
 
 
 @hookspec
-def djinn_register_caches(register: RegisterCache) -> None:
+def djinn_register_caches(register: Callable[[kinds.CacheFactory], None]) -> None:
     """Register caches of results.
 
     Called:
@@ -292,7 +290,31 @@ def djinn_register_caches(register: RegisterCache) -> None:
 
 
 @hookspec
-def djinn_register_transports(register: RegisterTransport) -> None:
+def djinn_register_memory(register: RegisterOfLibrary) -> None:
+    """Register memory managers, which keep the sessions of a server within its device memory.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_service.kinds.MemoryFactory`. It opens a manager later, and only if memory is
+            limited.
+
+    Raises:
+        PluginValidationError: The object lacks a member that a memory factory needs, or the same plugin has already
+            registered its name.
+
+    Laws:
+        Those of the kind ``memory``, in ``specs/kinds/memory.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
+def djinn_register_transports(register: Callable[[kinds.Transport], None]) -> None:
     """Register transports, which connect to remote executors.
 
     Called:
@@ -315,14 +337,14 @@ def djinn_register_transports(register: RegisterTransport) -> None:
 
 
 @hookspec
-def djinn_register_executors(register: RegisterExecutor) -> None:
+def djinn_register_executors(register: RegisterOfLibrary) -> None:
     """Register executor factories.
 
     Called:
         Phase *register*, once per session and once per server. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.ExecutorFactory`. It must not open a device before it is called.
+        register: Accepts a `djinn_lib_service.kinds.ExecutorFactory`. It must not open a device before it is called.
 
     Raises:
         PluginValidationError: The object lacks a member that an executor factory needs, or the same plugin has already
@@ -337,7 +359,7 @@ def djinn_register_executors(register: RegisterExecutor) -> None:
 
 
 @hookspec
-def djinn_register_guards(register: RegisterGuard) -> None:
+def djinn_register_guards(register: RegisterOfLibrary) -> None:
     """Register guards, which check the programs of a server's clients before they run.
 
     Called:
@@ -345,7 +367,7 @@ def djinn_register_guards(register: RegisterGuard) -> None:
         is irrelevant.
 
     Args:
-        register: Accepts a `djinn.kinds.Guard`.
+        register: Accepts a `djinn_lib_service.kinds.Guard`.
 
     Raises:
         PluginValidationError: The object lacks a member that a guard needs, or the same plugin has already registered
@@ -360,7 +382,7 @@ def djinn_register_guards(register: RegisterGuard) -> None:
 
 
 @hookspec
-def djinn_register_observers(register: RegisterObserver) -> None:
+def djinn_register_observers(register: Callable[[kinds.Observer], None]) -> None:
     """Register observers, which receive a session's counters.
 
     Called:
@@ -479,7 +501,7 @@ def djinn_register_workloads(register: RegisterOfLibrary) -> None:
 
 
 @hookspec
-def djinn_register_commands(app: typer.Typer) -> None:
+def djinn_register_commands(app: typer.Typer, plugins: Any) -> None:
     """Add commands to the program ``djinn``.
 
     Called:
@@ -489,6 +511,7 @@ def djinn_register_commands(app: typer.Typer) -> None:
     Args:
         app: The program. Add commands with ``app.command("name")`` or groups with ``app.add_typer``. Imports that only
             the command needs belong inside the command.
+        plugins: A `djinn.plugins.Plugins`: all plugins, with the settings that they declare.
 
     Raises:
         PluginValidationError: A command with that name exists already.
@@ -518,11 +541,59 @@ def djinn_examine_system(report: Report) -> None:
     """
 
 
-# Phase "session": a session is running.
+# Phase "composition": a session is put together.
 
 
 @hookspec(firstresult=True)
-def djinn_arrange_programs(session: Session) -> Arrange | None:
+def djinn_open_session_lock(
+    interrupted: Callable[[], object], hurry: Callable[[], object]
+) -> AbstractContextManager[object] | None:
+    """Make the lock that a session holds while it submits something.
+
+    Called:
+        Phase *composition*, once per session, first of all. The first answer that is not ``None`` counts; without one,
+        the lock is a `threading.RLock`.
+
+    Args:
+        interrupted: Cancels the submitted work; to be called before the lock is released if Ctrl-C arrived meanwhile.
+        hurry: Makes the next recorded operation take the lock.
+
+    Returns:
+        A reentrant lock. With an attribute ``is_elsewhere`` that says whether another thread holds it, threads that
+        record do not wait for it: their operations stay pending.
+
+    Raises:
+        Exception: Ends `djinn.init`, which raises it.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec(firstresult=True)
+def djinn_open_host_interop(session: Session) -> kinds.HostInterop | None:
+    """Decide what happens to ordinary tensors that are used together with lazy ones.
+
+    Called:
+        Phase *composition*, once per session, after its backend is made. The first answer that is not ``None`` counts;
+        without one, they are refused.
+
+    Args:
+        session: The session. It owns the answer.
+
+    Returns:
+        What handles such operations.
+
+    Raises:
+        Exception: Ends `djinn.init`, which raises it.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec(firstresult=True)
+def djinn_arrange_programs(session: Session) -> kinds.Arrange | None:
     """Give a function that orders the nodes of each new program.
 
     Called:
@@ -545,7 +616,7 @@ def djinn_arrange_programs(session: Session) -> Arrange | None:
 
 
 @hookspec
-def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
+def djinn_wrap_backend(context: kinds.BackendContext) -> Callable[[kinds.OpenBackend], kinds.OpenBackend] | None:
     """Wrap the backend of a session.
 
     Called:
@@ -568,7 +639,7 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
 
 
 @hookspec
-def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection] | None:
+def djinn_wrap_connection(context: kinds.BackendContext) -> Callable[[kinds.Connection], kinds.Connection] | None:
     """Wrap the connections to a session's executors.
 
     Called:

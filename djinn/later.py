@@ -22,8 +22,11 @@ MODULES = {
     **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn_lib_schedule.schedule"),
     **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn_lib_schedule.execution"),
     **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn_lib_schedule.scheduling"),
+    **dict.fromkeys(("RuntimeState", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state"),
+                    "djinn_lib_trace.state"),
     "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",
+    "LazyTuple": "djinn_lib_schedule.lazy_tuple",
     "MemoryEstimator": "djinn_lib_schedule.liveness",
 }
 """The module of each name."""

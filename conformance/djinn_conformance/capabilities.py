@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory
+from djinn_lib_service.kinds import ListeningTransport, ListenOptions, PeerTransport
+from djinn_lib_service.settings import TlsSettings
 
-from djinn.errors import ConfigurationError
-from djinn.kinds import ConnectOptions, ListenOptions, PeerTransport
+from djinn.kinds import ConnectOptions
+from djinn.settings import Settings
 from djinn_conformance.assertions import Tolerance
 from djinn_conformance.certificates import certificates
 from djinn_conformance.oracle import has_eager_stream
@@ -42,17 +44,12 @@ def connect_options(subject: Subject, **options: Any) -> ConnectOptions:
     """Return a transport's options for connecting: the trusted authority, if it encrypts."""
     if not getattr(subject.registered.value, "encrypts", False):
         return ConnectOptions(**options)
-    return ConnectOptions(tls_ca=certificates().authority, **options)
+    return ConnectOptions(settings=Settings(TlsSettings(tls_ca=certificates().authority)), **options)
 
 
 def listens(subject: Subject) -> bool:
     """Whether a transport has a listening side."""
-    try:
-        listener = subject.registered.value.listen(listening_address(subject), listen_options(subject))
-    except ConfigurationError:
-        return False
-    listener.close()
-    return True
+    return isinstance(subject.registered.value, ListeningTransport)
 
 
 def _has_eager_stream(subject: Subject) -> bool:

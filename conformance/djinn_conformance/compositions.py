@@ -85,8 +85,9 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str], *, served: boo
     """
     made: dict[Composition, Subject] = {}
     for subject in subjects:
-        # Encryption makes no difference to a session.
-        if subject.kind in kinds and not getattr(subject.registered.value, "encrypts", False):
+        # Encryption makes no difference to a session. An executor may have no device on this machine.
+        if subject.kind in kinds and not getattr(subject.registered.value, "encrypts", False) and (
+                subject.kind != "executor" or subject.device):
             composition = _composition(subject)
             composition = attrs.evolve(composition, served=composition.served and served)
             made.setdefault(composition, _as_subject(composition, subject))
@@ -110,9 +111,11 @@ def session_of(subject: Subject) -> str:
 
 
 def _composition(subject: Subject) -> Composition:
-    is_default = _DEFAULTS[subject.kind] == subject.registered.name
     if subject.kind == "executor":
+        # The executor of a device is called like its type.
+        is_default = subject.registered.name == subject.device.partition(":")[0]
         return Composition(None if is_default else subject, subject.device)
+    is_default = _DEFAULTS[subject.kind] == subject.registered.name
     return Composition(None if is_default else subject, served=subject.kind != "transport")
 
 

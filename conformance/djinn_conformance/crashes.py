@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 import msgspec
 import torch
 from djinn_lib_service.wrapping import ConnectionWrapper
@@ -77,9 +76,9 @@ def recovering(session: Session) -> Iterator[Any]:
     with session.lock:
         session.flush()
         before = session.backend
-        connections = [connect(session.config, session.plugins, address)
+        connections = [connect(session.plugins, address)
                        for address in session.config.addresses]
-        opens = session.backend_opener(attrs.evolve(session.config, recovery="replay"))
+        opens = session.backend_opener(session.plugins.settings.changed(recovery="replay"))
         layer: Any = opens(connections, session.tape, session.released)
         session.backend = layer
     try:

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.kinds import CompiledProgram, Executor, RandomState
 
-from djinn.kinds import CompiledProgram, Executor, RandomState
 from djinn.wire.messages import Poisoned
 from djinn_conformance.assertions import (
     Tolerance,

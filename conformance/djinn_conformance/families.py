@@ -13,9 +13,10 @@ from typing import Any, Literal
 import attrs
 import cattrs
 import torch
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn_conformance.forms import Domains, Word, parse_form
 from djinn_conformance.specs import SpecError, folder, is_running, law_named, parse
 

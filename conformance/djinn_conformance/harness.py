@@ -15,24 +15,14 @@ from typing import Self
 
 import msgspec
 import torch
+from djinn_lib_service.kinds import Bounds, Channel, Executor, Listener, PeerConnection, PeerTransport, Watch
 from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.peer_exchange import PeerExchange, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions
 from djinn_lib_service.service import SessionService
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
-from djinn.kinds import (
-    Bounds,
-    Channel,
-    Connection,
-    ConnectOptions,
-    Executor,
-    Listener,
-    PeerConnection,
-    PeerTransport,
-    Transport,
-    Watch,
-)
+from djinn.kinds import Connection, ConnectOptions, Transport
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, PeerHello, Welcome
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
@@ -46,7 +36,7 @@ LEASE_S = 10.0
 
 def open_executor() -> Executor:
     """Open the default executor of a session, on the CPU if it supports that."""
-    factory = installed_plugins()[0].choose("executor", "torch")
+    factory = installed_plugins()[0].find_executor("cpu").value
     devices = factory.devices()
     opened: Executor = factory.open("cpu" if "cpu" in devices else devices[0])
     return opened

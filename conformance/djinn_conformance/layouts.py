@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from djinn_lib_service.operators import operator_named
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn_conformance.database import MOST_ELEMENTS, operators
 from djinn_conformance.seeding import quietly
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import random
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import attrs
+import msgspec
 import torch
-from djinn_memory_tiered.manager import MemoryManager
-from djinn_memory_tiered.roles import Gone
-from djinn_memory_tiered.service import BudgetedService
+from djinn_lib_service.kinds import MemoryManager, MemoryOptions, SupportsEviction
+from djinn_lib_service.service import SessionService
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from djinn.session.session import Session
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Command, Result, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Upload, Welcome
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.harness import watch_over
 from djinn_conformance.machine import Machine, Statistics
 
-__all__ = ("PressedMachine", "Pressure", "expect_exact", "pressed")
+__all__ = ("PressedMachine", "Pressure", "device_bytes", "expect_honest", "pressed")
 
 _ROOMY_BYTES = 2**40
 _TIGHT_HOST_BYTES = 1
@@ -36,61 +37,56 @@ class Pressure:
     """How memory is taken away.
 
     Attributes:
-        part: Fraction of the held bytes evicted before each command.
-        keepers: The keepers of the session's executors.
+        part: Fraction of the held storages evicted before each command.
+        managers: The memory managers of the session's executors.
         dice: Chooses what to evict.
     """
 
     part: float = 0.0
-    keepers: list[MemoryManager] = attrs.field(factory=list)
+    managers: list[MemoryManager] = attrs.field(factory=list)
     dice: random.Random = attrs.field(factory=lambda: random.Random(0))
 
     def begin(self, seed: int, part: float, *, has_host: bool) -> None:
         """Begin another program."""
         self.dice.seed(seed)
         self.part = part
-        for keeper in self.keepers:
-            keeper.host_limit_bytes = 0 if has_host else _TIGHT_HOST_BYTES
+        for manager in self.managers:
+            manager.limit(MemoryOptions(_ROOMY_BYTES, 0 if has_host else _TIGHT_HOST_BYTES))
+
+    def evict(self, service: SessionService) -> None:
+        """Evict some storages of a session."""
+        memory = service.memory
+        assert isinstance(memory, SupportsEviction), f"{memory} evicts nothing"
+        with service.memory.lock:
+            for storage in memory.storages():
+                if self.dice.random() < self.part:
+                    memory.evict(storage)
 
     def evicted(self) -> dict[str, int]:
         """Count evictions and restorations."""
-        gone = {name.value: sum(keeper.accounts.evicted[name] for keeper in self.keepers) for name in Gone}
-        return gone | {"restored": sum(keeper.accounts.restored for keeper in self.keepers)}
+        found: Counter[str] = Counter(restored=0)
+        for report in (manager.report() for manager in self.managers):
+            found.update(report.evictions)
+            found["restored"] += report.restored
+        return dict(found)
 
 
-class _PressedService(BudgetedService):
-    """A session whose values are evicted before each command."""
-
-    pressure: Pressure
-
-    def _carry_out(self, command: Command, uploads: Iterator[torch.Tensor]) -> None:
-        with self._keeper.lock:
-            for place in list(self.places):
-                if self.pressure.dice.random() < self.pressure.part:
-                    self._keeper.evict(place)
-        super()._carry_out(command, uploads)
-        expect_exact(self._keeper, [self], f"after {type(command).__name__}")
-
-
-def expect_exact(keeper: MemoryManager, services: Sequence[BudgetedService], where: str) -> None:
-    """Check that the accounting matches the actual storages."""
-    here: dict[int, int] = {}
-    ahead: dict[int, int] = {}
+def device_bytes(services: Iterable[SessionService]) -> int:
+    """Return how much device memory the values of sessions and their results ahead really use."""
+    found: dict[int, int] = {}
     for service in services:
-        for place in service.places:
-            here[place.storage._cdata] = place.storage.nbytes()
-        for value in service.places._values.values():
-            if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                storage = value.untyped_storage()
-                here[storage._cdata] = storage.nbytes()
-        for value in service._lookahead.results:
-            if isinstance(value, torch.Tensor):
-                storage = value.untyped_storage()
-                ahead[storage._cdata] = storage.nbytes()
-    held = keeper.accounts
-    more = sum(size_bytes for storage, size_bytes in ahead.items() if storage not in here)
-    expect_equal((held.device_bytes, sum(held.device.values()), held.ahead_bytes),
-                 (sum(here.values()), sum(here.values()), more), "bytes in the books", where)
+        memory = service.memory
+        values = [memory.values[handle] for handle in memory.values]
+        storages = [value.untyped_storage() for value in (*values, *service.ahead.results)
+                    if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+        storages += memory.storages() if isinstance(memory, SupportsEviction) else ()
+        found |= {storage._cdata: storage.nbytes() for storage in storages}
+    return sum(found.values())
+
+
+def expect_honest(manager: MemoryManager, services: Sequence[SessionService], where: str) -> None:
+    """Check that a manager reports the memory that is really used."""
+    expect_equal(sum(manager.report().device.values()), device_bytes(services), "reported bytes", where)
 
 
 class _PressedConnection:
@@ -100,15 +96,16 @@ class _PressedConnection:
     bytes_sent = bytes_received = 0
 
     def __init__(self, session: Session, pressure: Pressure) -> None:
-        executor = session.plugins.choose("executor", "torch").open(session.config.device)
-        keeper = MemoryManager(executor, _ROOMY_BYTES)
-        pressure.keepers.append(keeper)
+        executor = session.plugins.find_executor(session.config.device).value.open(session.config.device)
+        self._manager: MemoryManager = session.plugins.choose("memory", "tiered").open(
+            executor, MemoryOptions(_ROOMY_BYTES))
+        pressure.managers.append(self._manager)
+        self._pressure = pressure
         self.address = "pressed://"
         self.welcome = Welcome(PROTOCOL_VERSION, str(torch.__version__), sys.version.split()[0], sys.byteorder,
                                executor.device, secrets.token_hex(8))
         self._executor = executor
-        self._service = _PressedService(keeper, executor, watch=watch_over(executor))
-        self._service.pressure = pressure
+        self._service = SessionService(executor, watch=watch_over(executor), manager=self._manager)
         # The caller's modes do not apply on another thread.
         self._thread = ThreadPoolExecutor(1)
 
@@ -121,11 +118,21 @@ class _PressedConnection:
         def work() -> tuple[Result, list[torch.Tensor]]:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
-            answer = self._service.handle(batch, tensors)
+            answer = self._handled(batch, tensors)
             self._service.look_ahead()
             return answer
 
         return self._thread.submit(work).result()
+
+    def _handled(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
+        """Execute a batch command by command, and evict values before each."""
+        uploads = iter(tensors)
+        for command in batch.commands:
+            self._pressure.evict(self._service)
+            given = [next(uploads)] if isinstance(command, Upload) else []
+            self._service.handle(Batch([command], metered=batch.metered), given)
+            expect_honest(self._manager, [self._service], f"after {type(command).__name__}")
+        return self._service.handle(msgspec.structs.replace(batch, commands=[]), [])
 
     def close(self) -> None:
         self._service.close()
@@ -144,7 +151,7 @@ def pressed(session: Session) -> Iterator[Pressure]:
         session.flush()
         before = session.backend
         connections: list[Any] = [_PressedConnection(session, pressure) for _ in before.executors]
-        opens = session.backend_opener(attrs.evolve(session.config, recovery="none"))
+        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
         session.backend = opens(connections, session.tape, session.released)
     try:
         yield pressure

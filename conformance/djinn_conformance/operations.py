@@ -16,8 +16,9 @@ from collections.abc import Mapping
 
 import attrs
 import torch
+from djinn_lib_service.operators import operator_named
 
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 
 __all__ = ("IN_PLACE", "OPERATIONS", "PLAIN", "RANDOM", "VIEWS", "Operation", "grouped")
 

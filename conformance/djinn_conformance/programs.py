@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.operators import operator_named
+from djinn_lib_service.program_check import check_program
 
 from djinn.ir.program import (
     Argument,
@@ -20,7 +22,7 @@ from djinn.ir.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 
 __all__ = ("Call", "Piece", "Recording", "Ref", "assemble", "call", "fill", "new_results", "numbers_of", "pieces",
            "refs_in", "written_refs")
@@ -203,7 +205,7 @@ def assemble(recording: Recording, start: int, stop: int, keep: Iterable[int]) -
         steps.append(Step(templates.setdefault(template, len(templates)), operands, made.results))
     kept = sorted(index for index in set(keep) if before <= index < before + made_here)
     program = Program(tuple(templates), tuple(steps), len(inputs), tuple(index - before for index in kept))
-    program.check()
+    check_program(program)
     return Piece(program, tuple(numbers), tuple(inputs), tuple(kept), start)
 
 

@@ -13,7 +13,7 @@ from djinn_conformance.differential import Line, compare_values
 from djinn_conformance.machine import Machine, Statistics
 from djinn_conformance.refusals import overlaps_itself
 
-__all__ = ("ReusingMachine", "reused")
+__all__ = ("ReusingMachine", "keep_results", "reused")
 
 _PURE = ("view", "compute", "random", "read", "data_dependent", "late", "out")
 _DISTURBING = ("write", "write", "metadata", "mixed", "gradient", "random_state", "out", "sliced")
@@ -29,6 +29,13 @@ def reused(session: Session) -> int:
     return stats["results_reused"] + stats["results_not_fetched"]
 
 
+def keep_results(session: Session, max_bytes: int) -> None:
+    """Let a running session keep that many bytes of results from now on."""
+    session.plugins.settings = session.plugins.settings.changed(result_cache_bytes=max_bytes)
+    with session.lock:
+        session.backend.use_cache(session.open_cache)
+
+
 class ReusingMachine(Machine):
     """Draws programs that repeat themselves, for a session that keeps results."""
 
@@ -39,7 +46,7 @@ class ReusingMachine(Machine):
     @initialize(room=st.sampled_from(_ROOM_BYTES))
     def keep(self, room: int) -> None:
         """Choose the limit of the cache."""
-        self.session.keep_results(room)
+        keep_results(self.session, room)
         self.statistics.counts[f"room for {room} bytes"] += 1
 
     def _remember(self, line: Line) -> None:
@@ -107,4 +114,4 @@ class ReusingMachine(Machine):
         try:
             super().teardown()
         finally:
-            self.session.keep_results(0)
+            keep_results(self.session, 0)

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import attrs
 import torch
+from djinn_lib_service.operators import operator_named
 from hypothesis import example
 
-from djinn.ir.schema import operator_named
 from djinn_conformance.oracle import copied, perform, seeded
 from djinn_conformance.programs import Call, Recording, Ref
 from djinn_conformance.strategies import filled

@@ -21,7 +21,7 @@ from djinn_conformance.subjects import Subject
 
 _TENANTS = ("ann", "bob", "cid")
 _SETTINGS = TurnSettings(places=1, quantum_s=0.005, patience_s=0.5, linger_s=0.0005)
-_ACTIONS = ("join", "leave", "reweigh", "ask", "give back", "want more", "give away", "tick")
+_ACTIONS = ("ask", "ask", "ask", "give back", "want more", "reweigh", "join", "leave", "give away", "tick")
 
 
 @attrs.frozen
@@ -82,9 +82,9 @@ class Device:
         self._turns.update({notice.key: notice.turn for notice in notices if isinstance(notice, Granted)})
         return notices
 
-    def decisions(self) -> tuple[list[str], list[str]]:
-        """Return who has turns and who waits, the next one first."""
-        return self._queue.holders(), self._queue.waiting()
+    def decisions(self) -> tuple[list[str], list[str], list[float]]:
+        """Return who has turns, who waits, the next one first, and all ranks."""
+        return self._queue.holders(), self._queue.waiting(), [self.order.rank(tenant) for tenant in _TENANTS]
 
 
 def _order(plugin: AdmissionFactory, device: str = "cpu") -> TurnOrder:

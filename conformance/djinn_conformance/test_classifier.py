@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from djinn_lib_service.operators import operator_named
 
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds import Classifier, OperationClass
 from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.laws import law

@@ -7,6 +7,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_service.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
+from djinn_lib_service.operators import operator_named
 from hypothesis import example, given
 
 from djinn.errors import ProtocolError, UnknownOperatorError
@@ -20,8 +22,7 @@ from djinn.ir.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
+from djinn.ir.schema import facts_of
 from djinn_conformance.assertions import bytes_of, expect, expect_equal, expect_raises
 from djinn_conformance.laws import law
 from djinn_conformance.operations import PLAIN, RANDOM, grouped

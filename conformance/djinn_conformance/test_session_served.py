@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -52,8 +51,8 @@ def _in_this_process(session: Session) -> Iterator[None]:
     with session.lock:
         session.flush()
         before = session.backend
-        opens = session.backend_opener(attrs.evolve(session.config, recovery="none"))
-        session.backend = opens([connect(session.config, session.plugins, _HERE)], session.tape, session.released)
+        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
+        session.backend = opens([connect(session.plugins, _HERE)], session.tape, session.released)
     try:
         yield
     finally:

@@ -10,11 +10,13 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
+from djinn_lib_service.kinds import Channel
+from djinn_lib_service.listening import listen
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ConfigurationError, DjinnError, TransportError
-from djinn.kinds import Channel, Connection, Transport
+from djinn.kinds import Connection, Transport
 from djinn.wire.messages import (
     Batch,
     Define,
@@ -231,7 +233,7 @@ def test_address_checked(subject: Subject, plugin: Transport) -> None:
     for address in (f"not-{plugin.scheme}://127.0.0.1:1", "no address at all"):
         for name, action in (
             ("connect", lambda address=address: plugin.connect(address, options)),
-            ("listen", lambda address=address: plugin.listen(address, listen_options(subject))),
+            ("listen", lambda address=address: listen(plugin, address, listen_options(subject))),
         ):
             error = expect_raises(DjinnError, action, f"{name}({address!r})", str(subject), naming=address)
             expect(isinstance(error, (ConfigurationError, TransportError)), f"error of {name}({address!r})", got=error,
@@ -256,7 +258,7 @@ def test_closed_is_final(subject: Subject, place: Place) -> None:
 @law("transport.listener_closes")
 def test_listener_closes(subject: Subject, plugin: Transport) -> None:
     """Close a listener while a thread waits for connections."""
-    listener = plugin.listen(listening_address(subject), listen_options(subject))
+    listener = listen(plugin, listening_address(subject), listen_options(subject))
     accepted: list[object] = []
     thread = threading.Thread(target=lambda: accepted.append(listener.accept()), daemon=True)
     thread.start()

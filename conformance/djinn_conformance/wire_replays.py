@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.program_check import check_program
 
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
@@ -81,7 +82,7 @@ def _handle(tensor: Any) -> int:
 def _encoded(nodes: Sequence[Node], uploads: dict[int, torch.Tensor], handles: dict[int, int]) -> Written:
     layout = lay_out(nodes, set())
     program = program_of(nodes, layout)
-    program.check()
+    check_program(program)
     run = Run(_PROGRAM, layout.inputs, to_wire(layout.numbers), layout.outputs)
     fetched = tuple(dict.fromkeys(handles.values()))
     batch = Batch([Seed(0), *(Upload(handle, header_of(tensor)) for handle, tensor in uploads.items()),
@@ -98,7 +99,7 @@ def replayed(written: Written, session: Session, times: int, where: str) -> list
     batch = messages.decode(written.data)
     assert isinstance(batch, Batch), batch
     expect_equal(messages.encode(batch), written.data, "what is encoded again", where)
-    connection = connect(session.config, session.plugins, session.config.addresses[0])
+    connection = connect(session.plugins, session.config.addresses[0])
     # A program that is defined anew is a new one; only one that comes again is known, and compiled.
     again = Batch([command for command in batch.commands if not isinstance(command, Define)], fetch=batch.fetch)
     try:

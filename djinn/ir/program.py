@@ -95,37 +95,6 @@ class Program(msgspec.Struct, frozen=True, array_like=True):
     inputs: int
     keep: tuple[int, ...]
 
-    def check(self) -> None:
-        """Check that every index is valid.
-
-        Raises:
-            ProtocolError: An index is invalid. Nothing was executed.
-        """
-        if len(self.steps) > MAX_STEPS:
-            raise ProtocolError(f"A program of {len(self.steps)} steps; {MAX_STEPS} is the limit.")
-        arities = [_arity(template) for template in self.templates]
-        produced = 0
-        for position, step in enumerate(self.steps):
-            if not 0 <= step.template < len(arities):
-                raise ProtocolError(f"Step {position} uses template {step.template} of {len(arities)}.")
-            if len(step.operands) != arities[step.template]:
-                raise ProtocolError(f"Step {position} has {len(step.operands)} operands, its template "
-                                    f"{arities[step.template]}.")
-            for operand in step.operands:
-                if not -self.inputs <= operand < produced:
-                    raise ProtocolError(f"Step {position} uses operand {operand}, which does not exist there.")
-            if step.results < 0:
-                raise ProtocolError(f"Step {position} has {step.results} results.")
-            produced += step.results
-        if any(not 0 <= index < produced for index in self.keep):
-            raise ProtocolError("The program keeps a result that it does not have.")
-        if any(later <= earlier for earlier, later in zip(self.keep, self.keep[1:], strict=False)):
-            raise ProtocolError("The kept results are not in rising order.")
-
-
-def _arity(template: Template) -> int:
-    return sum(count_tensors(argument) for argument in (*template.arguments, *(a for _, a in template.keywords)))
-
 
 def count_tensors(argument: Argument, depth: int = 0) -> int:
     """Count the operands that an argument takes.

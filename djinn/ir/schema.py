@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import re
 from functools import cache
 
 import attrs
 import torch
-
-from djinn.errors import UnknownOperatorError
-
-_QUALIFIED = re.compile(r"(?P<namespace>\w{1,100})::(?P<name>\w{1,200})(\.(?P<overload>\w{1,100}))?")
 
 
 class ReturnKind(enum.Enum):
@@ -80,25 +75,3 @@ def _kind_of(value: torch._C.Argument) -> ReturnKind:
     if text in ("Tensor", "Optional[Tensor]"):
         return ReturnKind.TENSOR
     return ReturnKind.LIST if text in ("List[Tensor]", "List[Optional[Tensor]]") else ReturnKind.PLAIN
-
-
-def operator_named(name: str) -> torch._ops.OpOverload:
-    """Find the overload with a qualified name, without creating anything for unknown names.
-
-    Raises:
-        UnknownOperatorError: This PyTorch has no such overload.
-    """
-    match = _QUALIFIED.fullmatch(name)
-    overload = match["overload"] if match else None
-    if match is None or not any(
-        schema.overload_name == (overload or "")
-        for schema in torch._C._jit_get_schemas_for_operator(f"{match['namespace']}::{match['name']}")
-    ):
-        raise UnknownOperatorError(f"PyTorch {torch.__version__} has no operator {name[:120]!r}.",
-                                   hint="Install the same release on both sides, or the package that defines it.")
-    packet = getattr(getattr(torch.ops, match["namespace"]), match["name"])
-    found = getattr(packet, overload or "default", None)
-    if not isinstance(found, torch._ops.OpOverload) or not torch._C._dispatch_has_kernel(found.name()):
-        # TorchScript's own operators, for integers and lists, have a schema but never reach a device.
-        raise UnknownOperatorError(f"{name[:120]!r} cannot be called as an operator.")
-    return found

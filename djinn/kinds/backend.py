@@ -11,16 +11,16 @@ import torch
 
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import Classifier
-from djinn.kinds.transport import Connection
+from djinn.kinds.transport import Connection, Transport
 from djinn.wire.messages import Welcome
 
 if TYPE_CHECKING:
     from djinn.ir.program import Layout
     from djinn.ir.tape import Node, Tape
     from djinn.ir.value import Slot
-    from djinn.plugins.selection import PluginSelection
     from djinn.record.flush_policy import AdaptiveFlush
-    from djinn.session.config import Config
+    from djinn.settings import Settings
+    from djinn.settings.selection import PluginSelection
 
 __all__ = ("Arrange", "Backend", "BackendContext", "BackendFactory", "OpenBackend", "RemoteExecutor")
 
@@ -179,19 +179,22 @@ class PluginRegistry(Protocol):
     """The session's plugins: a `djinn.plugins.Plugins`."""
 
     selection: PluginSelection
+    settings: Settings
+    disabled: dict[str, str]
+    """Plugins that are switched off, with their distributions."""
 
     @property
     def hook(self) -> Any:
         """All plugins' implementations of hooks."""
 
-    def is_loaded(self, name: str) -> bool:
-        """Whether a plugin of that name is there and not switched off."""
-
     def all(self, kind: str) -> list[Any]:
         """Return all objects of a kind of which many are used."""
 
-    def transport_for(self, scheme: str) -> Any:
+    def transport_for(self, scheme: str) -> Transport:
         """Choose the transport for addresses of a scheme."""
+
+    def find_executor(self, device: str) -> Any:
+        """Choose the executor for a device; see `djinn.plugins.Plugins.find_executor`."""
 
     def choose(self, kind: str, default: str | None = None) -> Any:
         """Choose one object of a kind; see `djinn.plugins.Plugins.choose`."""
@@ -201,7 +204,8 @@ class PluginRegistry(Protocol):
 class BackendContext:
     """The parts of a session that a backend, or a wrapper of one, needs."""
 
-    config: Config
+    settings: Settings
+    """The settings of the session; ``context.settings(MySettings)`` gives those of a plugin."""
     plugins: PluginRegistry
     device: torch.device
     """The logical device; the first, if there are several."""

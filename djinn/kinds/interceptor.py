@@ -10,7 +10,10 @@ import torch
 Session: TypeAlias = Any
 """A `djinn.session.session.Session`, which is built on this contract."""
 Handler: TypeAlias = Callable[[Any, torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-"""Executes an operator itself: ``handler(session, operator, args, kwargs)``."""
+"""Executes an operator itself: ``handler(session, operator, args, kwargs)``.
+
+It returns `NotImplemented` for a call that is to be recorded like any other.
+"""
 FunctionHandler: TypeAlias = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Executes a function of PyTorch's Python API: ``handler(function, args, kwargs)``."""
 

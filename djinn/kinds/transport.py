@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 import torch
 
-from djinn.kinds.executor import Executor
-from djinn.wire.messages import Batch, Message, Parcel, PeerHello, Result, Welcome
+from djinn.settings.resolved import Settings
+from djinn.wire.messages import Batch, Result, Welcome
 
 PINNED_NAME = "worker.djinn.invalid"
 """The name in pinned certificates. It is never resolved: a client trusts exactly one certificate."""
@@ -20,51 +20,21 @@ class ConnectOptions:
     """Options for a transport's `connect`."""
 
     token: str = ""
-    owner: str = ""
-    """Owner of the uploads that the server keeps; see `djinn.session.config.Config`. Empty: the server keeps none."""
     connect_timeout_s: float = 10.0
     request_timeout_s: float | None = None
     """How long an answer may make no progress; ``None``: no limit while the server is alive."""
-    tls_ca: str = ""
-    """File with the trusted certificate authorities, for encrypted connections; empty for the system's."""
-    tls_cert: str = ""
-    """File with this client's certificate, for servers that require one."""
-    tls_key: str = ""
-    """File with its key; empty if the certificate file contains it."""
+    retries: bool = False
+    """Whether to try again, within ``connect_timeout_s``, when a server that is full says when to come back."""
+    settings: Settings = attrs.field(factory=Settings)
+    """All settings of the session."""
     tls_pin: str = ""
     """The certificate, as PEM, that the server must present for `PINNED_NAME`, regardless of the trusted authorities;
     empty for any certificate that they have signed.
     """
-    resume: bool = True
-    """Whether a session whose connection breaks continues on another one, if the server keeps it long enough."""
-    resume_timeout_s: float = 30.0
-    """How long to try to resume."""
-    resume_bytes: int = 64 * 2**20
-    """How many sent bytes may be kept for resuming until the server acknowledges them."""
-    open_executor: Callable[[], Executor] | None = None
+    open_executor: Callable[[], Any] | None = None
     """Opens an executor in this process, for transports without a server."""
     is_gone: Callable[[], bool] | None = None
     """Whether a `PeerConnection` is no longer needed; checked while a transfer makes no progress."""
-
-
-@attrs.frozen
-class ListenOptions:
-    """Options for a transport's `listen`."""
-
-    greeting_timeout_s: float = 5.0
-    """How long a new connection may take to identify itself."""
-    progress_timeout_s: float = 30.0
-    """How long a started frame may make no progress."""
-    max_body_bytes: int = 16 * 2**30
-    """Largest body of one frame."""
-    tls_cert: str = ""
-    """File with the server's certificate, for encrypted connections."""
-    tls_key: str = ""
-    """File with its key; empty if the certificate file contains it."""
-    tls_client_ca: str = ""
-    """File with the authorities that must sign clients' certificates, or these authorities' certificates as PEM; empty
-    to require no client certificates.
-    """
 
 
 class Connection(Protocol):
@@ -119,23 +89,10 @@ class Connection(Protocol):
 
 
 @runtime_checkable
-class ResumingConnection(Connection, Protocol):
-    """Optional property of a `Connection` whose session outlives the underlying network connection.
-
-    Laws:
-        transport.exactly_once, transport.resumed
-    """
-
-    @property
-    def reconnections(self) -> int:
-        """How often the session has resumed on a new connection."""
-
-
-@runtime_checkable
 class CancellingConnection(Connection, Protocol):
     """Optional method of a `Connection` that cancels the batches sent so far.
 
-    Where interrupts are deferred (see `djinn.session.interrupts`), an interrupt ends the waiting in `submit` and
+    Where interrupts are deferred (see `djinn_lib_interrupts.interrupts`), an interrupt ends the waiting in `submit` and
     `request`. The batch then counts as sent.
     """
 
@@ -144,121 +101,6 @@ class CancellingConnection(Connection, Protocol):
 
         Returns soon, even if the running step takes long. All other commands are executed. Values that are not computed
         have a failure of the kind `djinn.errors.OperationCancelledError`.
-        """
-
-
-@runtime_checkable
-class CertifiedConnection(Protocol):
-    """Optional property of a `Connection` whose server presented a certificate."""
-
-    @property
-    def certificate_expires_s(self) -> float | None:
-        """When the server's certificate expires, in seconds since 1970; ``None`` if it presented none."""
-
-
-class Channel(Protocol):
-    """The server's end of one connection."""
-
-    peer: str
-
-    def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
-        """Wait for the next message.
-
-        Returns:
-            Its sequence number, the message and its tensors; ``None`` at an orderly end.
-
-        Raises:
-            ProtocolError: The stream is malformed; nothing more can be read from it.
-            TransportError: The connection broke or made no progress.
-        """
-
-    def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
-        """Send a message with its tensors."""
-
-    def greeted(self) -> None:
-        """Lift the limits for new connections: the other side has identified itself."""
-
-    def close(self) -> None:
-        """Close the connection. Never raises; may be called twice or from another thread."""
-
-
-@runtime_checkable
-class MovableChannel(Channel, Protocol):
-    """Optional method of a `Channel` that another process can take over."""
-
-    def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
-        """Give up the connection without closing it. The channel is unusable afterwards.
-
-        Args:
-            sequence: Number of the only message received so far.
-            message: That message; the process that takes over receives it again in this form.
-
-        Returns:
-            The connection's file descriptor, which the caller then owns; and bytes that were already read from it.
-        """
-
-
-@runtime_checkable
-class CountedChannel(Protocol):
-    """Optional properties of a `Channel` that counts bytes."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes sent so far by this process."""
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes received so far by this process."""
-
-
-@runtime_checkable
-class DigestingChannel(Channel, Protocol):
-    """Optional property of a `Channel` that distinguishes a repeated message from a different one."""
-
-    @property
-    def received_digest(self) -> int:
-        """Distinguishes the last message received, including the length of its tensors, from all others."""
-
-
-@runtime_checkable
-class BoundedChannel(Channel, Protocol):
-    """Optional attribute of a `Channel` that checks a frame before it receives tensors."""
-
-    admit_body: Callable[[int], None] | None
-    """Called with the length of a frame's body, in bytes, before memory is allocated for it. It may wait, or raise a
-    `LimitError` so that the body is not read; the connection is unusable afterwards.
-    """
-
-
-class Listener(Protocol):
-    """Accepts connections.
-
-    Laws:
-        transport.listener_closes
-    """
-
-    address: str
-    """Address that clients connect to."""
-
-    def accept(self) -> Channel | None:
-        """Wait for a connection; ``None`` once the listener is closed."""
-
-    def close(self) -> None:
-        """Stop accepting. Never raises; may be called twice or from another thread."""
-
-
-@runtime_checkable
-class AdoptingTransport(Protocol):
-    """Optional method of a `Transport` whose channels implement `MovableChannel`."""
-
-    def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection from `MovableChannel.detach`, in any process.
-
-        Args:
-            descriptor: Its file descriptor, which the channel then owns.
-            received: Bytes that were already read from it.
-            peer: Address of the other end.
-            options: As for `Transport.listen`.
         """
 
 
@@ -280,84 +122,4 @@ class Transport(Protocol):
 
         Laws:
             transport.error_names_address, transport.address_checked
-        """
-
-    def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Listen on an address.
-
-        Raises:
-            TransportError: The address cannot be bound.
-            ConfigurationError: The address is invalid, or this transport has no listening side.
-        """
-
-
-class PeerConnection(Protocol):
-    """The sending end of a courier's connection, which carries values from session to session.
-
-    Concurrency:
-        One thread at a time; any thread may call `close`.
-    """
-
-    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a parcel with its tensor, if it has one.
-
-        Raises:
-            TransportError: The connection is lost.
-
-        Ownership:
-            The tensors may change once this returns.
-        """
-
-    def close(self, drain_s: float = 0.0) -> None:
-        """End the connection. Never raises; may be called twice.
-
-        Args:
-            drain_s: How long pending sends may take.
-        """
-
-
-@runtime_checkable
-class PeerTransport(Transport, Protocol):
-    """Optional method of a `Transport` that carries values from server to server."""
-
-    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect to another server and greet it as a courier.
-
-        Raises:
-            TransportError: There is no answer at that address.
-            RefusedError, ProtocolVersionError: The server refuses.
-            ConfigurationError: The address is invalid.
-
-        Laws:
-            transport.parcels
-        """
-
-
-@runtime_checkable
-class MovablePeerConnection(PeerConnection, Protocol):
-    """Optional method of a `PeerConnection` that another process can take over."""
-
-    def detach(self) -> tuple[int, bytes]:
-        """Give up the connection, on which only the greeting has been sent. The carrier is unusable afterwards.
-
-        Returns:
-            The connection's file descriptor, which the caller then owns; and bytes that were already read from it.
-
-        Raises:
-            TransportError: The connection was closed.
-        """
-
-
-@runtime_checkable
-class PeerRelayingTransport(Protocol):
-    """Optional method of a `PeerTransport` whose carriers implement `MovablePeerConnection`."""
-
-    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
-        """Send on a connection from `MovablePeerConnection.detach`, in any process.
-
-        Args:
-            descriptor: Its file descriptor, which the carrier then owns.
-            received: Bytes that were already read from it.
-            address: The address that it leads to.
-            options: As for `PeerTransport.carry`.
         """

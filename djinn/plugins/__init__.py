@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from djinn.plugins.in_process import register
 from djinn.plugins.manager import Plugins, Registered, installed
-from djinn.plugins.selection import DEFAULTS, KINDS, PluginSelection
+from djinn.settings.selection import DEFAULTS, KINDS, PluginSelection
 
 __all__ = ("DEFAULTS", "KINDS", "PluginSelection", "Plugins", "Registered", "installed", "register")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from djinn import hookspecs
 from djinn.errors import PluginValidationError
-from djinn.plugins.selection import PROTOCOLS
+from djinn.settings.selection import KINDS
 
 if TYPE_CHECKING:
     import pluggy
@@ -66,12 +66,12 @@ def _unknown_hook(hook: str, owner: str, name: str) -> PluginValidationError:
 
 def hook_of(kind: str) -> str:
     """Return the hook that registers objects of a kind."""
-    return f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}"
+    return f"djinn_register_{kind if kind.endswith(('s', 'y')) else f'{kind}s'}"
 
 
 def kinds_of(value: Any) -> list[str]:
     """Return the kinds whose members an object has. One whose members are among those of another does not count."""
-    found = {kind: {member for member, _ in _members(_protocol(kind))} for kind in PROTOCOLS}
+    found = {kind: {member for member, _ in _members(_protocol(kind))} for kind in KINDS}
     fitting = {kind: members for kind, members in found.items() if all(hasattr(value, member) for member in members)}
     return [kind for kind, members in fitting.items() if not any(members < other for other in fitting.values())]
 
@@ -107,7 +107,7 @@ def check_object(kind: str, value: Any, owner: str, name: str) -> None:
 
 
 def _protocol(kind: str) -> type:
-    module, _, name = PROTOCOLS[kind].partition(":")
+    module, _, name = KINDS[kind].protocol.partition(":")
     found: type = getattr(import_module(module), name)
     return found
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,10 @@ import pluggy
 from djinn import hookspecs
 from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
 from djinn.plugins.checks import check_hooks, check_object, hook_of, remedy
-from djinn.plugins.selection import KINDS, PluginSelection
+from djinn.settings.core import Config
+from djinn.settings.declared import Declarations, Setting, Side
+from djinn.settings.resolved import Settings, selection_of, sources_of
+from djinn.settings.selection import DEFAULT_EXECUTORS, KINDS, PluginSelection
 
 if TYPE_CHECKING:
     from djinn.kinds import Transport
@@ -64,11 +69,16 @@ def installed() -> tuple[str, ...]:
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=hookspecs.GROUP)}))
 
 
+@lru_cache(maxsize=16)
+def _described(found: Distribution) -> str:
+    """Name a distribution; reading its metadata again for each of its plugins takes most of the time of `load`."""
+    return "{Name} {Version}".format_map(found.metadata)
+
+
 def _distribution_of(entry_point: EntryPoint | InProcess) -> str:
     if isinstance(entry_point, InProcess):
         return "this process"
-    found = entry_point.dist
-    return "an unknown distribution" if found is None else f"{found.name} {found.version}"
+    return "an unknown distribution" if entry_point.dist is None else _described(entry_point.dist)
 
 
 class Plugins:
@@ -78,6 +88,8 @@ class Plugins:
         selection: What the configuration says about plugins.
         disabled: Plugins that are installed and switched off, with their distributions.
         distributions: Plugins that were found and not switched off, with their distributions.
+        declared: The settings that they have.
+        settings: The values of these, once `configure` was called; until then, all have their defaults.
     """
 
     def __init__(self, selection: PluginSelection) -> None:
@@ -87,6 +99,10 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self.distributions: dict[str, str] = {}
         self._registered: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
+        self._switched_off: list[EntryPoint | InProcess] = []
+        self.settings = Settings()
+        self.declared = Declarations()
+        self.declared.add(Config, "both")
 
     @classmethod
     def load(
@@ -128,6 +144,45 @@ class Plugins:
             attempt(lambda name=name: made._load(name, found))  # type: ignore[misc]  # default binds the loop variable
         return made
 
+    @classmethod
+    def configured(cls, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> Plugins:
+        """Load the plugins that the settings name, and resolve the settings of all of them.
+
+        Args:
+            given: Settings that the program gives.
+            environ: Environment variables.
+            side: Whose settings these are.
+
+        Raises:
+            PluginError: As for `load`.
+            ConfigurationError: A setting is unknown or has an invalid value.
+        """
+        made = cls.load(selection_of(given, environ))
+        made.configure(given, environ, side)
+        return made
+
+    def configure(self, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> None:
+        """Resolve the settings; arguments and errors are those of `configured`."""
+        off = self._settings_switched_off(given, environ)
+        # What all sources say about plugins has been combined already.
+        given = {**given, "plugins": self.selection}
+        sources = sources_of(given, environ, {**self.declared.by_name, **off})
+        self.settings = Settings.resolve(self.declared, sources, side, off)
+        for entry in (entry for named in self._registered.values() for same in named.values() for entry in same):
+            if hasattr(entry.value, "use_settings"):
+                entry.value.use_settings(self.settings)
+
+    def _settings_switched_off(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Setting]:
+        """Find out what settings switched-off plugins have. They are imported only to explain an unknown setting."""
+        unknown = {name for source in sources_of(given, environ, {}) for name in source.values}
+        unknown |= {name.removeprefix("DJINN_").lower() for name in environ if name.startswith("DJINN_")}
+        declared = Declarations()
+        for entry_point in self._switched_off if unknown - self.declared.by_name.keys() - {"config"} else ():
+            # A plugin may be switched off because it is broken.
+            with suppress(Exception):
+                entry_point.load().djinn_add_settings(settings=declared.of(entry_point.name))
+        return declared.by_name
+
     def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]]) -> None:
         candidates = found.get(name)
         if candidates is None:
@@ -138,6 +193,7 @@ class Plugins:
             )
         if name in self.selection.disabled:
             self.disabled[name] = ", ".join(map(_distribution_of, candidates))
+            self._switched_off += candidates
             return
         if len(candidates) > 1:
             raise AmbiguousPluginError(
@@ -147,10 +203,12 @@ class Plugins:
         self.distributions[name] = _distribution_of(candidates[0])
         self._import(name, candidates[0])
         try:
+            self.call_alone(name, "djinn_add_settings", settings=self.declared.of(name))
             for registered in self._collect(name):
                 self._registered[registered.kind].setdefault(registered.name, []).append(registered)
         except PluginError:
             self._manager.unregister(name=name)
+            self.declared.remove(name)
             raise
 
     def _import(self, name: str, entry_point: EntryPoint | InProcess) -> None:
@@ -200,10 +258,6 @@ class Plugins:
             self.call_alone(name, hook, register=lambda value, kind=kind: register(kind, value))
         return collected
 
-    def is_loaded(self, name: str) -> bool:
-        """Whether a plugin of that name is there and not switched off."""
-        return self._manager.has_plugin(name)
-
     @property
     def hook(self) -> Any:
         """Implementations of all plugins: ``plugins.hook.djinn_session_started(session=...)``."""
@@ -227,9 +281,7 @@ class Plugins:
             PluginError: There is no such object; the error lists those that exist.
         """
         known = self._registered[kind]
-        name = self.selection.chosen.get(kind)
-        if name is None and default in known:
-            name = default
+        name = self.selection.chosen.get(kind, default if default in known else None)
         if name is not None and name not in known:
             raise self._nothing(kind, f"named {name!r}")
         answers = known[name] if name is not None else [entry for entries in known.values() for entry in entries]
@@ -262,10 +314,7 @@ class Plugins:
         """
         if kind in self.selection.chosen:
             return [self.find(kind)]
-        for entries in self._registered[kind].values():
-            if len(entries) > 1:
-                raise _ambiguous(kind, entries)
-        return [entries[0] for _, entries in sorted(self._registered[kind].items())]
+        return [self.find(kind, name) for name in sorted(self._registered[kind])]
 
     def all(self, kind: str) -> list[Any]:
         """All objects of a kind that may have several active objects, ordered by name.
@@ -274,6 +323,19 @@ class Plugins:
             AmbiguousPluginError, PluginError: As for `find_all`.
         """
         return [entry.value for entry in self.find_all(kind)]
+
+    def find_executor(self, device: str) -> Registered:
+        """Choose the executor for a device, with its origin.
+
+        If the configuration chooses none, it is the one that is named like the kind of device; without a device, the
+        first of `DEFAULT_EXECUTORS` that has one.
+
+        Raises:
+            AmbiguousPluginError, PluginError: As for `find`.
+        """
+        known, kind = self._registered["executor"], device.partition(":")[0]
+        return self.find("executor", next((name for name in (kind, *DEFAULT_EXECUTORS) if name in known and (
+            name == kind or known[name][0].value.devices())), None))
 
     def find_transport(self, scheme: str) -> Registered:
         """Choose the transport for addresses ``scheme://...``, with its origin.
@@ -284,8 +346,7 @@ class Plugins:
         """
         entries = [entry for entries in self._registered["transport"].values() for entry in entries]
         answers = [entry for entry in entries if entry.value.scheme == scheme]
-        chosen = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")]
-        answers = chosen or answers
+        answers = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")] or answers
         if not answers:
             schemes = sorted({f"{entry.value.scheme}://" for entry in entries})
             raise PluginError(f"No transport carries addresses {scheme}://; there are {', '.join(schemes) or 'none'}.",

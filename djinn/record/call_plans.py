@@ -38,7 +38,7 @@ class Binding:
         operator: The operator; holding it here keeps its identity valid.
         facts: Facts from its schema.
         operation_class: How it is executed.
-        special: Executes it, if it is not simply recorded.
+        special: Executes it, if it is not simply recorded; `NotImplemented` where it is, after all.
         erases_floats: Whether the value of a real number never affects metadata.
         is_random: Whether it draws random numbers.
         crosses_devices: Whether its operands may be on different logical devices.

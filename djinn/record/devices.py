@@ -84,7 +84,7 @@ def device_problem() -> DeviceNameTakenError | None:
 def device_count() -> int:
     """Return the number of logical devices: one, unless a session has several executors and leaves them to the user."""
     session = running_session()
-    return 1 if session is None else int(session.device_count)
+    return 1 if session is None else int(session.backend.device_count)
 
 
 def checked_device(named: torch.device | None) -> torch.device:

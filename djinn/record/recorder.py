@@ -10,6 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, Protocol
 
 import attrs
@@ -17,6 +18,7 @@ import torch
 
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
+from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, Plan, change_metadata
 from djinn.record.devices import logical_device
 from djinn.record.flush_policy import AdaptiveFlush
@@ -35,13 +37,11 @@ class RecordingSession(Protocol):
     tape: Tape
     released: deque[int]
     pace: AdaptiveFlush
+    mixer: HostInterop
 
     def ask(self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
             numbers: Sequence[Any]) -> tuple[Any, Plan | None]:
         """Run an operation at once whose results the executor alone can tell."""
-
-    def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Carry out an operation that also involves ordinary tensors or another device."""
 
     def stream(self) -> None:
         """Hand pending nodes over."""
@@ -79,11 +79,11 @@ class Recorder:
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute one operation on lazy tensors, or a factory on the logical device."""
-        binding = self._bindings.get(id(operator))
-        if binding is None:
-            binding = self.binding(operator)
+        binding = self._bindings.get(id(operator)) or self.binding(operator)
         if binding.special is not None:
-            return binding.special(operator, args, kwargs)
+            result = binding.special(operator, args, kwargs)
+            if result is not NotImplemented:
+                return result
         return self.record(binding, operator, args, kwargs)
 
     def binding(self, operator: Any) -> Binding:
@@ -94,12 +94,12 @@ class Recorder:
         found = self._bindings.get(id(operator))
         return found or self._bindings.setdefault(id(operator), self._bind(operator))
 
-    def crossing(self, operator: Any) -> Binding:
-        """Return the facts about an operator whose operands may be on different devices."""
+    def record_across(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record an operation whose operands may be on different devices of the session."""
         found = self._crossing.get(id(operator))
         if found is None:
             found = self._crossing[id(operator)] = attrs.evolve(self.binding(operator), crosses_devices=True)
-        return found
+        return self.record(found, operator, args, kwargs)
 
     def record(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation whose results have metadata that can be inferred."""
@@ -111,7 +111,7 @@ class Recorder:
             key.append(name)
             local = scan((item,), key, slots, numbers, binding.erases_floats) and local
         if not local:
-            return self._session.carry_out_mixed(operator, args, kwargs)
+            return self._session.mixer.carry_out(operator, args, kwargs)
         hashable = tuple(key)
         plan = self._plans.get(hashable) or self._recalled(hashable)
         if plan is None or (plan.single is None and plan.is_stale):
@@ -269,11 +269,6 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
     return ours
 
 
-_known_logical_type: str | None = None
-
-
+@cache
 def _logical_type() -> str:
-    global _known_logical_type
-    if _known_logical_type is None:
-        _known_logical_type = logical_device().type
-    return _known_logical_type
+    return logical_device().type

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
 import torch
-from torch.utils._pytree import register_pytree_node
 
 from djinn import later
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.value import Value
 from djinn.record import devices
+from djinn.record.dispatcher import dispatcher, pending_errors, torch_dispatch
 
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _call_plainly = torch._C._disabled_torch_function_impl
 """Calls a function with `_without_functions` active, entirely in C."""
 _NO_KEYWORDS: dict[str, Any] = {}
-
-
-def _no_session(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return devices.current_session().dispatch(operator, args, kwargs)
-
-
-_dispatch: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = _no_session
-_functions: Mapping[Callable[..., Any], Callable[..., Any]] = {}
-pending_errors: dict[int, BaseException] = {}
-"""Errors propagating through PyTorch, by thread: a device guard may replace one, a warning may drop it."""
-
-
-def use_dispatcher(dispatcher: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None) -> None:
-    """Let ``dispatcher`` execute the operations on lazy tensors; ``None`` starts a session at the next operation."""
-    global _dispatch
-    _dispatch = _no_session if dispatcher is None else dispatcher
-
-
-def use_functions(functions: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Handle these functions of PyTorch's Python API specially."""
-    global _functions
-    _functions = functions
 
 
 class MixedGradientError(RuntimeError):
@@ -61,29 +38,18 @@ class LazyTensor(torch.Tensor):
     """
 
     _value: Value
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]  # the stub declares an instance method
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        try:
-            return _dispatch(func, args, kwargs or {})
-        except BaseException as error:
-            # The caller, `__torch_function__`, needs this error back, and removes it.
-            if not torch._C._is_torch_function_enabled():
-                pending_errors[get_ident()] = error
-            raise
+    __torch_dispatch__: Any = classmethod(torch_dispatch)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            handler = _functions.get(func)
+            handler = dispatcher.functions.get(func)
             if handler is not None:
                 return handler(func, args, kwargs or {})
             return _call_plainly(func, types, args, kwargs or _NO_KEYWORDS)
         except MixedGradientError as mixed:
             # The handler calls the function again, with all tensors on one side.
-            return _functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
+            return dispatcher.functions[type(mixed)](func, args, kwargs or _NO_KEYWORDS)
         except SystemError as hiding:
             # PyTorch issues a call's warnings while its exception propagates. This hides the exception or drops it,
             # because looking up a method clears it (`_PyType_Lookup`); a device guard may also have replaced it.
@@ -135,9 +101,11 @@ class LazyTensor(torch.Tensor):
     @data.setter
     def data(self, new: torch.Tensor) -> None:
         if isinstance(new, LazyTensor):
-            devices.current_session().replace(self, new)
+            value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
+            reshape_wrapper(self, value.spec, new)
+            self._value = value
         else:
-            _functions[torch.Tensor.data.__set__](torch.Tensor.data.__set__, (self, new), _NO_KEYWORDS)  # type: ignore[attr-defined]  # a descriptor implemented in C
+            dispatcher.functions[torch.Tensor.data.__set__](torch.Tensor.data.__set__, (self, new), _NO_KEYWORDS)  # type: ignore[attr-defined]  # a descriptor implemented in C
 
     def materialize(self) -> torch.Tensor:
         """Bring the data home as an ordinary CPU tensor outside autograd. Waits."""
@@ -201,11 +169,12 @@ class LazyTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # PyTorch's own way would save no data: without a handler, this fails.
-        return _functions[torch.Tensor.__reduce_ex__](torch.Tensor.__reduce_ex__, (self, protocol), _NO_KEYWORDS)
+        reduce = torch.Tensor.__reduce_ex__
+        return dispatcher.functions[reduce](reduce, (self, protocol), _NO_KEYWORDS)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LazyTensor:
-        made: LazyTensor = _functions[torch.Tensor.__deepcopy__](torch.Tensor.__deepcopy__, (self, memo), _NO_KEYWORDS)
-        return made
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        deepcopy = torch.Tensor.__deepcopy__
+        return dispatcher.functions[deepcopy](deepcopy, (self, memo), _NO_KEYWORDS)
 
     def data_ptr(self) -> int:
         """Return a number that is unique like an address; it exceeds 64 bits, so it cannot be dereferenced."""
@@ -224,38 +193,6 @@ class LazyTensor(torch.Tensor):
     def operation(self) -> str:
         """The pending operation that gives this tensor, or ``""`` if nothing is pending."""
         return str(devices.current_session().producer_of(self))
-
-
-def _factory(make: Callable[..., Any]) -> Any:
-    def factory(*args: Any, **kwargs: Any) -> Any:
-        return make(*args, **{"device": devices.logical_device(), **kwargs})
-
-    factory.__name__ = make.__name__
-    factory.__doc__ = f"As ``torch.{make.__name__}``, on the remote accelerator."
-    return staticmethod(factory)
-
-
-for _make in (torch.randn, torch.rand, torch.zeros, torch.ones, torch.empty, torch.full, torch.arange, torch.eye,
-              torch.linspace, torch.randint, torch.randperm):
-    setattr(LazyTensor, _make.__name__, _factory(_make))
-
-
-class LazyTuple(tuple[Any, ...]):
-    """Several lazy tensors that can be fetched together."""
-
-    __slots__ = ()
-
-    def materialize(self) -> tuple[torch.Tensor, ...]:
-        """Bring every element home in one round trip."""
-        return tuple(devices.current_session().materialize(list(self)))
-
-    def tolist(self) -> list[Any]:
-        """List the values of every element, all fetched in one round trip."""
-        return [home.tolist() for home in self.materialize()]
-
-
-register_pytree_node(LazyTuple, lambda members: (list(members), None), lambda members, _: tuple(members),
-                     serialized_type_name="djinn.LazyTuple")
 
 
 def wrap(spec: TensorSpec, value: Value) -> LazyTensor:

@@ -9,14 +9,14 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from djinn import later
+
 
 class _Session(ModuleType):
     """The package under its other name; see `djinn_lib_async.face.session`."""
 
-    def __call__(self, server: str | None = None, **settings: Any) -> Any:
-        from djinn import later
-
-        return later.load("session")(server, **settings)
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        return later.load("session")(*args, **settings)
 
 
 sys.modules[__name__].__class__ = _Session

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from djinn.session.config import Config
+    from djinn.settings import Config
 
 
 def configure(config: Config) -> None:

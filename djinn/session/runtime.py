@@ -10,18 +10,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 
 from djinn.errors import UnsupportedTensorError
 from djinn.kinds import Connection, Interceptor
 from djinn.record import devices
-from djinn.record import tensor as lazy
+from djinn.record.dispatcher import dispatcher
 from djinn.session.connecting import connect
-from djinn.session.interrupts import use_pythons_handler
 
 if TYPE_CHECKING:
-    from djinn.session.config import Config
+    from djinn.plugins.manager import Plugins
     from djinn.session.session import Session
 
 log = logging.getLogger("djinn.runtime")
@@ -35,24 +33,10 @@ _init_hooks: list[Callable[[], None]] = []
 _init_time_ms = 0.0
 
 
-@attrs.frozen
-class RuntimeState:
-    """Description of the running session."""
-
-    is_initialized: bool
-    """Whether a session is running."""
-    address: str
-    """Address of its executor."""
-    device: str
-    """The executor's own device."""
-    initialization_time_ms: float
-    """How long its start took."""
-
-
 def install(interceptor: Interceptor) -> None:
     """Make PyTorch hand its operations to djinn. Opens nothing and starts nothing."""
     devices.use_device(interceptor.install)
-    lazy.use_functions(interceptor.functions())
+    dispatcher.functions = interceptor.functions()
 
 
 def init(server: str | None = None, **settings: Any) -> Session:
@@ -61,42 +45,39 @@ def init(server: str | None = None, **settings: Any) -> Session:
     Args:
         server: ``tcp://host:port``, ``tls://host:port`` or ``unix:///path``; without it, and without ``DJINN_SERVER``,
             operations run in this process.
-        **settings: See `djinn.session.config.Config`: ``servers``, ``placement``, ``token``, ``owner``, ``tls_ca``,
-            ``tls_cert``, ``tls_key``, ``device``, ``plugins``, ``flush_every``, ``strict``, ``debug``, ``log_level``,
-            ``log_component``, ``connect_timeout_s``, ``request_timeout_s``, ``recovery``, ``recovery_bytes``,
-            ``recovery_timeout_s``, ``local_fallback``.
+        **settings: Settings of the kernel, `djinn.settings.Config`, and of plugins; ``djinn settings`` lists all.
 
     Raises:
-        ConfigurationError: A setting is invalid.
+        ConfigurationError: A setting is unknown or has an invalid value.
         PluginError: A plugin is missing, broken or ambiguous.
         TransportError: The server cannot be reached, or refuses the connection.
     """
-    from djinn.session.config import Config
+    from djinn.plugins.manager import Plugins
 
-    overrides = {**settings} if server is None else {**settings, "server": server}
-    config = Config.resolve(overrides, os.environ)
+    plugins = Plugins.configured({**settings, "server": server}, os.environ)
     with _lock:
         shutdown()
-        return _start(config)
+        return _start(plugins)
 
 
-def _start(config: Config) -> Session:
+def _start(plugins: Plugins) -> Session:
     global _session, _process, _init_time_ms
-    from djinn.plugins.manager import Plugins
     from djinn.session.logs import configure
     from djinn.session.session import Session
+    from djinn.settings import Config
 
     if torch.utils.data.get_worker_info() is not None:
         # PyTorch would collate the tensors into shared memory on their device, which would end the worker.
         raise UnsupportedTensorError("Workers of a DataLoader cannot use remote tensors.",
                                      hint="Let them make ordinary tensors, and move each batch with .to(device).")
     begin = time.perf_counter()
+    config = plugins.settings(Config)
     configure(config)
-    plugins = Plugins.load(config.selection)
     connections: list[Connection] = []
     try:
-        connections.extend(connect(config, plugins, address) for address in config.addresses)
-        session = Session(config, plugins, connections, devices.logical_device())
+        connections.extend(connect(plugins, address) for address in config.addresses)
+        session = Session(plugins, connections, devices.logical_device())
+        operators = plugins.choose("interceptor", "device").handlers(session)
         session.seed(next_seed())
     except BaseException:
         for connection in connections:
@@ -106,7 +87,7 @@ def _start(config: Config) -> Session:
         atexit.register(shutdown)
     _session, _process = session, os.getpid()
     _baseline.clear()
-    lazy.use_dispatcher(session.recorder.dispatch)
+    dispatcher.begin(session.recorder.dispatch, operators)
     _init_time_ms = (time.perf_counter() - begin) * 1000
     try:
         plugins.hook.djinn_session_started(session=session)
@@ -123,12 +104,12 @@ def current() -> Session:
     session = _session
     if session is not None and _process == os.getpid():
         return session
-    from djinn.session.config import Config
+    from djinn.plugins.manager import Plugins
 
     with _lock:
         if _session is not None and _process == os.getpid():
             return _session
-        return _start(Config.resolve({}, os.environ))
+        return _start(Plugins.configured({}, os.environ))
 
 
 def shutdown() -> None:
@@ -136,7 +117,7 @@ def shutdown() -> None:
     global _session
     with _lock:
         session = _session
-        lazy.use_dispatcher(None)
+        dispatcher.end()
         try:
             if session is not None and _process == os.getpid():
                 session.close()
@@ -144,7 +125,6 @@ def shutdown() -> None:
             # An interrupt may arrive before it begins to close.
             if session is None or session.closed or _process != os.getpid():
                 _session = None
-                use_pythons_handler()
 
 
 def forget_in_child() -> None:
@@ -152,7 +132,7 @@ def forget_in_child() -> None:
     global _session, _lock
     _session = None
     _lock = threading.RLock()
-    lazy.use_dispatcher(None)
+    dispatcher.end()
 
 
 def is_initialized() -> bool:
@@ -170,19 +150,6 @@ def register_init_hook(hook: Callable[[], None]) -> None:
     _init_hooks.append(hook)
     if _session is not None:
         hook()
-
-
-def get_runtime_state() -> RuntimeState:
-    """Describe the running session. Starts none."""
-    session = _session
-    if session is None:
-        return RuntimeState(False, "", "", 0.0)
-    return RuntimeState(True, session.backend.address, session.backend.welcome.device, _init_time_ms)
-
-
-def get_initialization_time_ms() -> float:
-    """Return how long the last start took, in milliseconds."""
-    return _init_time_ms
 
 
 def next_seed() -> int:

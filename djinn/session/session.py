@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -17,24 +18,23 @@ from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Classifier, Connection, Interceptor, OperationClass, ShapeInference
+from djinn.kinds import Classifier, Connection, OperationClass, ShapeInference
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
-from djinn.kinds.cache import SubmissionCache
+from djinn.kinds.cache import CacheSettings, SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
+from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
+from djinn.record.dispatcher import dispatcher
 from djinn.record.flush_policy import AdaptiveFlush
-from djinn.record.host_interop import HostInterop
 from djinn.record.recorder import Recorder
-from djinn.record.tensor import LazyTensor, reshape_wrapper, wrap
-from djinn.session.config import Config
+from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.connecting import connect
-from djinn.session.interrupts import SessionLock, interrupt_handler
 from djinn.session.single_backend import SingleBackend
+from djinn.settings import Config, Settings
 from djinn.wire.messages import GENERATOR_HANDLE, Description
 from djinn.wire.tensors import dtype_named, to_dense_cpu
 
 log = logging.getLogger("djinn.session")
-RECOVERY_PLUGIN = "djinn-backend-replay"
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _VIEWS_AND_WRITES = torch._C.DispatchKey.ADInplaceOrView
 
@@ -43,8 +43,7 @@ class Session:
     """A client's session with its executors.
 
     Args:
-        config: Settings.
-        plugins: The plugins that provide its parts.
+        plugins: The plugins that provide its parts, and their settings.
         connections: Open connections, one per executor.
         device: The logical device; if the user chooses among several, the first.
 
@@ -53,14 +52,12 @@ class Session:
         submitted work.
     """
 
-    def __init__(
-        self, config: Config, plugins: PluginRegistry, connections: Sequence[Connection], device: torch.device
-    ) -> None:
-        self.config = config
+    def __init__(self, plugins: PluginRegistry, connections: Sequence[Connection], device: torch.device) -> None:
+        self.config = config = plugins.settings(Config)
         self.plugins = plugins
         self.device = device
-        self.lock = SessionLock(self._interrupted)
-        interrupt_handler().use(self._hurry)
+        self.lock: AbstractContextManager[Any] = plugins.hook.djinn_open_session_lock(
+            interrupted=self._interrupted, hurry=self._hurry) or RLock()
         self.tape = Tape()
         self.released: deque[int] = deque()
         self.specs = SpecTable()
@@ -70,62 +67,53 @@ class Session:
         self.flush_after(config.flush_every)
         self.classifier: Classifier = plugins.choose("classifier", "core")
         self._shapes: ShapeInference = plugins.choose("shapes", "meta")
-        interceptor: Interceptor = plugins.choose("interceptor", "device")
         self.planner = Planner(self._shapes.infer, self.specs, self.check_owner)
         self.recorder = Recorder(self, self._bind, self.planner.plan, is_debugging=config.debug)
-        self.backend = self._compose_backend(connections)
-        self.mixer = HostInterop(self)
-        self._handlers = interceptor.handlers(self)
+        self.dispatch = self.recorder.dispatch
+        self.backend: Backend = self.backend_opener()(connections, self.tape, self.released)
+        self.mixer: HostInterop = plugins.hook.djinn_open_host_interop(session=self) or HostInterop(self)
         self._captures: list[Callable[[Node], None]] = []
 
-    @property
-    def device_count(self) -> int:
-        """How many logical devices there are."""
-        return self.backend.device_count
-
-    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
-        return self.backend_opener()(connections, self.tape, self.released)
-
-    def backend_opener(self, config: Config | None = None) -> OpenBackend:
+    def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
         """Compose what makes the session's backend: the kernel's, or a plugin's, and what plugins wrap around it.
 
         Args:
-            config: Settings, if those of the session do not hold.
+            settings: Settings, if those of the session do not hold.
 
         Raises:
             PluginError: There are several executors, and no plugin that brings a backend for them.
             ConfigurationError: A setting needs a plugin that is not there.
         """
-        plugins, config = self.plugins, config or self.config
-        if config.recovery != "none" and not plugins.is_loaded(RECOVERY_PLUGIN):
+        plugins = self.plugins
+        arrange = plugins.hook.djinn_arrange_programs(session=self)
+        chosen = plugins.selection.chosen.get("scheduler")
+        if arrange is None and chosen and len(self.config.addresses) == 1:
             raise ConfigurationError(
-                f"The setting recovery={config.recovery!r} needs the plugin {RECOVERY_PLUGIN}, which is not loaded.",
-                hint="Install it or switch it on, or leave the setting out.")
+                f"No plugin asks the scheduler {chosen!r}. Switched off are: {', '.join(sorted(plugins.disabled))}.",
+                hint="Switch the plugin on that asks schedulers, or choose none.")
         context = BackendContext(
-            config, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
-            partial(connect, config, plugins), partial(self._open_cache, config.result_cache_bytes),
-            plugins.hook.djinn_arrange_programs(session=self))
+            settings or plugins.settings, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
+            partial(connect, plugins), self.open_cache,
+            arrange)
         opens: OpenBackend = partial(_open_backend, context)
         for wrapper in reversed(plugins.hook.djinn_wrap_backend(context=context)):
             opens = wrapper(opens)
         return opens
 
-    def _open_cache(self, max_bytes: int) -> SubmissionCache:
+    def open_cache(self) -> SubmissionCache:
+        """Make a cache of results, as the settings say."""
+        max_bytes = self.plugins.settings(CacheSettings).result_cache_bytes
         if not max_bytes:
             return SubmissionCache()
         made: SubmissionCache = self.plugins.choose("cache", "results").open(max_bytes, self.classifier)
         return made
-
-    def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute one operation."""
-        return self.recorder.dispatch(operator, args, kwargs)
 
     def stream(self) -> None:
         """Submit pending nodes without waiting and without raising; a broken connection shows at the next wait.
 
         While another thread submits or waits, they stay pending: who records must not wait for its answer.
         """
-        if not self.pace.is_due(self.tape.nodes) or self.lock.is_elsewhere:
+        if not self.pace.is_due(self.tape.nodes) or getattr(self.lock, "is_elsewhere", False):
             return
         try:
             self.flush()
@@ -133,15 +121,10 @@ class Session:
             log.warning("streaming flush failed; the next materialization reports it: %s", error)
 
     def flush_after(self, operations: int | str | None) -> None:
-        """Set after how many operations pending nodes are submitted; see `djinn.session.config.Config.flush_every`."""
+        """Set after how many operations pending nodes are submitted; see the setting ``flush_every``."""
         usual = self._usual_flush_every
         self.flush_every = usual if operations == "auto" else int(operations or 0)
         self.pace.set(self.flush_every, is_fixed=operations != "auto")
-
-    def keep_results(self, max_bytes: int) -> None:
-        """Set how many bytes of results are kept for reuse; see `djinn.session.config.Config.result_cache_bytes`."""
-        with self.lock:
-            self.backend.use_cache(partial(self._open_cache, max_bytes))
 
     def flush(self) -> None:
         """Submit everything pending without waiting for results.
@@ -272,40 +255,6 @@ class Session:
             self.backend.upload(number, dense, device)
         return wrap(spec, value)
 
-    def upload_into(self, target: LazyTensor, tensor: torch.Tensor) -> bool:
-        """Replace the factory that made ``target`` by an upload, if nothing has used its result yet.
-
-        Returns:
-            Whether that was possible; if not, nothing has happened.
-        """
-        slot = target._value.slot
-        with self.lock:
-            nodes = self.tape.nodes
-            last = nodes[-1] if nodes else None
-            if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
-                return False
-            nodes.pop()
-            try:
-                self.backend.upload(slot.number, tensor, target._value.spec.device)
-            except BaseException:
-                nodes.append(last)
-                raise
-        return True
-
-    def record_across(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record an operation whose operands may be on different devices of the session."""
-        return self.recorder.record(self.recorder.crossing(operator), operator, args, kwargs)
-
-    def carry_out_mixed(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute an operation that also involves ordinary tensors or another device."""
-        return self.mixer.carry_out(operator, args, kwargs)
-
-    def replace(self, target: LazyTensor, new: LazyTensor) -> None:
-        """Give ``target`` the values and metadata of ``new``, as assigning ``.data`` does."""
-        value = new.detach()._value  # type: ignore[attr-defined]  # a lazy tensor's detach is lazy
-        reshape_wrapper(target, value.spec, new)
-        target._value = value
-
     def seed(self, seed: int) -> None:
         """Seed the session's random generators, in program order."""
         with self.lock:
@@ -364,18 +313,13 @@ class Session:
     def _rebind_append(self) -> None:
         plain = self.tape.nodes.append
         captures = tuple(self._captures)
-        first = captures[0] if captures else plain
-
-        def append_for_one(node: Node) -> None:
-            plain(node)
-            first(node)
 
         def append(node: Node) -> None:
             plain(node)
             for receive in captures:
                 receive(node)
 
-        self.recorder.append = plain if not captures else append_for_one if len(captures) == 1 else append
+        self.recorder.append = append if captures else plain
 
     def stats(self) -> dict[str, int]:
         """Return the counts since the session began."""
@@ -434,9 +378,8 @@ class Session:
         return lambda sizes: classifier.phase_told(operator, sizes)
 
     def _special(self, operator: Any, operation_class: OperationClass) -> Callable[..., Any] | None:
-        handler = self._handlers.get(operator)
-        if handler is not None:
-            return lambda op, args, kwargs: handler(self, op, args, kwargs)
+        if operator in dispatcher.operators:
+            return partial(dispatcher.operators[operator], self)
         facts = facts_of(operator)
         if facts.is_composite and not self.classifier.keep_whole(operator):
             return self.decompose
@@ -446,12 +389,11 @@ class Session:
 
     def _record_changing(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation that may change a tensor's metadata; ask the executor if eager might refuse it."""
-        binding = self.recorder.binding(operator)
         slots, numbers = self.recorder.take_apart(args, kwargs)
         shares = len({slot.storage for slot in slots}) < len(slots) == len(tensors_in((args, tuple(kwargs.values()))))
-        plan = self.planner.plan(binding, operator, args, kwargs) if shares else None
+        plan = self.planner.plan(self.recorder.binding(operator), operator, args, kwargs) if shares else None
         if plan is None or not plan.changes:
-            return self.recorder.record(binding, operator, args, kwargs)
+            return NotImplemented
         return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
 
     def decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -473,5 +415,5 @@ def _open_backend(context: BackendContext, connections: Sequence[Connection], ta
     if len(connections) > 1 or "backend" in context.plugins.selection.chosen:
         made: Backend = context.plugins.choose("backend", "fleet").open(connections, tape, released, context)
         return made
-    return SingleBackend(connections[0], tape, released, context.arrange, context.pace, context.config.debug,
+    return SingleBackend(connections[0], tape, released, context.arrange, context.pace, context.settings(Config).debug,
                          cache=context.open_cache())

@@ -28,12 +28,6 @@ EXCEPTIONS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in _O
 }
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch ran out of memory. On the CPU, only the message says so."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error))
-
-
 def to_exception(failure: Failure, origin: str = "") -> BaseException:
     """Make the exception that a failure stands for.
 

@@ -1,14 +1,11 @@
-"""Tensors as bytes: the closed table of dtypes, and dense CPU tensors viewed as buffers."""
+"""Tensors on the wire: the closed table of dtypes, and what a dense CPU tensor is."""
 
 from __future__ import annotations
-
-import ctypes
-import math
 
 import torch
 
 from djinn.errors import ProtocolError, UnsupportedTensorError
-from djinn.wire.messages import Description, TensorHeader
+from djinn.wire.messages import TensorHeader
 
 _NAMES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 "
@@ -28,11 +25,6 @@ def dtype_named(name: str) -> torch.dtype:
     if found is None:
         raise ProtocolError(f"Unknown dtype {name[:40]!r}.")
     return found
-
-
-def size_bytes(header: TensorHeader) -> int:
-    """Bytes of the tensor's elements."""
-    return math.prod(header.size) * dtype_named(header.dtype).itemsize
 
 
 def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -66,12 +58,6 @@ def header_of(tensor: torch.Tensor) -> TensorHeader:
     return TensorHeader(name, tuple(tensor.size()), tuple(tensor.stride()))
 
 
-def describe(tensor: torch.Tensor) -> Description:
-    """Describe any strided tensor, without data."""
-    header = header_of(tensor)
-    return Description(header.dtype, header.size, header.stride, int(tensor.storage_offset()))
-
-
 def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``tensor`` as a dense CPU tensor with resolved conjugation, and preserve dense strides.
 
@@ -83,40 +69,3 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     tensor = tensor.cpu()
     return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()
-
-
-def whole_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """View a storage as ``u8[N]``."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """View a dense tensor's elements as ``u8[N]``, in memory order."""
-    with torch.inference_mode(mode=False), torch.no_grad():
-        return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Copy a storage, on its device."""
-    return whole_of(storage).clone().untyped_storage()
-
-
-def placed_in(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
-    """Create a tensor on ``storage`` with the metadata of ``like``; both storages have the same length."""
-    made = torch.empty(0, dtype=like.dtype, device=storage.device)
-    made = made.set_(storage, like.storage_offset(), like.size(), like.stride())
-    made = made.conj() if like.is_conj() else made
-    return made._neg_view() if like.is_neg() else made
-
-
-def buffer_of(tensor: torch.Tensor) -> memoryview:
-    """View a dense CPU tensor's memory as bytes.
-
-    Ownership:
-        The view does not keep the tensor alive.
-    """
-    length = tensor.numel() * tensor.element_size()
-    if not length:
-        return memoryview(b"")
-    return memoryview((ctypes.c_char * length).from_address(tensor.data_ptr())).cast("B")

@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 
 _ELEMENTWISE = frozenset(
     "_to_copy bernoulli clone copy dropout fill masked_fill native_dropout native_dropout_backward zero".split()

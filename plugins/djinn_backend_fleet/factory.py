@@ -13,6 +13,7 @@ from djinn_lib_schedule.semantics import with_meaning
 
 from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection
+from djinn.settings import Config
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
 
@@ -30,8 +31,9 @@ class FleetFactory:
             PeerError: A server cannot reach another.
             ConfigurationError: The servers are not alike, or a setting needs a session with one executor.
         """
-        placement = _automatic(connections, context) if context.config.placement == "automatic" else ExplicitPlacement()
-        fleet = Fleet(connections, tape, released, placement, context.pace, is_debugging=context.config.debug)
+        settings = context.settings(Config)
+        placement = _automatic(connections, context) if settings.placement == "automatic" else ExplicitPlacement()
+        fleet = Fleet(connections, tape, released, placement, context.pace, is_debugging=settings.debug)
         fleet.use_cache(context.open_cache)
         fleet.introduce()
         return fleet

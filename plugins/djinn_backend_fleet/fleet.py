@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from djinn_lib_graph.views import changes_metadata, is_view
+from djinn_lib_interrupts.interrupts import deferral
 from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
@@ -20,7 +21,6 @@ from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.kinds.cache import SubmissionCache
 from djinn.record.flush_policy import AdaptiveFlush
-from djinn.session.interrupts import deferral
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, Held

@@ -12,12 +12,20 @@ from functools import partial
 
 from djinn.hookspecs import hookimpl
 from djinn.kinds import BackendContext, OpenBackend
+from djinn.settings import Declarations
+from djinn_backend_replay.settings import RecoverySettings
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of recovery."""
+    settings.add(RecoverySettings)
 
 
 @hookimpl(trylast=True)
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
     """Wrap the backend if the settings ask for recovery; innermost, since it opens backends again."""
-    if context.config.recovery == "none":
+    if context.settings(RecoverySettings).recovery == "none":
         return None
     from djinn_backend_replay.factory import open_recovering
 

@@ -10,10 +10,12 @@ from djinn_lib_schedule.placing import SupportsPlacement
 
 from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection, OpenBackend
+from djinn.settings import Config
 from djinn_backend_replay.metering import MeteredConnection
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.recovering import PlacingRecovering, Recovering
 from djinn_backend_replay.replaying import ReplayTarget
+from djinn_backend_replay.settings import RecoverySettings
 
 __all__ = ("open_recovering",)
 
@@ -30,10 +32,10 @@ def open_recovering(
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to.
     """
-    config = context.config
+    config, settings = context.settings(Config), context.settings(RecoverySettings)
     reconnector = Reconnector(
-        config.addresses, context.connect, config.recovery_timeout_s,
-        fills_up=config.placement == "explicit", falls_back=config.local_fallback)
+        config.addresses, context.connect, settings.recovery_timeout_s,
+        fills_up=config.placement == "explicit", falls_back=settings.local_fallback)
 
     def make(opened: Sequence[Connection]) -> ReplayTarget:
         own_tape, own_released = Tape(), deque[int]()
@@ -43,8 +45,8 @@ def open_recovering(
     hands = make(meters)
     devices = _devices_of(hands.backend, context.device)
     kind = PlacingRecovering if isinstance(hands.backend, SupportsPlacement) else Recovering
-    return kind(make, meters, hands, reconnector, tape, released, context.numbers, devices, config.recovery_bytes,
-                config.recovery_budget_s)
+    return kind(make, meters, hands, reconnector, tape, released, context.numbers, devices, settings.recovery_bytes,
+                settings.recovery_budget_s)
 
 
 def _devices_of(backend: Backend, first: torch.device) -> list[torch.device | None]:

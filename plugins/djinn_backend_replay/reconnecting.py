@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
+from djinn_lib_interrupts.interrupts import sleep, through
 
 from djinn.errors import DjinnError, TokenEndedError, TransportError
 from djinn.kinds import Connection
-from djinn.session.interrupts import sleep, through
 
 log = logging.getLogger("djinn.recovery")
 

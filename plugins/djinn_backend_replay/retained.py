@@ -7,8 +7,9 @@ import hashlib
 import attrs
 import torch
 from djinn_lib_service.fingerprint import mark_of
+from djinn_lib_service.tensor_bytes import buffer_of
 
-from djinn.wire.tensors import buffer_of, header_of
+from djinn.wire.tensors import header_of
 
 MAX_COPIED_BYTES = 2**20
 """Uploads up to this size are copied. Larger ones remain the user's tensors, and are checked before they are sent

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds.cache import CacheFactory
+from djinn.kinds.cache import CacheFactory, CacheSettings
+from djinn.settings import Declarations
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the size of the cache."""
+    settings.add(CacheSettings)
 
 
 @hookimpl

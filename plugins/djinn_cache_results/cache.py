@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.tensor_bytes import buffer_of
 
 from djinn.ir.program import Layout
 from djinn.ir.tape import Node
@@ -24,7 +25,7 @@ from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import Classifier, SupportsEffects
 from djinn.session.programs import lay_out
 from djinn.wire.messages import GENERATOR_HANDLE
-from djinn.wire.tensors import buffer_of, header_of
+from djinn.wire.tensors import header_of
 from djinn_cache_results.effects import Function, Natures, Share
 
 log = logging.getLogger("djinn.session")

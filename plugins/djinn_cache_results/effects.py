@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from djinn_lib_service.operators import operator_named
 
 from djinn.ir.program import Argument, ListArgument, NumberArgument, Template
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot

@@ -13,10 +13,11 @@ import typer
 
 from djinn.errors import ConfigurationError, DjinnError, PluginError
 from djinn.plugins import Plugins, PluginSelection, Registered
-from djinn.session.config import Config
+from djinn.settings.resolved import selection_of
 from djinn_cli.commands import add_commands
 from djinn_cli.doctor import Check, djinn_version, examine
 from djinn_cli.listing import Row, rows_of
+from djinn_cli.settings_command import SettingRow, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,7 +69,7 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     broken: list[PluginError] = []
     selection = PluginSelection()
     try:
-        selection = PluginSelection.parse(environ.get("DJINN_PLUGINS"))
+        selection = selection_of({}, environ)
     except ConfigurationError as error:
         problems.append(error)
     plugins = Plugins.load(selection, problems=broken)
@@ -76,6 +77,7 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     app.callback()(_program)
     commands: list[Registered] = []
     _add_plugins(app, plugins, commands, problems)
+    _add_settings(app, plugins, environ)
     _add_doctor(app, plugins, problems, environ)
     commands += add_commands(plugins, app, broken)
     problems += broken
@@ -116,6 +118,21 @@ def _add_plugins(
             raise typer.Exit(1)
 
 
+def _add_settings(app: typer.Typer, plugins: Plugins, environ: Mapping[str, str]) -> None:
+    @app.command("settings")
+    def list_settings(as_json: JsonOption = False) -> None:
+        """List every setting: its value here, where that comes from, and what is allowed."""
+        plugins.configure({}, environ)
+        rows = list(settings_of(plugins))
+        if as_json:
+            _print_json({"settings": rows})
+        elif sys.stdout.isatty():
+            _print_table(_settings_table(rows))
+        else:
+            _print_lines([(row.name, row.value, row.origin or "default", row.variable, row.plugin or "djinn", row.help)
+                          for row in rows])
+
+
 def _add_doctor(
     app: typer.Typer, plugins: Plugins, problems: Sequence[DjinnError], environ: Mapping[str, str]
 ) -> None:
@@ -127,14 +144,11 @@ def _add_doctor(
     ) -> None:
         """Check everything that a session needs, and say how to fix each problem."""
         found = list(problems)
-        rest = {name: value for name, value in environ.items() if name != "DJINN_PLUGINS"}
-        given = {"server": server or None, "token": token or None, "plugins": plugins.selection}
         try:
-            config = Config.resolve(given, rest)
+            plugins.configure({"server": server or None, "token": token or None}, environ)
         except ConfigurationError as error:
             found.append(error)
-            config = Config(selection=plugins.selection)
-        checks = examine(plugins, config, found)
+        checks = examine(plugins, found)
         healthy = all(check.ok for check in checks)
         if as_json:
             _print_json({"ok": healthy, "checks": checks})
@@ -177,6 +191,17 @@ def _plugin_table(rows: Sequence[Row]) -> Table:
     table = Table("kind", "name", "state", "plugin", "distribution", "replaced", title="Plugins")
     for row in rows:
         table.add_row(*map(escape, _plugin_cells(row)), style=None if row.active else "dim")
+    return table
+
+
+def _settings_table(rows: Sequence[SettingRow]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("setting", "value", "from", "variable", "plugin", "meaning", title="Settings")
+    for row in rows:
+        table.add_row(*map(escape, (row.name, row.value, row.origin or "default", row.variable, row.plugin or "djinn",
+                                    f"{row.help}; {row.allowed}")))
     return table
 
 

@@ -27,8 +27,8 @@ def add_commands(plugins: Plugins, app: typer.Typer, problems: list[PluginError]
     found: list[Registered] = []
     for name in sorted(plugins.distributions):
         try:
-            added = _add_checked(app, partial(plugins.call_alone, name, "djinn_register_commands", app=app),
-                                 plugins.owner(name), name)
+            add = partial(plugins.call_alone, name, "djinn_register_commands", app=app, plugins=plugins)
+            added = _add_checked(app, add, plugins.owner(name), name)
         except PluginError as error:
             problems.append(error)
         else:

@@ -14,14 +14,16 @@ from urllib.parse import urlsplit
 
 import attrs
 import torch
+from djinn_lib_service.kinds.transport import CertifiedConnection
+from djinn_lib_service.settings import TlsSettings, UploadSettings
 
 from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
 from djinn.kinds import Connection, ConnectOptions
-from djinn.kinds.transport import CertifiedConnection
 from djinn.plugins import DEFAULTS, Plugins
-from djinn.session.config import Config
+from djinn.settings import Config, Settings
 from djinn.wire.messages import Batch, Free, Upload
 from djinn.wire.tensors import header_of
+from djinn_cli.listing import executors, why_without_devices
 
 ROUND_TRIPS = 5
 FIRST_BYTES, MAX_BYTES = 2**20, 2**26
@@ -52,14 +54,14 @@ def djinn_version() -> str:
         return "unknown, because djinn-torch is not installed"
 
 
-def examine(plugins: Plugins, config: Config, problems: Sequence[DjinnError]) -> list[Check]:
+def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[Check]:
     """Check everything that a session needs. Opens a connection if the configuration names a server.
 
     Args:
-        plugins: The plugins that could be loaded.
-        config: The valid part of the configuration.
+        plugins: The plugins that could be loaded, with the settings that are valid.
         problems: Errors from loading either.
     """
+    config = plugins.settings(Config)
     checks = [
         Check("djinn", ok=True, found=djinn_version()),
         Check("python", ok=True, found=f"{platform.python_version()} on {platform.platform(terse=True)}"),
@@ -69,6 +71,7 @@ def examine(plugins: Plugins, config: Config, problems: Sequence[DjinnError]) ->
     checks += [_attempt(kind, lambda kind=kind: _chosen(plugins, kind)) for kind in DEFAULTS]  # type: ignore[misc]  # default binds the loop variable
     checks.append(Check("spare device", ok=True, found=_spare_device()))
     checks.append(_attempt("logical device", lambda: _device(plugins)))
+    checks.append(_attempt("executor", lambda: _executor(plugins, config)))
     checks.append(_attempt("executor devices here", lambda: _executor_devices(plugins)))
     checks += _limits()
     checks += _systems(plugins)
@@ -113,8 +116,28 @@ def _spare_device() -> str:
     return f"{name!r}, taken by {owner}"
 
 
+def _executor(plugins: Plugins, config: Config) -> str:
+    """Say which executor a session without a server uses, and why that one.
+
+    Raises:
+        ConfigurationError: It has no device here, and is needed because there is no server.
+    """
+    found = plugins.find_executor(config.device)
+    if not config.server and not found.value.devices():
+        found.value.open("").close()
+    if "executor" in plugins.selection.chosen:
+        why = "chosen in the configuration"
+    elif config.device:
+        why = f"for the device {config.device}"
+    else:
+        others = [reason for other in executors(plugins) if (reason := why_without_devices(other.value))]
+        why = "; ".join(["the default here", *others])
+    return f"{found.name} ({found.plugin}, {found.distribution}): {why}"
+
+
 def _executor_devices(plugins: Plugins) -> str:
-    devices = plugins.choose("executor", DEFAULTS["executor"]).devices()
+    """List the devices of all executors."""
+    devices = [f"{device} ({entry.name})" for entry in executors(plugins) for device in entry.value.devices()]
     return ", ".join(devices) or "none"
 
 
@@ -164,8 +187,9 @@ def _server(plugins: Plugins, config: Config) -> list[Check]:
 
     def look() -> str:
         scheme = config.server.partition("://")[0]
-        options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
-                                 tls_cert=config.tls_cert, tls_key=config.tls_key)
+        # An upload that the server keeps would not be sent a second time.
+        settings = Settings(plugins.settings(TlsSettings), UploadSettings(owner=""))
+        options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, settings=settings)
         begun = time.perf_counter()
         connection = plugins.transport_for(scheme).connect(config.server, options)
         connected_s = time.perf_counter() - begun

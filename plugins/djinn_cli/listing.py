@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
+from djinn_lib_service.kinds import ExecutorFactory
 
-from djinn.errors import PluginError
+from djinn.errors import ConfigurationError, PluginError
 from djinn.plugins import DEFAULTS, KINDS, Plugins, Registered
+from djinn.settings.selection import DEFAULT_EXECUTORS
 
-__all__ = ("Row", "rows_of")
+__all__ = ("Row", "executors", "rows_of", "why_without_devices")
 
 
 @attrs.frozen
@@ -47,11 +49,30 @@ def rows_of(plugins: Plugins, commands: Iterable[Registered] = ()) -> list[Row]:
     return rows
 
 
+def executors(plugins: Plugins) -> list[Registered]:
+    """List the executors of all plugins, by name."""
+    return [entry for _, entries in sorted(plugins.registered("executor").items()) for entry in entries]
+
+
+def why_without_devices(factory: ExecutorFactory) -> str:
+    """Say why an executor has no device here; empty if it has one."""
+    if factory.devices():
+        return ""
+    try:
+        factory.open("").close()
+    except ConfigurationError as error:
+        return error.summary
+    return ""
+
+
 def _row(plugins: Plugins, entry: Registered) -> Row:
     active, note = False, ""
     try:
         if entry.kind == "transport":
             active = plugins.find_transport(entry.value.scheme) is entry
+        elif entry.kind == "executor":
+            active = plugins.find_executor("") is entry
+            note = why_without_devices(entry.value)
         elif entry.kind in DEFAULTS:
             active = plugins.find(entry.kind, DEFAULTS[entry.kind]) is entry
         else:
@@ -64,7 +85,11 @@ def _row(plugins: Plugins, entry: Registered) -> Row:
 
 def _replaced(plugins: Plugins, entry: Registered) -> str:
     """Name the plugin that would have done what ``entry`` does, had the configuration said nothing."""
-    usual = f"djinn-{entry.kind}-{DEFAULTS.get(entry.kind, entry.name)}"
+    name = DEFAULTS.get(entry.kind, entry.name)
+    if entry.kind == "executor":
+        with_devices = {other.name for other in executors(plugins) if other.value.devices()}
+        name = next((usual for usual in DEFAULT_EXECUTORS if usual in with_devices), DEFAULT_EXECUTORS[-1])
+    usual = f"djinn-{entry.kind}-{name}"
     present = usual in plugins.distributions or usual in plugins.disabled
     return usual if present and usual != entry.plugin else ""
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
+from djinn_lib_service.operators import operator_named
 
 from djinn.ir.program import Layout
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.tape import Node, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import OperationClass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from djinn_lib_service.kinds import Guard
+
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Guard
 
 __all__ = ("djinn_register_guards",)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import operator_named
 
 __all__ = (
     "ALLOWED",
@@ -152,7 +152,8 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
     if namespace == NAMESPACE:
         group = group_of(name)
         if group != ALLOWED:
-            raise UnknownOperatorError(f"{name} is not run here: {reasons()[group]}", hint="Run this part locally.")
+            raise UnknownOperatorError(f"{name} is not run here: {reasons()[group]}",
+                                       hint="Use `.cpu()` on its operands, and run this part locally.")
     elif namespace not in namespaces:
         raise UnknownOperatorError(f"{name} is not run here: the server runs no operators of {namespace!r}.",
                                    hint=f"Serve with --allow-namespace {namespace} if they can be trusted.")

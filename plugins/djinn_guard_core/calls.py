@@ -7,12 +7,12 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.kinds import Prepared
 
-from djinn.kinds import Prepared
 from djinn_guard_core.faults import FAULTS, JOINING
 from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
-from djinn_guard_core.preconditions import too_large
+from djinn_guard_core.preconditions import KernelError, too_large
 from djinn_guard_core.sizes import RESULT_BYTES, size_rule
 
 __all__ = ("Asked", "check_of")
@@ -20,7 +20,7 @@ __all__ = ("Asked", "check_of")
 
 @attrs.frozen(eq=False)
 class Asked:
-    """Checks one call; see `djinn.kinds.guard.CallCheck`.
+    """Checks one call; see `djinn_lib_service.kinds.guard.CallCheck`.
 
     Attributes:
         operator: The operator.
@@ -60,6 +60,8 @@ class Asked:
             for rule in self.rules:
                 rule(named)
             size_bytes = 0 if self.size_of is None else self.size_of(named)
+        except KernelError as error:
+            raise RuntimeError(str(error)) from None
         except RuntimeError as error:
             raise RuntimeError(f"{base}: {error}.") from None
         except (ArithmeticError, AttributeError, KeyError, LookupError, TypeError, ValueError) as error:

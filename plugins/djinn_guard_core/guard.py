@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from djinn_lib_service.kinds import Bounds
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError, SchemaMismatchError
 from djinn.ir.program import Program, Template, count_tensors
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
-from djinn.kinds import Bounds, ShapeInference
+from djinn.ir.schema import ReturnKind, facts_of
+from djinn.kinds import ShapeInference
 from djinn_guard_core.allowlist import require_allowed
 from djinn_guard_core.calls import check_of
 from djinn_guard_core.estimate import Answers, Called
@@ -42,7 +44,7 @@ class CoreGuard:
         self._is_warm = False
 
     def prepare(self) -> None:
-        """Make PyTorch import its meta kernels; see `djinn.kinds.guard.PreparedGuard`."""
+        """Make PyTorch import its meta kernels; see `djinn_lib_service.kinds.guard.PreparedGuard`."""
         self._is_warm = True
         _warm_up()
 
@@ -64,7 +66,7 @@ def _warm_up() -> None:
 
 
 class CoreWatch:
-    """The guard of one session; see `djinn.kinds.guard.Watch`."""
+    """The guard of one session; see `djinn_lib_service.kinds.guard.Watch`."""
 
     def __init__(self, bounds: Bounds, shapes: ShapeInference) -> None:
         self._bounds = bounds
@@ -72,7 +74,7 @@ class CoreWatch:
         self._called: dict[Template, Called] = {}
 
     def check(self, program: Program) -> CheckedSteps:
-        """Check a program; see `djinn.kinds.guard.Watch.check`."""
+        """Check a program; see `djinn_lib_service.kinds.guard.Watch.check`."""
         if len(program.templates) > MAX_TEMPLATES:
             raise ProtocolError(f"A program of {len(program.templates)} templates; {MAX_TEMPLATES} is the limit.")
         called = [self._look_at(template) for template in program.templates]

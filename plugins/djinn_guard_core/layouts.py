@@ -20,9 +20,9 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.kinds import Prepared
 
 from djinn.ir.schema import facts_of
-from djinn.kinds import Prepared
 from djinn_guard_core.preconditions import expect, too_large
 
 __all__ = ("Arrangement", "Layout", "arrangement_of", "base_of", "is_proven", "layout_of",

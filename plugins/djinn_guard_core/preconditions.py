@@ -8,9 +8,9 @@ from math import prod
 from typing import Any, TypeAlias
 
 import torch
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProgramTooLargeError
-from djinn.ir.schema import operator_named
 
 Named: TypeAlias = Mapping[str, Any]
 """Arguments of a call by name, defaults included."""
@@ -24,6 +24,20 @@ def expect(holds: bool, what: str) -> None:
     """
     if not holds:
         raise RuntimeError(what)
+
+
+class KernelError(RuntimeError):
+    """The error that a kernel raises, in its own words; nothing is added to its text."""
+
+
+def expect_as_eager(holds: bool, words: str) -> None:
+    """Reject a call with the error that eager PyTorch raises, word for word.
+
+    Raises:
+        KernelError: The condition does not hold.
+    """
+    if not holds:
+        raise KernelError(words)
 
 
 def same_size(named: Named, *names: str) -> None:
@@ -111,11 +125,15 @@ def extent_bytes(size: Sequence[int], stride: Sequence[int], offset: int, itemsi
     A tensor without elements has no extent, independently of its offset.
 
     Raises:
-        RuntimeError: A size, stride or offset is negative, or there is not one stride for each size.
+        KernelError: A size, stride or offset is negative, or there is not one stride for each size.
     """
-    expect(len(size) == len(stride), f"{len(size)} sizes and {len(stride)} strides")
-    numbers = (*size, *stride, offset)
-    expect(min(numbers) >= 0, f"negative sizes, strides or offset: {list(size)}, {list(stride)}, {offset}")
+    # aten/src/ATen/native/TensorShape.cpp, as_strided.
+    expect_as_eager(len(size) == len(stride), "mismatch in length of strides and shape")
+    expect_as_eager(min(stride, default=0) >= 0,
+                    f"as_strided: Negative strides are not supported at the moment, got strides: {list(stride)}")
+    expect_as_eager(offset >= 0, f"Tensor: invalid storage offset {offset}")
+    expect_as_eager(min(size, default=0) >= 0,
+                    f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}")
     if not prod(size):
         return 0
     return (offset + sum((extent - 1) * step for extent, step in zip(size, stride, strict=True)) + 1) * itemsize

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+from djinn_lib_service.kinds import Bounds, CallCheck
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
 from djinn.ir.schema import ReturnKind
-from djinn.kinds import Bounds, CallCheck
 from djinn_guard_core.estimate import UNKNOWN, Answer, Answers, Called
 from djinn_guard_core.preconditions import too_large
 
@@ -68,7 +68,7 @@ class _Course:
 
 
 class CheckedSteps:
-    """A program that may run; see `djinn.kinds.guard.CheckedProgram`.
+    """A program that may run; see `djinn_lib_service.kinds.guard.CheckedProgram`.
 
     A run equal to the last one is permitted at once. If some inputs and numbers differ, as in a loop over a growing
     text, only the steps that they affect are estimated again. All steps are estimated only if the result might be too
@@ -94,7 +94,7 @@ class CheckedSteps:
         self._last: _Course | None = None
 
     def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:
-        """Return the steps of a run that must not be executed; see `djinn.kinds.guard.CheckedProgram.refused`."""
+        """Return the steps of a run that cannot be executed; see `CheckedProgram.refused`."""
         if len(numbers) != len(self._numbers):
             raise ProtocolError(f"The program takes {len(self._numbers)} numbers, the run brings {len(numbers)}.")
         last, kinds = self._last, list(map(type, numbers))
@@ -113,11 +113,11 @@ class CheckedSteps:
 
     @property
     def taken_bytes(self) -> int:
-        """Memory that the last run holds at any time; see `djinn.kinds.guard.SizingProgram`."""
+        """Memory that the last run holds at any time; see `djinn_lib_service.kinds.guard.SizingProgram`."""
         return 0 if self._last is None else self._last.most_bytes
 
     def measure(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
-        """Estimate a run step by step; see `djinn.kinds.guard.SizingProgram`."""
+        """Estimate a run step by step; see `djinn_lib_service.kinds.guard.SizingProgram`."""
         self._last = None
         self.refused(inputs, numbers)
         return self.taken_bytes

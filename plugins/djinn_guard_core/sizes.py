@@ -10,7 +10,7 @@ import torch
 
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn_guard_core.kernels import Rule
-from djinn_guard_core.preconditions import Named, expect, extent_bytes, has_elements, within
+from djinn_guard_core.preconditions import Named, expect, expect_as_eager, extent_bytes, has_elements, within
 
 __all__ = ("MAX_RESULTS", "RESULT_BYTES", "size_rule")
 
@@ -39,8 +39,12 @@ def _as_strided(named: Named) -> None:
     start = tensor.storage_offset() if offset is None else offset
     reach = extent_bytes(named["size"], named["stride"], start, tensor.element_size())
     there = _storage_bytes(tensor)
-    expect(prod(named["size"]) < _LIMIT and reach <= there, f"sizes {list(named['size'])}, strides "
-           f"{list(named['stride'])} and offset {start} reach beyond the {there} bytes of the storage")
+    # aten/src/ATen/native/Resize.h, setStrided.
+    expect_as_eager(
+        prod(named["size"]) < _LIMIT and reach <= there,
+        f"setStorage: sizes {list(named['size'])}, strides {list(named['stride'])}, storage offset {start}, and "
+        f"itemsize {tensor.element_size()} requiring a storage size of {reach} are out of bounds for storage of "
+        f"size {there}")
 
 
 def _as_strided_scatter(named: Named) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from djinn.record import devices
-from djinn.record.tensor import pending_errors
+from djinn.record.dispatcher import pending_errors
 from djinn.session import runtime
 from djinn_interceptor_device import autocast
 

@@ -20,9 +20,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from djinn_lib_service.operators import operator_named
 from torch.autograd import forward_ad
 
-from djinn.ir.schema import ReturnKind, operator_named
+from djinn.ir.schema import ReturnKind
 from djinn.kinds.interceptor import FunctionHandler
 from djinn.record.call_plans import Plan
 from djinn.record.recorder import scan

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.record.tensor import LazyTensor, pending_errors
+from djinn.record.dispatcher import pending_errors
+from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import copying, gradients, losses, recurrent, saving
 from djinn_interceptor_device import fast_path as shortcuts

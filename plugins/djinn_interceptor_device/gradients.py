@@ -24,7 +24,8 @@ class _Upload(torch.autograd.Function):
 
     @staticmethod
     def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return runtime.current().mixer.upload(tensor).detach()
+        lifted: torch.Tensor = runtime.current().mixer.upload(tensor)
+        return lifted.detach()
 
     @staticmethod
     def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:

@@ -37,8 +37,13 @@ WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
 
 
 def record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record an operator as it is, even if it is a composite."""
+    """Record an operator as part of its handler."""
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+
+
+def keep_whole(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let an operator be recorded as it is, although it is a composite."""
+    return NotImplemented
 
 
 def as_view(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,7 +57,7 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
     here = device is not None and device.type != session.device.type
     if isinstance(tensor, LazyTensor):
         if not here:
-            return session.record_across(operator, args, kwargs)
+            return session.recorder.record_across(operator, args, kwargs)
         if device is not None and device.type == "meta":
             return operator(placeholder(tensor._value.spec), **kwargs)
         return keep_uninitialized_at_home(_as_copied(session.materialize([tensor])[0], operator, kwargs), tensor)
@@ -85,18 +90,39 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
     if not isinstance(target, LazyTensor):
         return operator(target, session.materialize([source])[0], *args[2:], **kwargs)
     if isinstance(source, LazyTensor):
-        return session.record_across(operator, args, kwargs)
+        return session.recorder.record_across(operator, args, kwargs)
     spec = target._value.spec
     if source.shape == spec.size and source.device.type == "cpu" and is_dense(tuple(spec.size), spec.stride):
         dense = source.detach()
         if dense.dtype != spec.dtype or dense.stride() != spec.stride or dense.is_conj() or dense.is_neg():
             dense = torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype).copy_(dense)
-        if not spec.storage_offset and session.upload_into(target, dense):
+        if not spec.storage_offset and _upload_into(session, target, dense):
             return target
     # Not through the mixer, which would keep the upload for the lifetime of the source: weights would exist there
     # twice.
     record(session, operator, (target, session.upload(source, spec.device), *args[2:]), kwargs)
     return target
+
+
+def _upload_into(session: Session, target: LazyTensor, tensor: torch.Tensor) -> bool:
+    """Replace the factory that made ``target`` by an upload, if nothing has used its result yet.
+
+    Returns:
+        Whether that was possible; if not, nothing has happened.
+    """
+    slot = target._value.slot
+    with session.lock:
+        nodes = session.tape.nodes
+        last = nodes[-1] if nodes else None
+        if last is None or tuple(last.outputs) != (slot,) or last.inputs or last.signature.is_random:
+            return False
+        nodes.pop()
+        try:
+            session.backend.upload(slot.number, tensor, target._value.spec.device)
+        except BaseException:
+            nodes.append(last)
+            raise
+    return True
 
 
 def lift_fresh(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -127,7 +153,7 @@ def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
     """Record a training step by the overload whose schema says that it writes the running statistics."""
     _, _, _, mean, variance, training, *_ = args
     writes = training and mean is not None and variance is not None
-    return record(session, aten._native_batch_norm_legit.default if writes else operator, args, kwargs)
+    return record(session, aten._native_batch_norm_legit.default, args, kwargs) if writes else NotImplemented
 
 
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,7 +175,7 @@ def conjugate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: di
 
 
 def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record it, unless the tensor is a conjugated view.
+    """Let it be recorded, unless the tensor is a conjugated view.
 
     Raises:
         RuntimeError: It is a conjugated view.
@@ -158,7 +184,7 @@ def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
         raise RuntimeError("view_as_real doesn't work on unresolved conjugated tensors.  To resolve the conjugate "
                            "tensor so you can view it as real, use self.resolve_conj(); however, be warned that the "
                            "resulting tensor will NOT alias the original.")
-    return record(session, operator, args, kwargs)
+    return NotImplemented
 
 
 def negate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -186,7 +212,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,
     **dict.fromkeys(UNDECLARED_VIEWS, as_view),
-    **{getattr(aten, name).default: record for name in WHOLE},
+    **{getattr(aten, name).default: keep_whole for name in WHOLE},
     **zeros.HANDLERS,
     aten.set_.source_Storage: set_storage,
     aten.set_.source_Storage_storage_offset: set_storage,

@@ -24,11 +24,10 @@ def histc(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
     Source:
         ``histogram_histc`` of aten/src/ATen/native/Histogram.cpp; ``_histc_cuda`` of native/cuda/SummaryOps.cu.
     """
-    record, binding = session.recorder.record, session.recorder.binding
     dtype = args[0].dtype
     if dtype not in _INTEGERS or not session.backend.welcome.device.startswith("cpu"):
-        return record(binding(operator), operator, args, kwargs)
+        return NotImplemented
     convert = torch.ops.aten._to_copy.default
     wide = session.dispatch(convert, (args[0],), {"dtype": torch.float64})
-    counts = record(binding(operator), operator, (wide, *args[1:]), kwargs)
+    counts = session.dispatch(operator, (wide, *args[1:]), kwargs)
     return session.dispatch(convert, (counts,), {"dtype": dtype})

@@ -6,14 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from djinn_lib_interrupts.interrupts import use_interrupt_handler
 from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from djinn.errors import DeviceNameTakenError
 from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.record.tensor import LazyTensor
-from djinn.session.interrupts import use_interrupt_handler
-from djinn_interceptor_device import factories, functions, gradients, handlers, list_writes, optimizers, saving
+from djinn_interceptor_device import (
+    class_factories,
+    factories,
+    functions,
+    gradients,
+    handlers,
+    list_writes,
+    optimizers,
+    saving,
+)
 from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import matmul_decomposition as folding
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
@@ -68,6 +77,7 @@ class DeviceInterceptor:
             factories.register()
             _keep_from_dynamo()
             _let_tracers_trace()
+            class_factories.install()
             gradients.notice_fused_optimizers()
             use_interrupt_handler(interrupts)
         return torch.device(DEVICE_NAME, 0)

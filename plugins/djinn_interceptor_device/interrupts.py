@@ -17,15 +17,17 @@ from types import FrameType
 from typing import Any
 
 import torch
+from djinn_lib_interrupts.interrupts import InterruptHandler
 
 import djinn
-from djinn.session.interrupts import InterruptHandler
 
 __all__ = ("DeviceInterruptHandler", "interrupts")
 
 _KERNEL = Path(djinn.__file__).parent
+_PLUGINS = Path(__file__).parents[1]
 _RECORDING = tuple(f"{folder}{os.sep}" for folder in (
-    Path(torch.__file__).parent, Path(__file__).parent, *(_KERNEL / name for name in ("ir", "record", "session"))))
+    Path(torch.__file__).parent, *(_KERNEL / name for name in ("ir", "record", "session")),
+    *(_PLUGINS / name for name in ("djinn_host_interop", "djinn_interceptor_device", "djinn_lib_interrupts"))))
 """Files whose functions may have PyTorch running beneath them."""
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _CALLED = (_LIBRARY, "<attrs generated", "<frozen ")

@@ -29,11 +29,11 @@ def can_depend_on_gradient(first: Any, second: Any) -> bool:
 
 
 def take_apart_if_needed(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record a product whole, unless its variant depends on information that the executor does not have."""
+    """Let a product be recorded whole, unless its variant depends on information that the executor does not have."""
     first, second = args[:2]
     if can_depend_on_gradient(first, second) and (first.requires_grad or second.requires_grad):
         return session.decompose(operator, args, kwargs)
-    return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
+    return NotImplemented
 
 
 OPERATORS = (torch.ops.aten.linear.default, torch.ops.aten.matmul.default)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import TypeVar
 
-from djinn.session.interrupts import Deferral, deferrals
+from djinn_lib_interrupts.interrupts import Deferral, deferrals
 
 __all__ = ("Cancellation",)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from djinn.ir.schema import facts_of, operator_named
+from djinn_lib_service.operators import operator_named
+
+from djinn.ir.schema import facts_of
 from djinn.ir.tape import Signature
 
 __all__ = ("changes_metadata", "is_view", "is_view_anywhere")

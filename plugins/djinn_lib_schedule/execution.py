@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from djinn_lib_graph.graph import Graph, GraphNode, Operand
+from djinn_lib_service.operators import operator_named
 
 from djinn.errors import InputsError, ScheduleError
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.tape import Node
 from djinn.record import devices
-from djinn.record.tensor import LazyTensor, LazyTuple
+from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn.wire.tensors import dtype_named
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.inputs import Inputs, arrived, bind, laid_out_as, outside_values
+from djinn_lib_schedule.lazy_tuple import LazyTuple
 from djinn_lib_schedule.placing import Placement, SupportsPlacement, ValueDirectory
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
 
@@ -328,7 +330,7 @@ def devices_in(session: Session) -> list[Any]:
 
 
 def _positions_of(session: Session, schedule: ExecutionSchedule) -> dict[str, int]:
-    if session.device_count > 1:
+    if session.backend.device_count > 1:
         raise ScheduleError("In this session devices are the user's choice, not a schedule's.",
                             hint="Start it with djinn.init(servers=..., placement='automatic').")
     positions = {device.id: position for position, device in enumerate(devices_in(session))}

@@ -119,7 +119,8 @@ def pinned(session: Session, executor: int) -> Iterator[torch.device]:
         if isinstance(backend, SupportsPlacement):
             backend.pin(executor)
         try:
-            yield torch.device(session.device.type, executor if session.device_count > 1 else session.device.index)
+            index = executor if session.backend.device_count > 1 else session.device.index
+            yield torch.device(session.device.type, index)
             session.flush()
         finally:
             if isinstance(backend, SupportsPlacement):

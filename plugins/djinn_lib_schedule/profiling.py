@@ -13,12 +13,12 @@ import torch
 from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn_lib_trace.spans import connections_through
 
-from djinn.record.tensor import LazyTuple
 from djinn.session import runtime
 from djinn.wire.messages import Batch, Rerun, Result, Send, Timing
 from djinn.wire.messages import Run as RunCommand
 from djinn_lib_schedule.execution import Run, flushing
 from djinn_lib_schedule.inputs import Inputs
+from djinn_lib_schedule.lazy_tuple import LazyTuple
 from djinn_lib_schedule.schedule import ExecutionSchedule, Span
 
 if TYPE_CHECKING:

@@ -114,8 +114,8 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
         return [DeviceInfo(str(session.device), memory_bytes=welcome.memory_bytes or None,
                            held_bytes=max(sum(sizes.values()), welcome.held_bytes), holds=frozenset(held),
                            profile=known.profile, home_link=known.home_link)]
-    if session.device_count > 1:
-        return [DeviceInfo(f"{session.device.type}:{index}") for index in range(session.device_count)]
+    if session.backend.device_count > 1:
+        return [DeviceInfo(f"{session.device.type}:{index}") for index in range(session.backend.device_count)]
     with session.lock:
         session.flush()
         return backend.devices([int(value[1:]) for value in held])

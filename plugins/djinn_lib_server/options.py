@@ -10,16 +10,32 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 import attrs
 import msgspec
+from djinn_lib_service.kinds import CRITICAL, WARNING, MemoryOptions
+from djinn_lib_service.kinds.transport import ListenOptions
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
-from djinn.kinds.transport import ListenOptions
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.option import MIB, Option
 
-__all__ = ("LOOPBACK", "AddressOptions", "DeclaredOption", "DeviceOptions", "FairnessOptions", "LogFormat",
-           "MemoryOptions", "MetricsOptions", "OperatorOptions", "SandboxMode", "ServeOptions", "SessionOptions",
-           "TlsOptions", "TokenOptions", "declared", "options_from")
+__all__ = (
+    "LOOPBACK",
+    "AddressOptions",
+    "DeclaredOption",
+    "DeviceOptions",
+    "FairnessOptions",
+    "LogFormat",
+    "MetricsOptions",
+    "OperatorOptions",
+    "SandboxMode",
+    "ServeOptions",
+    "ServerMemoryOptions",
+    "SessionOptions",
+    "TlsOptions",
+    "TokenOptions",
+    "declared",
+    "options_from",
+)
 
 LOOPBACK = "127.0.0.1"
 _Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -116,7 +132,7 @@ class TlsOptions:
 
 
 @attrs.frozen
-class MemoryOptions:
+class ServerMemoryOptions:
     """What is kept in memory, and what happens when it becomes short."""
 
     keep_bytes: Annotated[_Count | None, Option(
@@ -127,9 +143,18 @@ class MemoryOptions:
         "public-contents", "Let every owner use kept uploads whose digests are in this file, one in hexadecimal on "
                            "each line.", metavar="PATH", shows_default=False)] = ""
     warning: Annotated[float, Meta(ge=0.1, le=1), Option(
-        "memory-warning", "Part of --memory-mib from which on what is cold goes ahead of need.")] = 0.80
+        "memory-warning", "Part of --memory-mib from which on what is cold goes ahead of need.")] = WARNING
     critical: Annotated[float, Meta(ge=0.1, le=1), Option(
-        "memory-critical", "Part of --memory-mib from which on nothing is run ahead, either.")] = 0.95
+        "memory-critical", "Part of --memory-mib from which on nothing is run ahead, either.")] = CRITICAL
+
+    @property
+    def for_manager(self) -> MemoryOptions:
+        """The options of a memory manager; limits are each tenant's.
+
+        Raises:
+            ValueError: The fractions are not in increasing order.
+        """
+        return MemoryOptions(warning=self.warning, critical=self.critical)
 
 
 @attrs.frozen
@@ -185,7 +210,7 @@ class ServeOptions:
     tls: TlsOptions = TlsOptions()
     limits: Limits = attrs.field(factory=lambda: Limits(sessions=256, programs=4096))
     sessions: SessionOptions = SessionOptions()
-    memory: MemoryOptions = MemoryOptions()
+    memory: ServerMemoryOptions = ServerMemoryOptions()
     peers: Annotated[str, Option(
         "peers", "Servers that sessions here may send values to. This machine alone if not given, and not even that "
                  "if other machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""
@@ -194,6 +219,10 @@ class ServeOptions:
         "sandbox", "Have the processes that run operations give up what they do not need of the system. auto: as far "
                    "as the system can do that, the rest is logged; require: or else do not start.")] = SandboxMode.auto
     operator: OperatorOptions = OperatorOptions()
+    plugins: Annotated[str, Option(
+        "plugins", "Which plugins to use, such as authenticator=NAME, admission=NAME or guard=NAME, and which not to "
+                   "import: -PLUGIN.", metavar="KIND=NAME[,-PLUGIN...]", variable="DJINN_PLUGINS",
+        shows_default=False)] = ""
 
     @property
     def scheme(self) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from djinn.ir.program import Program
-from djinn.kinds.executor import CompiledProgram, RandomState, Report
-from djinn.kinds.guard import CallCheck
+from djinn_lib_service.kinds.executor import CompiledProgram, RandomState, Report
+from djinn_lib_service.kinds.guard import CallCheck
 
 
 @runtime_checkable

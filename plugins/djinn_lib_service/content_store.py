@@ -24,8 +24,9 @@ import torch
 
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.wire.messages import DIGEST_BYTES, TensorHeader
-from djinn.wire.tensors import buffer_of, header_of, size_bytes
+from djinn.wire.tensors import header_of
 from djinn_lib_service.fingerprint import mark_of
+from djinn_lib_service.tensor_bytes import buffer_of, size_bytes
 
 MIN_KEPT_BYTES = 64 * 1024
 """Smaller uploads are always sent: identifying them takes as long as sending them."""

@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 from djinn.wire.messages import MARK_BYTES, TensorHeader
-from djinn.wire.tensors import buffer_of
+from djinn_lib_service.tensor_bytes import buffer_of
 
 __all__ = ("mark_of",)
 

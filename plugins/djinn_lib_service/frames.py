@@ -11,17 +11,15 @@ import struct
 from collections.abc import Sequence
 
 import msgspec
-import torch
 
 from djinn.errors import ProtocolError, ProtocolVersionError
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Message, Parcel, Result, TensorHeader, Upload
-from djinn.wire.tensors import dtype_named, is_dense, size_bytes
+from djinn_lib_service.tensor_bytes import check_header, size_bytes
 
 MAGIC = b"DJNN"
 HEAD = struct.Struct("<4sHHQIIQ")
 ALIGNMENT = 64
-MAX_DIMENSIONS = 64
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_BODY_BYTES = 64 * 2**30
 MAX_GREETING_BYTES = 4096
@@ -100,30 +98,6 @@ def tensor_headers(message: Message) -> list[TensorHeader]:
 def padding(length: int) -> int:
     """Number of zero bytes that follow ``length`` bytes of a tensor."""
     return -length % ALIGNMENT
-
-
-def check_header(header: TensorHeader) -> None:
-    """Check that a header describes a valid tensor.
-
-    Raises:
-        ProtocolError: Unknown dtype, too many dimensions, sizes that overflow, or strides that are not dense.
-    """
-    dtype_named(header.dtype)
-    if len(header.size) > MAX_DIMENSIONS:
-        raise ProtocolError(f"A tensor of {len(header.size)} dimensions; {MAX_DIMENSIONS} is the limit.")
-    if not is_dense(header.size, header.stride):
-        raise ProtocolError("The strides of a transferred tensor are not dense.")
-    if size_bytes(header) >= 2**63 or any(extent >= 2**63 for extent in (*header.size, *header.stride)):
-        raise ProtocolError("The size of a transferred tensor overflows.")
-
-
-def empty_from(header: TensorHeader) -> torch.Tensor:
-    """Allocate the CPU tensor that a checked header describes. Its memory is only touched when it is filled."""
-    dtype = dtype_named(header.dtype)
-    # Allocating complex32 memory makes PyTorch warn; users should see that warning only where they compute with it.
-    allocated = torch.int32 if dtype == torch.complex32 else dtype
-    with torch.inference_mode(False):
-        return torch.empty_strided(header.size, header.stride, dtype=allocated, device="cpu").view(dtype)
 
 
 def body_length(headers: Sequence[TensorHeader]) -> int:

@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
+__all__ = ("HandleTable", "ValueTable")
+
+
+class ValueTable(Protocol):
+    """Values by handle.
+
+    Attributes:
+        held_bytes: Bytes of the values' storages, each storage counted once.
+
+    Concurrency:
+        One thread at a time; any thread may read `held_bytes`.
+    """
+
+    held_bytes: int
+
+    def __len__(self) -> int:
+        """Return the number of values."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the handles."""
+
+    def __getitem__(self, handle: int) -> Any:
+        """Return a value."""
+
+    def get(self, handle: int) -> Any:
+        """Return a value, or ``None`` if the handle has none."""
+
+    def put(self, handle: int, value: Any) -> None:
+        """Store a value under a handle, replacing the previous one."""
+
+    def drop(self, handles: Iterable[int]) -> None:
+        """Drop values."""
+
+    def clear(self) -> None:
+        """Drop all values."""
+
+    def sharing(self, tensor: torch.Tensor) -> Sequence[int]:
+        """List the handles of the values that share a tensor's storage."""
+
+    def storage_bytes(self, handles: Iterable[int]) -> int:
+        """Return the bytes of the storages that values lie in, each storage counted once."""
+
+    def added_bytes(self, values: Iterable[Any]) -> int:
+        """Return by how much `held_bytes` would grow if these values were put, too."""
+
 
 class HandleTable:
-    """Values by handle.
+    """Values by handle, each storage counted; see `ValueTable`.
 
     The accounting is updated when a value is added or dropped. If a value grows in place, its old size still counts.
 
@@ -28,6 +73,9 @@ class HandleTable:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
 
     def __getitem__(self, handle: int) -> Any:
         return self._values[handle]
@@ -51,7 +99,7 @@ class HandleTable:
             else:
                 known[0] += 1
         if before is not None:
-            self._let_go(before)
+            self._forget(before)
 
     def drop(self, handles: Iterable[int]) -> None:
         """Drop values."""
@@ -59,13 +107,25 @@ class HandleTable:
             self._values.pop(handle, None)
             storage = self._storage_of.pop(handle, None)
             if storage is not None:
-                self._let_go(storage)
+                self._forget(storage)
 
-    def sharing(self, tensor: torch.Tensor) -> Iterator[int]:
+    def sharing(self, tensor: torch.Tensor) -> Sequence[int]:
         """List the handles of the values that share a tensor's storage."""
         storage = tensor.untyped_storage()._cdata
-        return iter([handle for handle, value in self._values.items()
-                     if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage])
+        return [handle for handle, value in self._values.items()
+                if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage]
+
+    def storage_bytes(self, handles: Iterable[int]) -> int:
+        """Return the bytes of the storages that values lie in, each storage counted once."""
+        storages = {storage for handle in handles if (storage := self._storage_of.get(handle)) is not None}
+        return sum(self._storages[storage][1] for storage in storages)
+
+    def added_bytes(self, values: Iterable[Any]) -> int:
+        """Return by how much `held_bytes` would grow if these values were put, too."""
+        storages = [value.untyped_storage() for value in values
+                    if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+        return sum({storage._cdata: storage.nbytes() for storage in storages
+                    if storage._cdata not in self._storages}.values())
 
     def clear(self) -> None:
         """Drop all values."""
@@ -74,7 +134,7 @@ class HandleTable:
         self._storages.clear()
         self.held_bytes = 0
 
-    def _let_go(self, storage: int) -> None:
+    def _forget(self, storage: int) -> None:
         known = self._storages[storage]
         known[0] -= 1
         if not known[0]:

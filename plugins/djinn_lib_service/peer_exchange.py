@@ -14,8 +14,8 @@ import attrs
 import torch
 
 from djinn.errors import DjinnError, PeerError, ProtocolError, ProtocolVersionError, RefusedError, TransportError
-from djinn.kinds.transport import Channel, PeerConnection
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Parcel, PeerHello, Welcome
+from djinn_lib_service.kinds.transport import Channel, PeerConnection
 from djinn_lib_service.mailbox import Delivery, InboxRegistry, Mailbox
 from djinn_lib_service.transfers import check
 
@@ -166,13 +166,13 @@ class LocalPeer:
         self._delivery = mailbox.begin(sender)
 
     def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Put copies into the mailbox; see `djinn.kinds.transport.PeerConnection.send`."""
+        """Put copies into the mailbox; see `djinn_lib_service.kinds.transport.PeerConnection.send`."""
         check(parcel)
         with torch.inference_mode(False), torch.no_grad():
             self._mailbox.put(self._delivery, parcel, [tensor.clone() for tensor in tensors], self._is_gone)
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Stop sending; see `djinn.kinds.transport.PeerConnection.close`."""
+        """Stop sending; see `djinn_lib_service.kinds.transport.PeerConnection.close`."""
         self._mailbox.end(self._delivery, "it has ended")
 
 

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from djinn.errors import DjinnError
-from djinn.kinds.executor import Executor
-from djinn.wire.failures import EXCEPTIONS
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.failures import name_of, text_of
+from djinn_lib_service.kinds.executor import Executor
 
 MAX_FAILURES = 1000
 """Most failures remembered between two answers; later ones are merged into the last."""
@@ -22,36 +21,39 @@ MAX_TIMINGS = 10_000
 _T = TypeVar("_T")
 
 
-def name_of(error: BaseException) -> str:
-    """Name the most specific known class of an exception."""
-    for kind in type(error).__mro__:
-        if EXCEPTIONS.get(kind.__name__) is kind:
-            return kind.__name__
-    return RuntimeError.__name__
-
-
-def text_of(error: BaseException) -> str:
-    """Return the text of an exception, without the code that `to_exception` adds again."""
-    return f"{error.summary} {error.hint}".rstrip() if isinstance(error, DjinnError) else str(error)
-
-
 class Failures:
     """The failures of one session.
+
+    Args:
+        explain: Returns the error to report in place of another one.
+
+    Attributes:
+        count: How many failures were recorded so far.
 
     Concurrency:
         One thread at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, explain: Callable[[BaseException], BaseException] = lambda error: error) -> None:
+        self._explain = explain
         self._pending: list[Failure] = []
         self._known: OrderedDict[int, Failure] = OrderedDict()
         self._adopted: dict[tuple[str, int], int] = {}
-        self._last = 0
+        self.count = 0
+
+    def attempt(self, action: Callable[[], Any]) -> Any:
+        """Call a function, and return its result, or the poison that stands for its failure."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
+            # Any exception from an executor must reach the client as a failure; it must not end the whole session.
+            return self.add(error)
 
     def add(self, error: BaseException, *, operator: str = "", run: int = -1, step: int = -1) -> Poisoned:
         """Record a failure, and return the poison that stands for it."""
-        self._last += 1
-        return self._add(Failure(self._last, name_of(error), text_of(error), operator, run, step))
+        error = self._explain(error)
+        self.count += 1
+        return self._add(Failure(self.count, name_of(error), text_of(error), operator, run, step))
 
     def adopt(self, failure: Failure) -> Poisoned:
         """Record a failure of another session once, and return the poison that stands for it here."""
@@ -59,8 +61,8 @@ class Failures:
         known = self._adopted.get(origin)
         if known is not None and known in self._known:
             return Poisoned(known)
-        self._last += 1
-        made = self._add(msgspec.structs.replace(failure, identity=self._last))
+        self.count += 1
+        made = self._add(msgspec.structs.replace(failure, identity=self.count))
         self._adopted[origin] = made.failure
         return made
 

@@ -15,8 +15,8 @@ import attrs
 import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, TransportError
-from djinn.kinds.transport import BoundedChannel, Channel, CountedChannel, DigestingChannel
 from djinn.wire.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
+from djinn_lib_service.kinds.transport import BoundedChannel, Channel, CountedChannel, DigestingChannel
 from djinn_lib_service.resumption import ServerEnd, no_session
 
 __all__ = ("ResumableChannel", "ResumableSessions", "digest_of")
@@ -29,7 +29,7 @@ REASON_S = 0.5
 
 @runtime_checkable
 class _Pollable(Channel, Protocol):
-    """Optional methods of a channel; see `djinn.kinds.transport.Channel`."""
+    """Optional methods of a channel; see `djinn_lib_service.kinds.transport.Channel`."""
 
     def is_ready(self) -> bool:
         """Whether `receive` would return without waiting."""
@@ -37,7 +37,7 @@ class _Pollable(Channel, Protocol):
 
 @runtime_checkable
 class _Watched(Channel, Protocol):
-    """Optional methods of a channel; see `djinn.kinds.transport.Channel`."""
+    """Optional methods of a channel; see `djinn_lib_service.kinds.transport.Channel`."""
 
     def is_gone(self) -> bool:
         """Whether the other side will send nothing more, regardless of data still to be received."""
@@ -45,7 +45,7 @@ class _Watched(Channel, Protocol):
 
 @runtime_checkable
 class _Parting(Channel, Protocol):
-    """Optional methods of a channel; see `djinn.kinds.transport.Channel`."""
+    """Optional methods of a channel; see `djinn_lib_service.kinds.transport.Channel`."""
 
     def has_left(self) -> bool:
         """Whether the other side has said goodbye, even if earlier messages have not been received yet."""
@@ -84,7 +84,7 @@ class _Line:
 
 
 class ResumableChannel:
-    """A session's channel, independent of its current connection; see `djinn.kinds.transport.Channel`.
+    """A session's channel, independent of its current connection; see `djinn_lib_service.kinds.transport.Channel`.
 
     Batches arrive in order and exactly once. An answer that the client lacks is sent again on a new connection.
 
@@ -133,7 +133,7 @@ class ResumableChannel:
 
     @property
     def admit_body(self) -> Callable[[int], None] | None:
-        """Called before a body is read; see `djinn.kinds.transport.BoundedChannel`."""
+        """Called before a body is read; see `djinn_lib_service.kinds.transport.BoundedChannel`."""
         return self._admit_body
 
     @admit_body.setter

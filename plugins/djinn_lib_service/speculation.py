@@ -87,9 +87,10 @@ class Speculator:
         if any(not gone.isdisjoint(ahead.run.inputs) for ahead in self._ahead):
             self.drop()
 
-    def forget(self, program: int) -> None:
-        """Forget what follows a program that was dropped or redefined."""
-        self._followers.pop(program, None)
+    def forget(self, programs: Iterable[int]) -> None:
+        """Forget what follows programs that were dropped or redefined."""
+        for program in programs:
+            self._followers.pop(program, None)
 
     @property
     def is_certain(self) -> bool:

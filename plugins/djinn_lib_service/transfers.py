@@ -17,14 +17,9 @@ import torch
 from djinn.errors import ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
-from djinn.wire.tensors import (
-    DTYPE_NAMES,
-    dtype_named,
-    header_of,
-    is_dense,
-    size_bytes,
-)
-from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_DIMENSIONS, empty_from
+from djinn.wire.tensors import DTYPE_NAMES, dtype_named, header_of, is_dense
+from djinn_lib_service.frames import MAX_BODY_BYTES
+from djinn_lib_service.tensor_bytes import MAX_DIMENSIONS, empty_from, size_bytes
 
 ALIGNMENT_BYTES = 64
 MAX_WASTE = 2
@@ -37,7 +32,7 @@ def pack(number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor]) -
     Args:
         number: Number of the parcel.
         value: A tensor of any strides, or a plain result.
-        get: Returns a dense CPU tensor with a value's content; see `djinn.kinds.executor.Executor.get`.
+        get: Returns a dense CPU tensor with a value's content; see `djinn_lib_service.kinds.executor.Executor.get`.
 
     Returns:
         The parcel, and the tensor sent with it, if there is one.
@@ -168,7 +163,7 @@ def unpack(parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], t
     Args:
         parcel: A parcel that holds a tensor.
         tensor: The tensor sent with it, dense and on the CPU; the caller gives it up.
-        put: Puts a dense CPU tensor on the device; see `djinn.kinds.executor.Executor.put`.
+        put: Puts a dense CPU tensor on the device; see `djinn_lib_service.kinds.executor.Executor.put`.
     """
     layout = parcel.layout
     if layout is not None and layout.is_packed:

@@ -28,9 +28,9 @@ from djinn.wire.messages import (
     Result,
     Upload,
 )
-from djinn.wire.tensors import size_bytes
 from djinn_lib_service.content_store import digest_of, is_worth_keeping
 from djinn_lib_service.fingerprint import mark_of
+from djinn_lib_service.tensor_bytes import size_bytes
 
 if TYPE_CHECKING:
     from djinn.kinds.transport import Connection

@@ -10,22 +10,24 @@ import torch
 
 from djinn.errors import DjinnError
 from djinn.ir.program import Program, Template, count_tensors
-from djinn.ir.schema import SchemaFacts, facts_of, operator_named
+from djinn.ir.schema import SchemaFacts, facts_of
 from djinn.wire.messages import Poisoned
-from djinn_lib_service.handle_table import HandleTable
+from djinn_lib_service.handle_table import ValueTable
+from djinn_lib_service.operators import operator_named
+from djinn_lib_service.program_check import check_program
 
 __all__ = ("poison_storage", "poison_storages", "written_handles")
 
 _NONE: frozenset[int] = frozenset()
 
 
-def poison_storage(values: HandleTable, tensor: torch.Tensor, poison: Poisoned) -> None:
+def poison_storage(values: ValueTable, tensor: torch.Tensor, poison: Poisoned) -> None:
     """Poison all values in a storage that should have been written but was not."""
     for handle in values.sharing(tensor):
         values.put(handle, poison)
 
 
-def poison_storages(values: HandleTable, handles: Sequence[int], poison: Poisoned) -> None:
+def poison_storages(values: ValueTable, handles: Sequence[int], poison: Poisoned) -> None:
     """Poison the tensors among the values of some handles, and all values that share storages with them."""
     for value in map(values.get, handles):
         if isinstance(value, torch.Tensor):
@@ -49,7 +51,7 @@ def written_handles(program: Program, inputs: Sequence[int], *, metadata: bool =
 
 def _written_inputs(program: Program, *, metadata: bool) -> AbstractSet[int]:
     try:
-        program.check()
+        check_program(program)
     except DjinnError:
         return _NONE
     written: set[int] = set()

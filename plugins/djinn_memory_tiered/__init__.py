@@ -1,1 +1,17 @@
-"""Which values a server's device holds, which are evicted first when memory is short, and how they are restored."""
+"""Keeps the values of a server's sessions within its device memory: evicts, offloads, reloads and recomputes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn_lib_service.kinds import MemoryFactory
+
+from djinn.hookspecs import hookimpl
+
+
+@hookimpl
+def djinn_register_memory(register: Callable[[MemoryFactory], None]) -> None:
+    """Register the plugin's one memory manager."""
+    from djinn_memory_tiered.manager import TieredFactory
+
+    register(TieredFactory())

@@ -9,9 +9,8 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.handle_table import HandleTable
+from djinn_lib_service.kinds.executor import CompiledProgram
 
-from djinn.kinds.executor import CompiledProgram
 from djinn_memory_tiered.accounts import Accounts
 from djinn_memory_tiered.roles import Role
 
@@ -116,27 +115,47 @@ class Place:
         return self.state is State.HERE and self.host is not None
 
 
-class Places(HandleTable):
-    """Values by handle, and their storages.
+class Places:
+    """Values by handle, and their storages; see `djinn_lib_service.handle_table.ValueTable`.
 
     Args:
         accounts: Accounting for all sessions.
         clock: Returns the time in seconds.
+
+    Attributes:
+        held_bytes: Bytes of the storages, wherever they are.
 
     Concurrency:
         One thread at a time.
     """
 
     def __init__(self, accounts: Accounts, clock: Callable[[], float]) -> None:
-        super().__init__()
+        self.held_bytes = 0
         self._accounts = accounts
         self._clock = clock
+        self._values: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
+        """By storage."""
         self._of: dict[int, Place] = {}
         """By handle."""
 
-    def __iter__(self) -> Iterator[Place]:
-        return iter(self._places.values())
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __getitem__(self, handle: int) -> Any:
+        return self._values[handle]
+
+    def get(self, handle: int) -> Any:
+        """Return a value, or ``None`` if the handle has none."""
+        return self._values.get(handle)
+
+    @property
+    def entries(self) -> Iterable[Place]:
+        """All storages."""
+        return self._places.values()
 
     def at(self, handle: int) -> Place | None:
         """Return the storage of a value; ``None`` if the value is not a tensor."""
@@ -146,7 +165,11 @@ class Places(HandleTable):
         """Return the bookkeeping entry of a tensor's storage, if there is one."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
-        return self._places.get(value.untyped_storage()._cdata)
+        return self.holding(value.untyped_storage())
+
+    def holding(self, storage: torch.UntypedStorage) -> Place | None:
+        """Return the bookkeeping entry of a storage, if there is one."""
+        return self._places.get(storage._cdata)
 
     def put(self, handle: int, value: Any) -> None:
         """Store a value under a handle, replacing the previous one."""
@@ -154,11 +177,7 @@ class Places(HandleTable):
         self._values[handle] = value
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
             storage = value.untyped_storage()
-            place = self._places.get(storage._cdata)
-            if place is None:
-                place = self._places[storage._cdata] = Place(storage, storage.nbytes(), Role.UNKNOWN, self._clock())
-                self.held_bytes += place.size_bytes
-                self._accounts.came(place.role, place.size_bytes)
+            place = self._places.get(storage._cdata) or self._entered(storage)
             place.handles += 1
             self._of[handle] = place
         if before is not None:
@@ -172,10 +191,38 @@ class Places(HandleTable):
             if place is not None:
                 self._unname(place)
 
-    def sharing(self, tensor: torch.Tensor) -> Iterator[int]:
+    def enter_new(self, value: Any) -> Place | None:
+        """Count the storage of a value that will be put, and return it; ``None`` if it is counted already."""
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or self.of(value) is not None:
+            return None
+        return self._entered(value.untyped_storage())
+
+    def leave_unused(self, places: Iterable[Place]) -> None:
+        """Remove those of some storages in which no value was put."""
+        for place in places:
+            self._bury(place)
+
+    def _entered(self, storage: torch.UntypedStorage) -> Place:
+        place = self._places[storage._cdata] = Place(storage, storage.nbytes(), Role.UNKNOWN, self._clock())
+        self.held_bytes += place.size_bytes
+        self._accounts.came(place.role, place.size_bytes)
+        return place
+
+    def sharing(self, tensor: torch.Tensor) -> Sequence[int]:
         """List the handles of the values that share a tensor's storage."""
         place = self.of(tensor)
-        return iter([handle for handle, other in self._of.items() if other is place])
+        return [handle for handle, other in self._of.items() if other is place]
+
+    def storage_bytes(self, handles: Iterable[int]) -> int:
+        """Return the bytes of the storages that values lie in, wherever these are, each storage counted once."""
+        return sum(place.size_bytes for place in {self._of[handle] for handle in handles if handle in self._of})
+
+    def added_bytes(self, values: Iterable[Any]) -> int:
+        """Return by how much `held_bytes` would grow if these values were put, too."""
+        storages = [value.untyped_storage() for value in values
+                    if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+        return sum({storage._cdata: storage.nbytes() for storage in storages
+                    if storage._cdata not in self._places}.values())
 
     def clear(self) -> None:
         """Drop everything."""

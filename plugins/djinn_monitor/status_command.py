@@ -16,7 +16,7 @@ import typer
 from djinn.errors import ConfigurationError, DjinnError
 from djinn.kinds import ConnectOptions
 from djinn.plugins import Plugins
-from djinn.session.config import Config
+from djinn.settings import Config
 from djinn_monitor.reading import Reading, name_of, printable, read
 from djinn_monitor.top_command import MetricsOption, ended
 
@@ -63,24 +63,25 @@ def status(
 
 
 def _look(connect: str, metrics: str) -> dict[str, Any]:
-    config = Config.resolve({"server": connect or None}, os.environ)
+    plugins = Plugins.configured({"server": connect or None}, os.environ)
+    config = plugins.settings(Config)
     if not metrics and not config.server:
         raise ConfigurationError("It is not said which server.",
                                  hint="Give --connect tcp://HOST:PORT or --metrics http://HOST:PORT, or set "
                                       "DJINN_SERVER or DJINN_METRICS.")
     content: dict[str, Any] = {"ready": True, "reason": ""}
     if connect or not metrics:
-        content["server"] = _greeted(config)
+        content["server"] = _greeted(plugins)
     if metrics:
         content |= _told(read(metrics))
     return content
 
 
-def _greeted(config: Config) -> dict[str, Any]:
+def _greeted(plugins: Plugins) -> dict[str, Any]:
     """Start a session, which ends at once, and return the server's description of itself."""
-    options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, tls_ca=config.tls_ca,
-                             tls_cert=config.tls_cert, tls_key=config.tls_key)
-    transport = Plugins.load(config.selection).transport_for(config.server.partition("://")[0])
+    config = plugins.settings(Config)
+    options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, settings=plugins.settings)
+    transport = plugins.transport_for(config.server.partition("://")[0])
     begun = time.perf_counter()
     connection = transport.connect(config.server, options)
     connected_s = time.perf_counter() - begun

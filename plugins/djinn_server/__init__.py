@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
     import typer
 
+    from djinn.plugins import Plugins
+
 __all__ = ("djinn_examine_system", "djinn_register_commands")
 
 
 @hookimpl
-def djinn_register_commands(app: typer.Typer) -> None:
+def djinn_register_commands(app: typer.Typer, plugins: Plugins) -> None:
     """Add ``djinn serve`` and the operator's commands ``djinn sessions`` and ``djinn kick``."""
     from djinn_server.command import serve
     from djinn_server.operator_command import kick, list_sessions
+    from djinn_server.plugin_settings import with_settings
 
-    app.command("serve")(serve)
+    app.command("serve")(with_settings(serve, plugins))
     app.command("sessions")(list_sessions)
     app.command("kick")(kick)
 

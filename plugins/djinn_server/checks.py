@@ -6,7 +6,6 @@ import ipaddress
 import socket
 
 from djinn_lib_server.options import LOOPBACK, ServeOptions
-from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import ConfigurationError
 from djinn_server.peers import PeerPolicy
@@ -41,7 +40,7 @@ def check_options(options: ServeOptions, *, needs_token: bool) -> bool:
         raise ConfigurationError("--tls-key and --tls-client-ca say nothing without --tls-cert.",
                                  hint="Give a certificate.")
     try:
-        Tiers(options.memory.warning, options.memory.critical)
+        _ = options.memory.for_manager
     except ValueError as error:
         raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
     is_private = bool(address.unix) or is_loopback(address.host)

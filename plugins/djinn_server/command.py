@@ -45,7 +45,7 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
 
     try:
         options = options_from(values)
-        server, reloading = open_server(options, read)
+        server, reloading = open_server(options, read, context.obj or {})
         server.start()
     except (ConfigurationError, ListenError) as error:
         typer.echo(f"djinn: {error}", err=True)

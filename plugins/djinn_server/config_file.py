@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -17,6 +17,7 @@ from djinn_lib_server.options import declared
 from typer.models import OptionInfo
 
 from djinn.errors import ConfigurationError
+from djinn_server.plugin_settings import more_options
 
 __all__ = ("RELOADED", "read_config", "reread", "use_config")
 
@@ -35,18 +36,19 @@ def use_config(context: typer.Context, path: str, command: Callable[..., None]) 
     """
     if path and not context.resilient_parsing:
         try:
-            context.default_map = read_config(Path(path), command)
+            context.default_map = read_config(Path(path), command, more_options(context, command))
         except ConfigurationError as error:
             raise typer.BadParameter(str(error)) from None
     return path
 
 
-def read_config(path: Path, command: Callable[..., None]) -> dict[str, Any]:
+def read_config(path: Path, command: Callable[..., None], others: Sequence[str] = ()) -> dict[str, Any]:
     """Read the file.
 
     Args:
         path: Its path.
         command: The typer command whose options are allowed.
+        others: Names of more options, whose values are checked later.
 
     Returns:
         Values by parameter name, as the options would give them.
@@ -63,18 +65,24 @@ def read_config(path: Path, command: Callable[..., None]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is no TOML: {error}.") from None
     options = {option.name: option for option in _options(command)}
-    if unknown := sorted(set(content) - set(options)):
+    if unknown := sorted(set(content) - set(options) - set(others)):
         raise ConfigurationError(f"{path} has {unknown[0]!r}, which is no option that can stand there.",
                                  hint="Write options without the dashes in front of them: max-sessions = 4.")
     if "token" in content and os.name == "posix" and mode & 0o077:
         raise ConfigurationError(f"Others can read or write {path}, and it has a token.", hint=f"Run: chmod 600 {path}")
     for name, value in content.items():
+        if name in others:
+            continue
         try:
             options[name].check(value)
         except (msgspec.ValidationError, ValueError) as error:
             shown = "" if name == "token" else f" = {value!r}"
             raise ConfigurationError(f"{path}: {name}{shown} cannot be: {error}.") from None
-    return {options[name].parameter: value for name, value in content.items()}
+    return {name.replace("-", "_"): _text(value) if name in others else value for name, value in content.items()}
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def reread(
@@ -95,8 +103,10 @@ def reread(
         ConfigurationError: As `read_config`.
     """
     now, left = dict(values), []
-    read = read_config(Path(path), command) if path else {}
+    others = more_options(context, command)
+    read = read_config(Path(path), command, others) if path else {}
     before = context.default_map or {}
+    left += [name for name in others if read.get(name.replace("-", "_")) != before.get(name.replace("-", "_"))]
     for option in _options(command) if path else ():
         source = context.get_parameter_source(option.parameter)
         if source is not None and source.name in _FIXED:

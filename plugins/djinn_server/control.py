@@ -79,8 +79,9 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
 
     Attributes:
         peer: The address at the other end.
-        received: The bytes already read from it, as returned by `djinn.kinds.transport.MovableChannel.detach`.
-        token: The token that admitted its client; see `djinn_auth_tokens.tokens.Secret.identity`.
+        received: The bytes already read from it, as returned by
+            `djinn_lib_service.kinds.transport.MovableChannel.detach`.
+        token: The token that admitted its client; see `djinn_authenticator_tokens.tokens.Secret.identity`.
     """
 
     peer: str
@@ -129,7 +130,7 @@ class EndSessions(msgspec.Struct, frozen=True, tag="end_sessions"):
     """To a worker: end the sessions that were admitted with a token.
 
     Attributes:
-        token: The token's identity; see `djinn_auth_tokens.tokens.Secret.identity`.
+        token: The token's identity; see `djinn_authenticator_tokens.tokens.Secret.identity`.
         code, summary, hint: The error that clients receive as the reason.
     """
 

@@ -6,9 +6,9 @@ import operator
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial, reduce
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from djinn_lib_server.kinds.metrics import (
@@ -17,14 +17,16 @@ from djinn_lib_server.kinds.metrics import (
     Amounts,
     Counts,
     EndedBy,
+    Evicted,
+    MemoryKind,
     Outcome,
     ProtocolFault,
     Reason,
 )
-from djinn_memory_tiered.manager import MemoryManager
+from djinn_lib_service.kinds import MemoryReport
+from djinn_lib_service.kinds.transport import CountedChannel
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
-from djinn.kinds.transport import CountedChannel
 
 __all__ = ("Meter", "Meters", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
 
@@ -38,24 +40,29 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     amounts: Amounts
 
 
-def told_of_memory(counts: Counts, amounts: Amounts, keeper: MemoryManager, waiting_bytes: int) -> Report:
-    """Build a report that includes the keeper's statistics.
+def told_of_memory(counts: Counts, amounts: Amounts, memory: MemoryReport, waiting_bytes: int) -> Report:
+    """Build a report that includes statistics of memory.
 
     Args:
         counts: The other counters.
         amounts: The other amounts.
-        keeper: Enforces the memory limit.
+        memory: The memory manager's report. Roles and kinds that metrics do not know count as unknown.
         waiting_bytes: Bytes of values that wait in mailboxes.
     """
-    books = keeper.accounts
-    memory: dict[Any, int] = {role.value: max(0, size_bytes) for role, size_bytes in books.device.items()}
-    memory |= {"results_ahead": books.ahead_bytes, "moved_to_host": books.host_bytes, "mailboxes": waiting_bytes}
-    evictions: dict[Any, int] = {gone.value: count for gone, count in books.evicted.items()}
+    held = _known(memory.device, get_args(MemoryKind))
+    held |= {"moved_to_host": memory.host_bytes, "mailboxes": waiting_bytes}
     return Report(
         msgspec.structs.replace(
-            counts, evictions=evictions, restores=books.restored, no_room=books.refused,
-            moved_bytes={"out": books.moved_out_bytes, "in": books.moved_in_bytes}),
-        msgspec.structs.replace(amounts, memory=memory, pressure_tier=int(keeper.tier)))
+            counts, evictions=_known(memory.evictions, get_args(Evicted)), restores=memory.restored,
+            no_room=memory.refused, moved_bytes={"out": memory.moved_out_bytes, "in": memory.moved_in_bytes}),
+        msgspec.structs.replace(amounts, memory=held, pressure_tier=memory.pressure))
+
+
+def _known(counts: Mapping[str, int], names: Container[str]) -> dict[Any, int]:
+    made: Counter[str] = Counter()
+    for name, count in counts.items():
+        made[name if name in names else "unknown"] += count
+    return dict(made)
 
 
 def added(all_counts: Iterable[Counts]) -> Counts:

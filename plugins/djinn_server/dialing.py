@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 import anyio
 import anyio.to_thread
+from djinn_lib_service.kinds.transport import MovablePeerConnection, PeerRelayingTransport, PeerTransport
 
 from djinn import errors
 from djinn.errors import DjinnError, PeerError
-from djinn.kinds.transport import ConnectOptions, MovablePeerConnection, PeerRelayingTransport, PeerTransport, Transport
+from djinn.kinds.transport import ConnectOptions, Transport
 from djinn.wire.messages import PeerHello
 from djinn_server.control import Control, Dial, Dialed
 from djinn_server.event_loop import EventLoop

@@ -308,8 +308,9 @@ def _name(text: str) -> None:
 
 def prepare(plugins: Plugins) -> None:
     """Import everything that workers need."""
+    from djinn_lib_service.kinds.guard import PreparedGuard
+
     import djinn_server.worker  # noqa: F401  # imported for its effect on `sys.modules`
-    from djinn.kinds.guard import PreparedGuard
 
     guard = plugins.choose("guard", "core")
     if isinstance(guard, PreparedGuard):
@@ -319,14 +320,13 @@ def prepare(plugins: Plugins) -> None:
 def main() -> None:
     """Run a forkserver that `start_forkserver` has started."""
     from djinn.plugins import Plugins
-    from djinn.session.config import Config
 
     ignore_signals()
     _name("djinn-forksrv")
     sock = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
         os.dup2(nothing.fileno(), 0)
-    prepare(Plugins.load(Config.resolve({}, os.environ).selection))
+    prepare(Plugins.configured({}, os.environ, "server"))
     gc.freeze()
     _Forker(sock).run()
     os._exit(0)

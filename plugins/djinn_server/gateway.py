@@ -13,10 +13,10 @@ from typing import Self
 from djinn_lib_server.kinds.admission import AdmissionPolicy
 from djinn_lib_server.kinds.metrics import MetricsFactory, Reason
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.kinds.transport import Channel, Listener
 from djinn_lib_service.peer_exchange import check_versions
 
 from djinn.errors import DjinnError, LimitError, RefusedError
-from djinn.kinds.transport import Channel, Listener
 from djinn.wire.messages import PeerHello, Starting
 from djinn_server.authentication import Authentication
 from djinn_server.event_loop import EventLoop

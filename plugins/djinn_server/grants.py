@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 
+from djinn_lib_service.kinds.transport import Channel
 from djinn_lib_service.resumable_channel import ResumableChannel
 
 from djinn.errors import DjinnError, TokenEndedError
-from djinn.kinds.transport import Channel
 from djinn.wire.messages import Goodbye
 
 __all__ = ("Grants",)

@@ -10,11 +10,11 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.kinds.transport import Channel
 from djinn_lib_service.resumable_channel import ResumableChannel
 from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import ProtocolError
-from djinn.kinds.transport import Channel
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, Welcome
 
 __all__ = ("Load", "answer_again", "answer_client", "courier_welcome", "receive_greeting")

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 
 from djinn_lib_service.capabilities import LosableExecutor
+from djinn_lib_service.kinds.executor import Executor
 
 from djinn.errors import DeviceLostError, DjinnError
-from djinn.kinds.executor import Executor
 
 __all__ = ("DeviceLoss",)
 

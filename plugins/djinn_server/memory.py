@@ -9,7 +9,12 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-__all__ = ("default_keep_bytes", "device_bytes", "return_memory")
+from djinn_lib_service.kinds import MemoryFactory
+
+from djinn.errors import ConfigurationError
+from djinn.plugins import Plugins
+
+__all__ = ("default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory")
 
 MAX_DEFAULT_KEEP_BYTES = 4 * 2**30
 _CONTROL_GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -20,6 +25,28 @@ def default_keep_bytes() -> int:
     """Return the default size of the upload cache: an eighth of the memory, and 4 GiB at most."""
     memory_bytes = _physical_bytes()
     return min(MAX_DEFAULT_KEEP_BYTES, memory_bytes // 8) if memory_bytes else MAX_DEFAULT_KEEP_BYTES
+
+
+def memory_plugin(plugins: Plugins, *, is_needed: bool = False) -> MemoryFactory | None:
+    """Choose what keeps sessions within a memory limit; ``None`` if no plugin does, and none is needed.
+
+    Raises:
+        ConfigurationError: It is needed.
+        AmbiguousPluginError, PluginError: As for `djinn.plugins.Plugins.find`.
+    """
+    if plugins.registered("memory") or "memory" in plugins.selection.chosen:
+        found: MemoryFactory = plugins.choose("memory", "tiered")
+        return found
+    if is_needed:
+        raise no_memory_plugin()
+    return None
+
+
+def no_memory_plugin() -> ConfigurationError:
+    """Make the error for a memory limit that no plugin enforces."""
+    return ConfigurationError("A limit of device memory needs a plugin of the kind memory, and there is none.",
+                              hint="Switch djinn-memory-tiered on again, or leave out --memory-mib and the memory "
+                                   "limits of tokens.")
 
 
 def device_bytes(device: str) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from djinn_lib_server.kinds.admission import AdmissionFactory
 from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
 from djinn_lib_server.kinds.metrics import MetricsFactory
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.content_store import read_digests
+from djinn_lib_service.listening import listen
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
@@ -26,8 +28,10 @@ from djinn_server.event_loop import EventLoop
 from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
 from djinn_server.log_lines import write_to
+from djinn_server.memory import memory_plugin
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.peers import UNIX, PeerPolicy
+from djinn_server.plugin_settings import environment_of
 from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import plan
 from djinn_server.supervisor import Supervisor
@@ -46,13 +50,14 @@ class ListenError(TransportError):
 
 
 def open_server(
-    options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]],
+    options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]], settings: Mapping[str, Any],
 ) -> tuple[Gateway, Reloading]:
     """Open a server, which does not accept connections yet.
 
     Args:
         options: Its options.
         read: Reads the options again; returns them, and the names of changed options that need a restart.
+        settings: Settings of plugins that the command line gives.
 
     Returns:
         The server, and what reloads its options.
@@ -62,19 +67,23 @@ def open_server(
         ListenError: The address cannot be listened on.
         DjinnError: A plugin is missing or does not work.
     """
-    from djinn.kinds.transport import AdoptingTransport
-    from djinn.plugins import Plugins
-    from djinn.plugins.selection import DEFAULTS
-    from djinn.session.config import Config
+    from djinn_lib_service.kinds.transport import AdoptingTransport
+
+    from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
-    config = Config.resolve({"token": options.tokens.token, **quiet}, os.environ)
+    plugins = Plugins.configured({**settings, "token": options.tokens.token, "plugins": options.plugins, **quiet},
+                                 os.environ, "server")
+    config = plugins.settings(Config)
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
-    plugins = Plugins.load(config.selection)
-    for kind in ("executor", "guard", "shapes"):
+    for device in options.device.names:
+        plugins.find_executor(device or "cpu")
+    for kind in ("guard", "shapes"):
         plugins.choose(kind, DEFAULTS[kind])
+    memory_plugin(plugins, is_needed=options.limits.memory_bytes > 0)
     authenticators: AuthenticatorFactory = plugins.choose("authenticator", DEFAULTS["authenticator"])
     admissions: AdmissionFactory = plugins.choose("admission", DEFAULTS["admission"])
     outputs: list[MetricsFactory] = plugins.all("metrics")
@@ -87,6 +96,9 @@ def open_server(
     # Only this process may see the secrets.
     secrets = _SECRETS.union(authenticators.secret_variables)
     environment = {name: value for name, value in os.environ.items() if name not in secrets}
+    chosen = plugins.selection
+    environment["DJINN_PLUGINS"] = ",".join([*(f"-{name}" for name in chosen.disabled),
+                                             *(f"{kind}={name}" for kind, name in chosen.chosen.items())])
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
     knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
@@ -94,7 +106,7 @@ def open_server(
     hands_over = options.scheme != "tls" and isinstance(transport, AdoptingTransport)
     try:
         # First, before anything that takes time: an address in use is the most common mistake.
-        listener = transport.listen(options.url, options.tls.for_listening)
+        listener = listen(transport, options.url, options.tls.for_listening)
     except TransportError as error:
         raise ListenError(error.summary, hint=error.hint) from None
     admission = GuardedAdmission(admissions.open(options))
@@ -105,9 +117,10 @@ def open_server(
         public_digests=read_digests(Path(options.memory.public_contents)) if options.memory.public_contents
         else frozenset())
     peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
+    environment |= environment_of(plugins) | {"DJINN_LOG_LEVEL": config.log_level}
     loop = EventLoop()
-    supervisor = Supervisor(setup, environment | {"DJINN_LOG_LEVEL": config.log_level}, admission,
-                            forkserver=forkserver, exchange=Exchange(peers, plugins.transport_for, loop))
+    supervisor = Supervisor(setup, environment, admission, forkserver=forkserver,
+                            exchange=Exchange(peers, plugins.transport_for, loop))
     gateway = Gateway(listener, authentication, admission, supervisor, options, loop,
                       control=_control(options.operator.control))
     for page in gateway.show_metrics(outputs, options, djinn.__version__):

@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 
+from djinn_lib_service.kinds.transport import Listener, ListenOptions
+
 from djinn.errors import ConfigurationError
-from djinn.kinds.transport import Listener, ListenOptions
 from djinn.wire.messages import Goodbye
 from djinn_server.control import Control, ControlMessage, Drain, Drained, EndSessions, Renew
 from djinn_server.draining import Drainable, drain

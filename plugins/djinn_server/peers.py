@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from djinn_lib_service.kinds.transport import PeerConnection, PeerRelayingTransport, PeerTransport
 from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.peer_exchange import LocalPeer
 
 from djinn.errors import ConfigurationError, PeerError
-from djinn.kinds.transport import ConnectOptions, PeerConnection, PeerRelayingTransport, PeerTransport, Transport
+from djinn.kinds.transport import ConnectOptions, Transport
 from djinn.wire.messages import PeerHello
 
 __all__ = ("PeerConnector", "PeerPolicy")

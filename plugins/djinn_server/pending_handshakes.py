@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from djinn.kinds.transport import Channel
+from djinn_lib_service.kinds.transport import Channel
 
 __all__ = ("MAX_WAITING", "PendingHandshakes")
 

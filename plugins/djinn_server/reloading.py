@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from djinn_lib_server.options import ServeOptions, TlsOptions
+from djinn_lib_service.kinds.transport import Listener, ListenOptions
 
 from djinn.errors import ConfigurationError
-from djinn.kinds.transport import Listener, ListenOptions
 from djinn_server.authentication import Authentication
 from djinn_server.control import Renew
 from djinn_server.supervisor import Supervisor
@@ -24,13 +24,13 @@ _log = logging.getLogger("djinn.server")
 
 @runtime_checkable
 class RenewableListener(Protocol):
-    """A `djinn.kinds.transport.Listener` whose certificate can be replaced while its connections stay open."""
+    """A `Listener` whose certificate can be replaced while its connections stay open."""
 
     def renew(self, options: ListenOptions) -> None:
         """Use other certificates for new connections; open connections are not affected.
 
         Args:
-            options: As for `djinn.kinds.transport.Transport.listen`; only the certificate options are used.
+            options: As for `ListeningTransport.listen`; only the certificate options are used.
 
         Raises:
             ConfigurationError: They cannot be used. The previous certificates then stay in use.

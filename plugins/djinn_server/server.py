@@ -10,18 +10,20 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+import attrs
 import msgspec
 from djinn_lib_server.kinds.metrics import Amounts, Outcome
 from djinn_lib_server.limits import Limits
-from djinn_lib_server.options import MemoryOptions, ServeOptions
+from djinn_lib_server.options import ServeOptions, ServerMemoryOptions
 from djinn_lib_service.content_store import ContentStore
+from djinn_lib_service.kinds import MemoryFactory, MemoryManager
+from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.guard import Watch
+from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
-from djinn_memory_tiered.manager import MemoryManager
-from djinn_memory_tiered.service import BudgetedService
-from djinn_memory_tiered.tiers import Tiers
 
 from djinn.errors import (
     ConfigurationError,
@@ -31,9 +33,7 @@ from djinn.errors import (
     RefusedError,
     TransportError,
 )
-from djinn.kinds.executor import Executor
-from djinn.kinds.guard import Watch
-from djinn.kinds.transport import Channel, Listener, PeerConnection, Transport
+from djinn.kinds.transport import Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
 from djinn_server.counters import Meter, Meters, Report, told_of_memory
@@ -49,17 +49,15 @@ from djinn_server.handshake import (
 from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
-from djinn_server.memory import default_keep_bytes, return_memory
+from djinn_server.memory import default_keep_bytes, no_memory_plugin, return_memory
 from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import Line, Place
 from djinn_server.sessions import Held, Sessions
 
 __all__ = ("Server", "refuse")
 
-NO_LIMIT_BYTES = 2**62
-"""Stands for no limit, if a memory limit is lifted while sessions are running."""
 _GOODBYE = Goodbye()
-_OPTIONS = ServeOptions(memory=MemoryOptions(keep_bytes=0))
+_OPTIONS = ServeOptions(memory=ServerMemoryOptions(keep_bytes=0))
 _log = logging.getLogger("djinn.server")
 
 
@@ -83,6 +81,7 @@ class Server:
         admit: Raises if a client may not connect.
         allowances: Resource limits of the sessions; unlimited by default.
         options: Say how much is kept, for how long, and whether idle sessions' next requests are run ahead.
+        memory: Opens the manager of device memory; ``None`` if there is none, and sessions with a limit are refused.
         public_digests: Digests of contents that every owner may use.
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
@@ -107,7 +106,7 @@ class Server:
         options: ServeOptions = _OPTIONS, peers: PeerPolicy | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
         meters: Meters | None = None, line: Line | None = None,
-        public_digests: frozenset[bytes] = frozenset(),
+        memory: MemoryFactory | None = None, public_digests: frozenset[bytes] = frozenset(),
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
@@ -121,8 +120,9 @@ class Server:
         keep_bytes = options.memory.keep_bytes
         self._store = ContentStore(default_keep_bytes() if keep_bytes is None else keep_bytes, public_digests)
         self._looks_ahead = options.device.look_ahead
-        self._tiers = Tiers(options.memory.warning, options.memory.critical)
-        self._keeper: MemoryManager | None = None
+        self._memory = memory
+        self._memory_options = options.memory.for_manager
+        self._manager: MemoryManager | None = None
         self._room = InboxRegistry(mailbox_prefix)
         self._couriers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
         self._lease_s = options.sessions.lease_s
@@ -145,13 +145,11 @@ class Server:
 
     def limit_memory(self, limits: Limits) -> None:
         """Change the tenant's limits. A first memory limit applies only to sessions that begin later."""
-        limit_bytes = limits.memory_bytes
-        if self._keeper is not None:
-            self._keeper.limit_bytes = limit_bytes or NO_LIMIT_BYTES
-            self._keeper.host_limit_bytes = limits.host_bytes
-        elif limit_bytes:
-            self._keeper = MemoryManager(self._executor, limit_bytes, host_bytes=limits.host_bytes, tiers=self._tiers,
-                                  spare=self._store)
+        options = attrs.evolve(self._memory_options, limit_bytes=limits.memory_bytes, host_bytes=limits.host_bytes)
+        if self._manager is not None:
+            self._manager.limit(options)
+        elif options.limit_bytes and self._memory is not None:
+            self._manager = self._memory.open(self._executor, options, self._store)
 
     @property
     def address(self) -> str:
@@ -291,6 +289,7 @@ class Server:
             if self.is_draining:
                 raise server_drains()
             self._line.check()
+            self._check_memory()
             allowance = self._allowances.open()
             try:
                 self._hold_session(channel, sequence, greeting, allowance, meter)
@@ -300,6 +299,11 @@ class Server:
         _log.info("%s: a courier of session %s begins", channel.peer, printable(greeting.session))
         deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
         return True
+
+    def _check_memory(self) -> None:
+        """Refuse a session whose memory is limited while no plugin keeps it within the limit."""
+        if self._manager is None and self._allowances.limits.memory_bytes:
+            raise no_memory_plugin()
 
     def _take_up(self, channel: Channel, sequence: int, hello: Hello, meter: Meter) -> None:
         """Move a session to a new connection. The thread that holds the session keeps serving it."""
@@ -337,9 +341,8 @@ class Server:
             place.stop, steady.stopped = steady.stop, place.give_up
             key_digest = digest_of(key)
             place.mark = mark_of(session, key_digest, hello.owner)
-            begin = SessionService if self._keeper is None else partial(BudgetedService, self._keeper)
-            service = begin(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
-                            watch=self._watch(), turns=place)
+            service = SessionService(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
+                                     watch=self._watch(), turns=place, manager=self._manager)
             self.sessions.add(Held(session, key_digest, steady, service, post, place, mailbox))
             try:
                 self._answer_all(steady, service, allowance, meter, place)
@@ -390,9 +393,9 @@ class Server:
                                          cache_misses=self._store.misses)
         amounts = Amounts(len(services), sum(service.live_handles for service in services),
                           sum(service.held_bytes for service in services), self._store.size_bytes)
-        if self._keeper is None:
+        if self._manager is None:
             return Report(counts, amounts)
-        return told_of_memory(counts, amounts, self._keeper, self._room.held_bytes)
+        return told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes)
 
     def _answer_all(self, channel: ResumableChannel, service: SessionService, allowance: SessionAllowance,
                     meter: Meter, place: Place) -> None:

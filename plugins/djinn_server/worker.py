@@ -19,12 +19,14 @@ from functools import partial
 import attrs
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions
+from djinn_lib_service.listening import listen
 from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import DjinnError, RefusedError, TransportError
-from djinn.kinds.executor import Executor
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions, Transport
+from djinn.kinds.transport import Transport
 from djinn.wire.messages import Goodbye, Hello
 from djinn_server.board import Board
 from djinn_server.certificates import placed
@@ -50,7 +52,7 @@ from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
 from djinn_server.limits import Allowances
 from djinn_server.log_lines import write_to
-from djinn_server.memory import device_bytes
+from djinn_server.memory import device_bytes, memory_plugin
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.run_queue import Line
@@ -71,7 +73,7 @@ class PassedSocketListener:
 
     Args:
         transport: Transport of the connections.
-        options: As for `djinn.kinds.transport.Transport.listen`.
+        options: As for `djinn_lib_service.kinds.transport.ListeningTransport.listen`.
         listener: Where redirected clients connect, if there are any.
         tickets: Checks the tickets of redirected clients.
         meters: Counts refused clients.
@@ -122,11 +124,11 @@ class PassedSocketListener:
         self.grants.admit(channel, token)
 
     def accept(self) -> Channel | None:
-        """Wait for a connection; see `djinn.kinds.transport.Listener.accept`."""
+        """Wait for a connection; see `djinn_lib_service.kinds.transport.Listener.accept`."""
         return self._queue.get()
 
     def close(self) -> None:
-        """Stop accepting; see `djinn.kinds.transport.Listener.close`."""
+        """Stop accepting; see `djinn_lib_service.kinds.transport.Listener.close`."""
         if self.listener is not None:
             self.listener.close()
             self._room.close()
@@ -232,18 +234,17 @@ def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
 ) -> tuple[Server, PassedSocketListener, Allowances, Line]:
     from djinn.plugins import Plugins
-    from djinn.session.config import Config
     from djinn.session.logs import configure
+    from djinn.settings import Config
 
-    config = Config.resolve({}, os.environ)
-    configure(config)
-    plugins = Plugins.load(config.selection)
+    plugins = Plugins.configured({}, os.environ, "server")
+    configure(plugins.settings(Config))
     transport = plugins.transport_for(setup.options.scheme)
     options = setup.options.tls.for_listening
     with placed(setup.tls_pair) if setup.tls_pair else nullcontext("") as own:
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
-        listener = transport.listen(setup.address, there) if setup.address else None
-    factory = plugins.choose("executor", "torch")
+        listener = listen(transport, setup.address, there) if setup.address else None
+    factory = plugins.find_executor(setup.device).value
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.options.device.threads:
@@ -264,7 +265,7 @@ def _open(
                     frozenset(setup.options.device.namespaces))
     watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
-                    options=setup.options, public_digests=setup.public_digests,
+                    options=setup.options, memory=memory_plugin(plugins), public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, grants=grants, leave=partial(os._exit, 1))
     return server, inlet, allowances, line

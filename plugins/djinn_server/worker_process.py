@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from djinn_lib_service.kinds.transport import Channel, MovableChannel
 
 from djinn import errors
 from djinn.errors import DjinnError, TransportError
-from djinn.kinds.transport import Channel, MovableChannel
 from djinn.wire.messages import Hello, PeerHello, Redirect
 from djinn_server.board import Board
 from djinn_server.certificates import make_pair, why_none

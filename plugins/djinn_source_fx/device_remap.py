@@ -12,7 +12,7 @@ from torch.utils._device import _device_constructors
 
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
-from djinn.record import tensor as lazy
+from djinn.record.dispatcher import dispatcher
 from djinn_source_fx.dry_run import Rehearsal
 
 _OF_NUMBERS = (torch.tensor, torch.as_tensor)
@@ -111,14 +111,14 @@ def function_of(operator: torch._ops.OpOverload) -> Any:
         return None
     name = operator.overloadpacket.__name__
     found = (getattr(owner, name, None) for owner in (torch, F, torch._C._nn))
-    return next((function for function in found if function in lazy._functions), None)
+    return next((function for function in found if function in dispatcher.functions), None)
 
 
 @cache
 def is_special(function: Any) -> bool:
     """Whether a function of PyTorch's Python interface is a composite operator with a handler."""
     name = getattr(function, "__name__", "").strip("_")
-    packet = getattr(torch.ops.aten, name, None) if function in lazy._functions else None
+    packet = getattr(torch.ops.aten, name, None) if function in dispatcher.functions else None
     overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
     # TorchScript's own overloads never reach a device.
     return any(torch._C._dispatch_has_kernel(overload.name()) and facts_of(overload).is_composite

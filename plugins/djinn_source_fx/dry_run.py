@@ -11,18 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import attrs
 import torch
+from djinn_lib_service.tensor_bytes import describe
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.ir.value import Slot, Value
-from djinn.kinds import Backend, Connection, OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds import OperationClass, RemoteExecutor, SubmissionCache
+from djinn.kinds.backend import OpenBackend
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.session import Session
-from djinn.wire.tensors import describe, is_dense
+from djinn.settings import Settings
+from djinn.wire.tensors import is_dense
 
 if TYPE_CHECKING:
     from djinn.ir.program import Layout
@@ -43,14 +45,15 @@ class Rehearsal(Session):
     """
 
     def __init__(self, running: Session) -> None:
-        parts: Any = _Parts(running)
         connection: Any = _NoConnection(running)
         self._running = running
-        super().__init__(attrs.evolve(running.config, flush_every=None), parts, [connection], running.device)
+        parts: Any = _Parts(running)
+        super().__init__(parts, [connection], running.device)
         self._asked: tuple[Any, tuple[Any, ...], dict[str, Any]] = (None, (), {})
 
-    def _compose_backend(self, connections: Sequence[Connection]) -> Backend:
-        return _NoBackend(self._running, self._answers)
+    def backend_opener(self, settings: Settings | None = None) -> OpenBackend:
+        """Give a backend that runs nothing."""
+        return lambda connections, tape, released: _NoBackend(self._running, self._answers)
 
     def stand_in(self, tensor: torch.Tensor) -> LazyTensor:
         """Return a tensor as an upload of ``tensor`` would; only its metadata is used, so it may be a fake tensor."""
@@ -115,12 +118,14 @@ class Beside(TorchDispatchMode):
                 return func(*args, **kwargs)
             kwargs = _completed(func, args, kwargs)
         binding = self._rehearsal.recorder.binding(func)
-        if binding.special is None:
-            # Tracers use Python meta kernels to infer layouts, which differ.
-            with torch._C._DisablePythonDispatcher():
-                return self._rehearsal.recorder.record(binding, func, args, kwargs)
-        with self:
-            return binding.special(func, args, kwargs)
+        if binding.special is not None:
+            with self:
+                made = binding.special(func, args, kwargs)
+            if made is not NotImplemented:
+                return made
+        # Tracers use Python meta kernels to infer layouts, which differ.
+        with torch._C._DisablePythonDispatcher():
+            return self._rehearsal.recorder.record(binding, func, args, kwargs)
 
 
 def _completed(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -148,19 +153,12 @@ def _zeros(item: Any) -> Any:
 
 
 class _Parts:
-    """The running session's plugins. Its interceptor is not called again: it would follow the rehearsal then."""
+    """The running session's plugins, with a setting of the rehearsal's own."""
 
     def __init__(self, running: Session) -> None:
-        self._running = running
-
-    def choose(self, kind: str, default: str) -> Any:
-        return self if kind == "interceptor" else self._running.plugins.choose(kind, default)
-
-    def handlers(self, session: Session) -> Any:
-        return self._running._handlers
-
-    def functions(self) -> Any:
-        return {}
+        self.hook = running.plugins.hook
+        self.settings = running.plugins.settings.changed(flush_every=None)
+        self.choose = running.plugins.choose
 
 
 class _NoConnection:

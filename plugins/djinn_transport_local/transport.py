@@ -15,7 +15,11 @@ from concurrent.futures import Future, wait
 from typing import TypeAlias
 
 import torch
+from djinn_lib_interrupts.interrupts import SessionLock, deferral
+from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.transport import PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry
+from djinn_lib_service.operators import operator_named
 from djinn_lib_service.peer_exchange import DRAIN_S, LocalPeer, PeerExchange
 from djinn_lib_service.service import SessionService
 from djinn_lib_service.upload_dedup import after
@@ -30,10 +34,8 @@ from djinn.errors import (
     UnknownOperatorError,
 )
 from djinn.ir.program import Template
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds.executor import Executor
-from djinn.kinds.transport import ConnectOptions, Listener, ListenOptions, PeerConnection
-from djinn.session.interrupts import SessionLock, deferral
+from djinn.ir.schema import facts_of
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Forget, PeerHello, Rerun, Result, Run, Welcome
 
 MAX_BATCHES = 64
@@ -68,15 +70,6 @@ class LocalTransport:
             raise ConfigurationError("The local transport needs an executor in this process.",
                                      hint="Enable an executor plugin, or connect to a server.")
         return LocalConnection(address or "local://", options.open_executor())
-
-    def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Refuse: other processes cannot connect to this one by this transport.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        raise ConfigurationError(f"The local transport cannot listen on {address!r}.",
-                                 hint="Serve over tcp:// instead.")
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect to another session of this process, at ``local://``, with or without its mailbox in hexadecimal.

@@ -9,8 +9,17 @@ from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from djinn.kinds.transport import Transport
+    from djinn.settings import Declarations
 
-__all__ = ("djinn_register_transports",)
+__all__ = ("djinn_add_settings", "djinn_register_transports")
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of connections: certificates, resuming, and uploads that a server keeps."""
+    from djinn_lib_service.settings import add_connection_settings
+
+    add_connection_settings(settings)
 
 
 @hookimpl

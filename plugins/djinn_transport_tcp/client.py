@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import attrs
+from djinn_lib_service.settings import ResumeSettings, UploadSettings
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.kinds.transport import ConnectOptions
@@ -64,8 +65,9 @@ def reach(
     """
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
-    wish = wish or Wish(options.resume)
-    redirect = connection.greet(options.token, deadline, options.owner, wish=wish)
+    wish = wish or Wish(options.settings(ResumeSettings).resume)
+    owner = options.settings(UploadSettings).owner
+    redirect = connection.greet(options.token, deadline, owner, wish=wish)
     if redirect is None:
         return connection
     expires_s = connection.certificate_expires_s
@@ -85,7 +87,7 @@ def reach(
     connection = SocketConnection(address, opened_there, options.request_timeout_s)
     # The user is interested in the expiry of the server's own certificate, which vouches for the worker's.
     connection.vouched_until_s = expires_s
-    if connection.greet("", deadline, options.owner, secret=options.token, ticket=redirect.ticket,
+    if connection.greet("", deadline, owner, secret=options.token, ticket=redirect.ticket,
                         wish=wish) is not None:
         connection.close()
         raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",

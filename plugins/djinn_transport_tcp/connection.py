@@ -13,12 +13,13 @@ from typing import TypeVar
 import attrs
 import msgspec
 import torch
+from djinn_lib_interrupts.interrupts import acquired, deferral, sleep, through
 from djinn_lib_service.resumption import ALONE_BYTES, ClientEnd, Patience
+from djinn_lib_service.settings import ResumeSettings
 from djinn_lib_service.upload_dedup import after
 
 from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, RefusedError, TokenEndedError, TransportError
 from djinn.kinds.transport import ConnectOptions
-from djinn.session.interrupts import acquired, deferral, sleep, through
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
     Batch,
@@ -67,8 +68,8 @@ class SocketConnection:
     A frame is transferred completely, or the connection is closed. So after an exception that is not a
     `TransportError`, such as a `KeyboardInterrupt`, a connection that still works has accepted its batch. The answer to
     an interrupted request is read before the next frame is sent, and its failures are reported with the next answer. If
-    interrupts are deferred (see `djinn.session.interrupts`) and the session can be resumed, the connection always still
-    works, and the client asks the server to cancel the batches it has sent.
+    interrupts are deferred (see `djinn_lib_interrupts.interrupts`) and the session can be resumed, the
+    connection always still works, and the client asks the server to cancel the batches it has sent.
 
     `submit` blocks in two cases: while more than `MAX_QUEUED_BYTES` would be queued, and, for tensors of more than
     `ALONE_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.
@@ -97,6 +98,7 @@ class SocketConnection:
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
         self._options = ConnectOptions()
+        self._resuming = ResumeSettings()
         self._past_bytes = (0, 0)
         self._sequence = 0
         self._is_between_frames = False
@@ -122,7 +124,7 @@ class SocketConnection:
 
     @property
     def certificate_expires_s(self) -> float | None:
-        """When the server's certificate expires; see `djinn.kinds.transport.CertifiedConnection`."""
+        """When the server's certificate expires; see `djinn_lib_service.kinds.transport.CertifiedConnection`."""
         return self.vouched_until_s or self._frames.stream.certificate_expires_s
 
     def take_up_again(
@@ -134,9 +136,10 @@ class SocketConnection:
             again: Connects and greets again, given the options and the session to resume.
             options: As for `djinn.kinds.transport.Transport.connect`.
         """
-        if options.resume and self.welcome.resume:
+        self._resuming = options.settings(ResumeSettings)
+        if self._resuming.resume and self.welcome.resume:
             self._again, self._options = again, options
-            self._end = ClientEnd(self._sequence, options.resume_bytes, self._copies.release)
+            self._end = ClientEnd(self._sequence, self._resuming.resume_bytes, self._copies.release)
             watch(self)
 
     @property
@@ -398,7 +401,7 @@ class SocketConnection:
                      len(lacking))
 
     def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
-        patience = Patience(began, min(self._options.resume_timeout_s, self.welcome.lease_s), _random.random)
+        patience = Patience(began, min(self._resuming.resume_timeout_s, self.welcome.lease_s), _random.random)
         while True:
             is_refused = False
             attempt_s = patience.attempt_s(time.monotonic())
@@ -429,7 +432,7 @@ class SocketConnection:
             raise ProtocolError("This session cannot be taken up again.")
         again = self._again
         options = attrs.evolve(self._options, connect_timeout_s=min(attempt_s, self._options.connect_timeout_s))
-        wish = Wish(options.resume, self.welcome.resume, self._end.answered,
+        wish = Wish(self._resuming.resume, self.welcome.resume, self._end.answered,
                     self._cancelled if self._cancelled > self._cancelled_there else 0)
         other = again(options, wish) if is_cancelling else through(lambda: again(options, wish))
         self._cancelled_there = self._cancelled

@@ -20,7 +20,7 @@ __all__ = ("SocketCarrier", "carry", "carry_on")
 def carry(
     address: str, courier: PeerHello, options: ConnectOptions, opened: Callable[[str, ConnectOptions], FrameStream]
 ) -> SocketCarrier:
-    """Connect to another server and greet it; see `djinn.kinds.transport.PeerTransport.carry`."""
+    """Connect to another server and greet it; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
     deadline = time.monotonic() + options.connect_timeout_s
     carrier = SocketCarrier(address, opened(address, options))
     carrier.introduce(courier, deadline)
@@ -29,14 +29,14 @@ def carry(
 
 
 def carry_on(descriptor: int, received: bytes, address: str, options: ConnectOptions) -> SocketCarrier:
-    """Send on another process's connection; see `djinn.kinds.transport.PeerRelayingTransport.carry_on`."""
+    """Send on another process's connection; see `djinn_lib_service.kinds.transport.PeerRelayingTransport.carry_on`."""
     carrier = SocketCarrier(address, FrameStream(ByteStream(socket.socket(fileno=descriptor), received=received)))
     carrier.wait_while_wanted(options.is_gone)
     return carrier
 
 
 class SocketCarrier(SocketConnection):
-    """Carries parcels; see `djinn.kinds.transport.PeerConnection`.
+    """Carries parcels; see `djinn_lib_service.kinds.transport.PeerConnection`.
 
     `send` blocks only while more than `MAX_QUEUED_BYTES` would be queued.
     """
@@ -46,7 +46,7 @@ class SocketCarrier(SocketConnection):
         self._frames.stream.is_unwanted = is_gone
 
     def detach(self) -> tuple[int, bytes]:
-        """Give the connection away; see `djinn.kinds.transport.MovablePeerConnection.detach`."""
+        """Give the connection away; see `djinn_lib_service.kinds.transport.MovablePeerConnection.detach`."""
         try:
             return self._frames.stream.detach()
         except OSError as error:
@@ -55,7 +55,7 @@ class SocketCarrier(SocketConnection):
             self._lost = self._lost or "it was given away"
 
     def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a parcel with its tensor; see `djinn.kinds.transport.PeerConnection.send`."""
+        """Send a parcel with its tensor; see `djinn_lib_service.kinds.transport.PeerConnection.send`."""
         if self._lost:
             raise self._closed()
         views = views_of(self._sequence + 1, parcel, tensors)
@@ -66,7 +66,7 @@ class SocketCarrier(SocketConnection):
             raise self._ended(error) from None
 
     def close(self, drain_s: float = 0.0) -> None:
-        """End the connection; see `djinn.kinds.transport.PeerConnection.close`."""
+        """End the connection; see `djinn_lib_service.kinds.transport.PeerConnection.close`."""
         if drain_s and not self._lost:
             self._outbox.drain(drain_s)
         super().close()

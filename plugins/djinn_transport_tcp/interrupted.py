@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
+from djinn_lib_interrupts.interrupts import deferral
 from djinn_lib_service.resumption import ALONE_BYTES
+from djinn_lib_service.tensor_bytes import size_bytes
 
-from djinn.session.interrupts import deferral
 from djinn.wire.messages import Batch, Command, Upload
-from djinn.wire.tensors import size_bytes
 
 __all__ = ("is_interrupted", "without_large")
 

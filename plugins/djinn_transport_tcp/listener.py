@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
+from djinn_lib_service.kinds.transport import ListenOptions
 
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
-from djinn.kinds.transport import ListenOptions
 from djinn.wire import messages
 from djinn.wire.messages import Goodbye, Message, Refusal
 from djinn_transport_tcp.address import format_address, parse_address, parse_path
@@ -43,12 +43,12 @@ _log = logging.getLogger("djinn.transport")
 
 
 def listen(address: str, options: ListenOptions) -> SocketListener:
-    """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
+    """Listen on an address; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
     return _listen(address, "tcp", options, lambda peer, sock: PlainSocketChannel(peer, ByteStream(sock), options))
 
 
 def listen_tls(address: str, options: ListenOptions) -> SocketListener:
-    """Listen on an address with TLS; see `djinn.kinds.transport.Transport.listen`."""
+    """Listen on an address with TLS; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
     parse_address(address, scheme="tls", listening=True)
     held = [server_context(options)]
 
@@ -60,7 +60,7 @@ def listen_tls(address: str, options: ListenOptions) -> SocketListener:
 
 
 def adopt(descriptor: int, received: bytes, peer: str, options: ListenOptions) -> PlainSocketChannel:
-    """Take over another process's connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+    """Take over another process's connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
     return PlainSocketChannel(peer, ByteStream(socket.socket(fileno=descriptor), received=received), options)
 
 
@@ -84,7 +84,7 @@ def _listen(
 
 
 def listen_unix(address: str, options: ListenOptions) -> SocketListener:
-    """Listen on a path of this machine; see `djinn.kinds.transport.Transport.listen`.
+    """Listen on a path of this machine; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`.
 
     Only the user of this process can connect. A socket left behind by a dead server is replaced; the socket of a
     running server, or another kind of file, is refused.
@@ -154,7 +154,7 @@ def _cannot_listen(address: str, error: OSError) -> TransportError:
 
 
 class SocketListener:
-    """Accepts connections; see `djinn.kinds.transport.Listener`.
+    """Accepts connections; see `djinn_lib_service.kinds.transport.Listener`.
 
     Attributes:
         address: Address that clients connect to, with the actual port.
@@ -216,7 +216,7 @@ class SocketListener:
 
 
 class SocketChannel:
-    """The server's end of one connection; see `djinn.kinds.transport.Channel`.
+    """The server's end of one connection; see `djinn_lib_service.kinds.transport.Channel`.
 
     Until `greeted` is called, a frame may have `MAX_GREETING_BYTES` and no body, and all frames together must arrive
     within the time for the greeting.
@@ -233,7 +233,7 @@ class SocketChannel:
         self._frames.stream.keeps_pace = True
 
     def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
-        """Wait for the next message; see `djinn.kinds.transport.Channel.receive`."""
+        """Wait for the next message; see `djinn_lib_service.kinds.transport.Channel.receive`."""
         stream = self._frames.stream
         try:
             stream.stall_timeout_s = None
@@ -251,7 +251,7 @@ class SocketChannel:
 
     @property
     def admit_body(self) -> Callable[[int], None] | None:
-        """The callback that admits a body before it is read; see `djinn.kinds.transport.BoundedChannel`."""
+        """The callback that admits a body before it is read; see `djinn_lib_service.kinds.transport.BoundedChannel`."""
         return self._frames.admit_body
 
     @admit_body.setter
@@ -260,7 +260,7 @@ class SocketChannel:
 
     @property
     def received_digest(self) -> int:
-        """Digest of the last received message; see `djinn.kinds.transport.DigestingChannel`."""
+        """Digest of the last received message; see `djinn_lib_service.kinds.transport.DigestingChannel`."""
         return self._frames.digest
 
     @property
@@ -331,7 +331,7 @@ class PlainSocketChannel(SocketChannel):
     """A connection without encryption, which another process can take over."""
 
     def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
-        """Release the connection; see `djinn.kinds.transport.MovableChannel.detach`.
+        """Release the connection; see `djinn_lib_service.kinds.transport.MovableChannel.detach`.
 
         Raises:
             TransportError: It was closed.

@@ -12,10 +12,10 @@ from functools import cache
 
 import attrs
 import torch
-from djinn_lib_service.frames import empty_from
+from djinn_lib_service.tensor_bytes import empty_from, size_bytes
 
 from djinn.wire.messages import TensorHeader
-from djinn.wire.tensors import dtype_named, size_bytes
+from djinn.wire.tensors import dtype_named
 
 __all__ = ("KEPT_S", "LARGE_BYTES", "MAX_KEPT_BYTES", "Reserve")
 

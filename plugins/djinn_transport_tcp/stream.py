@@ -16,11 +16,11 @@ from djinn_lib_service.frames import (
     padding,
     tensor_headers,
 )
+from djinn_lib_service.tensor_bytes import buffer_of, size_bytes
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import Message, TensorHeader
-from djinn.wire.tensors import buffer_of, size_bytes
 from djinn_transport_tcp.memory import Reserve
 from djinn_transport_tcp.sockets import AHEAD_BYTES, ByteStream
 
@@ -41,7 +41,7 @@ class FrameStream:
         stream: The byte stream.
         max_header_bytes: Largest header accepted.
         max_body_bytes: Largest body accepted.
-        admit_body: Called before a body is read, if set; see `djinn.kinds.transport.BoundedChannel`.
+        admit_body: Called before a body is read, if set; see `djinn_lib_service.kinds.transport.BoundedChannel`.
         digests: Whether to compute digests of received frames.
         digest: Digest of the last received header and the length of its body. It is meaningless outside this process,
             and other processes cannot construct a header with the same digest.

@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.settings import TlsSettings
+
 from djinn.errors import ConfigurationError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 
 __all__ = ("PlaintextError", "TlsError", "TlsSocket", "client_context", "server_context")
 
@@ -48,17 +51,18 @@ def client_context(options: ConnectOptions) -> ssl.SSLContext:
     Raises:
         ConfigurationError: A file, or the pinned certificate, cannot be used.
     """
+    files = options.settings(TlsSettings)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if options.tls_pin:
         _load("certificate", "the server's process", lambda: context.load_verify_locations(cadata=options.tls_pin))
-    elif options.tls_ca:
-        _load("authorities", options.tls_ca, lambda: context.load_verify_locations(options.tls_ca))
+    elif files.tls_ca:
+        _load("authorities", files.tls_ca, lambda: context.load_verify_locations(files.tls_ca))
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    if options.tls_cert:
-        _load_pair(context, options.tls_cert, options.tls_key)
-    elif options.tls_key:
+    if files.tls_cert:
+        _load_pair(context, files.tls_cert, files.tls_key)
+    elif files.tls_key:
         raise ConfigurationError("There is a tls_key and no tls_cert.", hint="Give both, or neither.")
     return context
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
+from djinn_lib_service.kinds.transport import Channel, Listener, ListenOptions, PeerConnection
 
-from djinn.kinds.transport import Channel, Connection, ConnectOptions, Listener, ListenOptions, PeerConnection
+from djinn.kinds.transport import Connection, ConnectOptions
+from djinn.settings import Settings
 from djinn.wire.messages import PeerHello
 
 __all__ = ("TcpTransport", "TlsTransport", "UnixTransport")
@@ -29,29 +32,29 @@ class TcpTransport:
 
         from djinn_transport_tcp.client import connect
 
-        return reusing(connect(address, options))
+        return reusing(_with_retries(connect, address, options))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn.kinds.transport.PeerTransport.carry`."""
+        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
         from djinn_transport_tcp.client import open_tcp
         from djinn_transport_tcp.courier import carry
 
         return carry(address, courier, options, open_tcp)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
-        """Take over a connection for sending; see `djinn.kinds.transport.PeerRelayingTransport.carry_on`."""
+        """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
+        """Listen on an address; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
         from djinn_transport_tcp.listener import listen
 
         return listen(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)
@@ -73,10 +76,10 @@ class TlsTransport:
 
         from djinn_transport_tcp.client import connect_tls
 
-        return reusing(connect_tls(address, options))
+        return reusing(_with_retries(connect_tls, address, options))
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Listen on an address; see `djinn.kinds.transport.Transport.listen`."""
+        """Listen on an address; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
         from djinn_transport_tcp.listener import listen_tls
 
         return listen_tls(address, options)
@@ -97,32 +100,47 @@ class UnixTransport:
 
     def connect(self, address: str, options: ConnectOptions) -> Connection:
         """Connect and greet; see `djinn.kinds.transport.Transport.connect`."""
+        from djinn_lib_service.settings import ResumeSettings, UploadSettings
+
         from djinn_transport_tcp.client import connect_unix
 
         # Digests bring no benefit on one machine.
-        return connect_unix(address, attrs.evolve(options, owner=""))
+        settings = Settings(options.settings(ResumeSettings), UploadSettings(owner=""))
+        return _with_retries(connect_unix, address, attrs.evolve(options, settings=settings))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn.kinds.transport.PeerTransport.carry`."""
+        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
         from djinn_transport_tcp.client import open_unix
         from djinn_transport_tcp.courier import carry
 
         return carry(address, courier, options, open_unix)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
-        """Take over a connection for sending; see `djinn.kinds.transport.PeerRelayingTransport.carry_on`."""
+        """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
         from djinn_transport_tcp.courier import carry_on
 
         return carry_on(descriptor, received, address, options)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
-        """Listen on a path; see `djinn.kinds.transport.Transport.listen`."""
+        """Listen on a path; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
         from djinn_transport_tcp.listener import listen_unix
 
         return listen_unix(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection; see `djinn.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)
+
+
+def _with_retries(
+    connect: Callable[[str, ConnectOptions], Connection], address: str, options: ConnectOptions
+) -> Connection:
+    """Connect, and try again when a server that is full says so, if the options ask for that."""
+    if not options.retries:
+        return connect(address, options)
+    from djinn_lib_service.retry import patiently
+
+    return patiently(lambda left_s: connect(address, attrs.evolve(options, connect_timeout_s=left_s)),
+                     options.connect_timeout_s)

@@ -16,7 +16,7 @@ from djinn.plugins import KINDS
 
 ROOT = Path(__file__).parents[2]
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("djinn_")}
-KIND_OF = {f"djinn_register_{kind if kind.endswith('s') else f'{kind}s'}": kind for kind in KINDS}
+KIND_OF = {f"djinn_register_{kind if kind.endswith(('s', 'y')) else f'{kind}s'}": kind for kind in KINDS}
 
 
 def sections(hook: Callable[..., Any]) -> dict[str, str]:

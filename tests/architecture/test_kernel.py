@@ -22,8 +22,8 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3_708
-"""All of it counts. The limit may only fall; the goal is 3,300."""
+MAX_KERNEL_LINES = 3_296
+"""All of it counts. The limit may only fall."""
 MAX_LAYERS = 12
 MAX_MODULE_LINES = 400
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
@@ -111,7 +111,8 @@ def test_what_is_imported_is_declared() -> None:
     always = declared(project["dependencies"])
     extras = {name: declared(requirements) for name, requirements in project["optional-dependencies"].items()}
     allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["test"],
-               "djinn_monitor": always | extras["metrics"], "djinn_server": always | extras["metrics"] | extras["tls"]}
+               "djinn_monitor": always | extras["metrics"], "djinn_metrics_prometheus": always | extras["metrics"],
+               "djinn_server": always | extras["tls"]}
     own = {"djinn"} | {folder.name for root in IMPORT_ROOTS[1:] for folder in root.iterdir()}
     undeclared = {}
     for path in MODULES:

@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = sorted(path.name for path in (ROOT / "plugins").glob("djinn_*") if path.is_dir())
-NO_PLUGINS = {"djinn_cli", "djinn_memory_tiered"}
-"""The command line, and a policy of servers that has no hook yet; libraries are no plugins either."""
+NO_PLUGINS = {"djinn_cli"}
+"""The command line; libraries are no plugins either."""
 LIBRARIES = [name for name in PACKAGES if name.startswith("djinn_lib_")]
 FOLDERS = [name for name in PACKAGES if name not in {*NO_PLUGINS, *LIBRARIES}]
 COMMAND = "python3 -m pip install -c constraints.txt nox && python3 -m nox"

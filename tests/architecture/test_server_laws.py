@@ -1,4 +1,4 @@
-"""The laws of `djinn serve` name tests that are there, and each law is well formed."""
+"""The laws of `djinn serve` and of settings name tests that are there, and each law is well formed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LAWS: list[dict[str, Any]] = tomllib.loads((ROOT / "specs/server.toml").read_text())["laws"]
+FOLDERS = {"server": "tests/integration", "settings": "tests/unit"}
+LAWS: list[dict[str, Any]] = [law for kind in FOLDERS
+                              for law in tomllib.loads((ROOT / f"specs/{kind}.toml").read_text())["laws"]]
 
 
 def _tests_in(path: Path) -> set[str]:
@@ -22,12 +24,13 @@ def _tests_in(path: Path) -> set[str]:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law["id"])
 def test_a_law_is_one_sentence_and_its_tests_are_there(law: dict[str, Any]) -> None:
     assert set(law) == {"id", "statement", "shown_by"}
-    assert re.fullmatch(r"server\.[a-z_]+", law["id"])
+    kind, _, name = law["id"].partition(".")
+    assert re.fullmatch(r"[a-z_]+", name)
     assert law["statement"].endswith(".")
     assert law["shown_by"]
     for named in law["shown_by"]:
         file, _, test = named.partition("::")
-        assert test in _tests_in(ROOT / "tests/integration" / file), named
+        assert test in _tests_in(ROOT / FOLDERS[kind] / file), named
 
 
 def test_laws_have_names_of_their_own() -> None:

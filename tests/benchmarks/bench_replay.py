@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from djinn_executor_torch.executor import TorchExecutorFactory
+from djinn_executor_cpu.executor import CpuExecutor
 
 import djinn
 from djinn.session.programs import lay_out, program_of
@@ -51,7 +51,7 @@ def test_replay(compare: Callable[..., Any], publish: Callable[..., None]) -> No
         layout = lay_out(nodes, {slot.number for node in nodes for slot in node.outputs if slot.number != alive})
         handles = [tensor._value.slot.number for tensor in there]
         order = [handles.index(handle) for handle in layout.inputs]
-        executor = TorchExecutorFactory().open("cpu")
+        executor = CpuExecutor()
         program, random = executor.compile(program_of(nodes, layout)), executor.random_state(0)
 
         def ours() -> list[Any]:

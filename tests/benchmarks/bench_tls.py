@@ -11,6 +11,7 @@ import pytest
 import torch
 import trustme
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
+from support.servers.connection_options import connect_options
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
@@ -26,7 +27,7 @@ def secured(tmp_path: Path, start_server: Callable[..., Any]) -> Iterator[Socket
     authority.cert_pem.write_to_path(tmp_path / "authority.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     address = start_server("--tls-cert", str(tmp_path / "server.pem")).address
-    with closing(connect_tls(address, ConnectOptions(tls_ca=str(tmp_path / "authority.pem")))) as connection:
+    with closing(connect_tls(address, connect_options(tls_ca=str(tmp_path / "authority.pem")))) as connection:
         yield connection
 
 

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from support.clients.hostile import hostile_tenant
 from support.clients.tenants import Worked, percentile, products_for

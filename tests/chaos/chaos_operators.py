@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 from djinn_guard_core.allowlist import release
 from djinn_guard_core.layouts import is_proven
+from djinn_lib_service.operators import operator_named
 from support.operators import fuzzer
 from support.operators.fuzzer import Found, Settings, allowed, look_everywhere, not_called, told, without_form
 from support.reports.reliability import RESULTS
 
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 
 CALLS = 200_000
 EACH = 100
 PARTS = 12
-JUDGED = ("plugins/djinn_guard_core", "plugins/djinn_executor_torch")
+JUDGED = ("plugins/djinn_guard_core", "plugins/djinn_lib_torch")
 """What decides whether a call is made, and how."""
 ROUNDS = (
     Settings(target=72, attempts=1500, seconds=120, seed=1),

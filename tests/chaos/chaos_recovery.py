@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from djinn_backend_replay.settings import RecoverySettings
 from support.models.gpt2 import PROMPT, gpt2
 from support.servers.crashes import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
-from djinn.session.config import Config
 from djinn.session.session import Session
 
 STEPS = int(os.environ.get("DJINN_CHAOS_STEPS", "10000"))
-BUDGET_S = Config().recovery_budget_s
+BUDGET_S = RecoverySettings().recovery_budget_s
 KILLS = int(os.environ.get("DJINN_CHAOS_KILLS", "1000"))
 
 

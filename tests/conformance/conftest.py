@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import attrs
 import pytest
+from djinn_conformance import specs
 from support.processes.warm import run_pytest
 
 BROKEN = Path(__file__).parent / "broken"
@@ -81,9 +82,7 @@ def _read(report: Path) -> dict[str, dict[str, str]]:
 
 def _split(inside: str) -> tuple[str, str]:
     """Take ``plugin:name@device-kind.law`` apart; other parameters of a test stand before or behind it."""
-    kinds = ("admission analyzer authenticator backend cache classifier executor exporter guard interceptor metrics "
-             "observer pattern scheduler session shapes source transport").split()
-    for kind in kinds:
+    for kind in specs.suites():
         head, found, tail = inside.rpartition(f"-{kind}.")
         if found:
             subject = head[head.rindex(f"broken-{kind}:"):] if f"broken-{kind}:" in head else head

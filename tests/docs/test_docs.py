@@ -21,12 +21,11 @@ import pytest
 import typer.main
 from djinn_cli.app import build
 from djinn_conformance import specs
-from support.processes.warm import WarmPython, run_pytest
+from support.processes.warm import WarmPython, clean_environment, run_pytest
 
 import djinn
 from djinn.plugins import KINDS
 from djinn.plugins.manager import Plugins
-from djinn.session.config import ENVIRONMENT, Config
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -36,7 +35,7 @@ HOW_TOS = {kind: DOCS / "plugins" / f"{kind}.md" for kind in KINDS}
 PROTOCOLS = {kind: specs.kind_spec(kind).protocol for kind in KINDS}
 ADDRESS = "tcp://127.0.0.1:7777"
 """Where the documents let the server listen; the tests' own listens on a free port instead."""
-QUICK = ("analyzer", "classifier", "exporter", "observer", "source")
+QUICK = ("analyzer", "classifier", "exporter", "memory", "observer", "source")
 """Kinds whose laws are tested here for the example of their page; the suites of the others take too long for that."""
 TIMEOUT_S = 120.0
 IN_ITS_OWN = ("README.md", "tutorial.md")
@@ -70,10 +69,6 @@ def blocks_of(page: Path) -> list[Block]:
     text = page.read_text()
     return [Block(text[: found.start("text")].count("\n"), found["language"], found["text"], found["marker"] or "",
                   found["file"] or "") for found in _BLOCK.finditer(text)]
-
-
-def clean_environment(**more: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | more
 
 
 def execute(page: Path, folder: Path, address: str = ADDRESS, **environment: str) -> dict[int, str]:
@@ -168,6 +163,10 @@ def test_what_the_page_of_recovery_prints_is_so(tmp_path: Path, server_address: 
 
 def test_what_the_page_of_event_loops_prints_is_so(tmp_path: Path, server_address: str) -> None:
     run(DOCS / "async.md", tmp_path, server_address, DJINN_LOG_LEVEL="ERROR")
+
+
+def test_what_the_page_of_settings_prints_is_so(tmp_path: Path) -> None:
+    run(DOCS / "plugins" / "settings.md", tmp_path)
 
 
 def install(page: Path, folder: Path) -> str:
@@ -300,12 +299,10 @@ def setting_rows() -> Mapping[str, tuple[str, str]]:
 
 
 def test_every_setting_is_described_with_its_default_and_variable() -> None:
-    variables = {setting: variable for variable, setting in ENVIRONMENT.items()}
     expected = {}
-    for field in attrs.fields(Config):
-        name = "plugins" if field.name == "selection" else field.name
-        default = "" if isinstance(field.default, attrs.Factory) else field.default
-        expected[name] = ("empty" if default == "" else str(default), variables.get(name, ""))
+    for name, declared in Plugins.load().declared.by_name.items():
+        default = "" if isinstance(declared.default, attrs.Factory) else declared.default
+        expected[name] = ("empty" if default == "" else str(default), declared.variable)
     assert setting_rows() == expected
 
 

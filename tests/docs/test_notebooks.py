@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.pages import notebooks
+from support.processes.warm import run_python
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -19,9 +17,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 def test_a_notebook_prints_what_it_says(path: Path, tmp_path: Path) -> None:
     stored = json.loads(path.read_text(encoding="utf-8"))
     made = tmp_path / "made.ipynb"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    done = subprocess.run([sys.executable, notebooks.__file__, path, made], cwd=tmp_path, env=environment, text=True,
-                          capture_output=True, timeout=120, check=False)
+    done = run_python(Path(notebooks.__file__).read_text(encoding="utf-8"), str(path), str(made), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     again = json.loads(made.read_text(encoding="utf-8"))
     cells = notebooks.code_cells(stored)

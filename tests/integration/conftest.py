@@ -16,16 +16,17 @@ import attrs
 import pytest
 import trustme
 from djinn_lib_service.frames import encode_head
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
-from support.processes.warm import WarmPython
+from support.processes.warm import WarmPython, clean_environment
+from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
 
 import djinn
-from djinn.kinds.transport import ConnectOptions, ListenOptions
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
 
@@ -76,9 +77,8 @@ class StartServer(Protocol):
 
 
 def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> ServerProcess:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     process = WarmPython(PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
-                         environment=clean | environment, log=log)
+                         environment=clean_environment(**environment), log=log)
     patience = threading.Timer(START_TIMEOUT_S, process.kill)
     patience.start()
     line = process.stdout.readline()
@@ -138,10 +138,20 @@ def frugal_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers of a test's own: ``start_server("--port", "7070", DJINN_TOKEN="secret")``."""
+    yield from _starting(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def start_server_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers that the tests of a module share."""
+    yield from _starting(tmp_path_factory.mktemp("servers"))
+
+
+def _starting(folder: Path) -> Iterator[StartServer]:
     started: list[ServerProcess] = []
 
     def start(*arguments: str, **environment: str) -> ServerProcess:
-        started.append(_start(tmp_path / f"server-{len(started)}.log", arguments, environment))
+        started.append(_start(folder / f"server-{len(started)}.log", arguments, environment))
         return started[-1]
 
     yield start
@@ -243,7 +253,7 @@ def open_connection() -> Iterator[Callable[..., SocketConnection]]:
 
     def start(address: str, **options: Any) -> SocketConnection:
         opened = connect_unix if address.startswith("unix:") else connect
-        made.append(opened(address, ConnectOptions(**options)))
+        made.append(opened(address, connect_options(**options)))
         return made[-1]
 
     yield start

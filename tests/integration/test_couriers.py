@@ -15,6 +15,7 @@ import torch
 from djinn_lib_service.frames import encode_head
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.transport import TcpTransport
+from support.servers.connection_options import connect_options
 
 from djinn.errors import RefusedError
 from djinn.kinds.transport import ConnectOptions
@@ -392,7 +393,7 @@ def test_a_server_that_others_can_reach_connects_to_named_ones_only(
                                (("--peers", "127.0.0.0/8"), True)):
         public = start_server("--host", "0.0.0.0", "--tls-cert", certificates.server, *arguments, DJINN_TOKEN="secret")
         address = f"tls://127.0.0.1:{public.port}"
-        here = Session(address, connect_tls(address, ConnectOptions(token="secret", tls_ca=certificates.authority)))
+        here = Session(address, connect_tls(address, connect_options(token="secret", tls_ca=certificates.authority)))
         failed = here.failures(to.as_peer())
         here.connection.close()
         assert bool(failed) is not reaches
@@ -422,7 +423,7 @@ def test_a_welcome_tells_what_a_server_may_hold_and_does(start_server: Any, open
 
 
 def test_timings_get_through_a_connection_that_knows_contents(server: Any) -> None:
-    connection = TcpTransport().connect(server.address, ConnectOptions(owner="somebody"))
+    connection = TcpTransport().connect(server.address, connect_options(owner="somebody"))
     result, _ = connection.request(Batch([Upload(1, header_of(ONES))], synchronize=True, timed=True), [ONES])
     assert [timing.kind for timing in result.timings] == ["upload"]
     assert result.now_ns >= result.timings[0].end_ns

@@ -15,12 +15,12 @@ from djinn_conformance.assertions import bytes_of
 from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
 from djinn_conformance.programs import Call, Recording, Ref, call, pieces
 from djinn_conformance.strategies import filled, recordings
-from djinn_executor_torch.calls import bind
-from djinn_executor_torch.cuda import CudaExecutor
-from djinn_executor_torch.executor import OVERLAP, TorchExecutor, TorchExecutorFactory
-from djinn_executor_torch.graph_eligibility import RUNS_BEFORE_RECORDING
-from djinn_executor_torch.recorded import RecordedProgram
-from djinn_executor_torch.staging import STAGING_BYTES
+from djinn_executor_cuda.executor import OVERLAP, CudaExecutor, CudaExecutorFactory
+from djinn_executor_cuda.graph_eligibility import RUNS_BEFORE_RECORDING
+from djinn_executor_cuda.overlapping import OverlappingCudaExecutor
+from djinn_executor_cuda.recorded import RecordedProgram
+from djinn_executor_cuda.staging import STAGING_BYTES
+from djinn_lib_torch.calls import bind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.models import cuda_training
@@ -36,7 +36,7 @@ LONG_CYCLES = 200_000_000
 """For about a tenth of a second the device does nothing else."""
 
 
-class RecordingCuda(CudaExecutor):
+class RecordingCuda(OverlappingCudaExecutor):
     """Records the shortest programs, too."""
 
     def compile(self, program: Program) -> RecordedProgram:
@@ -51,15 +51,15 @@ def executor() -> Iterator[RecordingCuda]:
     made.close()
 
 
-def plain() -> TorchExecutor:
-    return TorchExecutor(torch.device("cuda:0"))
+def plain() -> CudaExecutor:
+    return CudaExecutor(torch.device("cuda:0"))
 
 
 def test_the_factory_opens_it_if_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(TorchExecutorFactory().open("cuda")) is TorchExecutor
+    assert type(CudaExecutorFactory().open("cuda")) is CudaExecutor
     monkeypatch.setenv(OVERLAP, "1")
-    opened = TorchExecutorFactory().open("cuda")
-    assert isinstance(opened, CudaExecutor)
+    opened = CudaExecutorFactory().open("cuda")
+    assert isinstance(opened, OverlappingCudaExecutor)
     assert opened.device == "cuda:0"
     opened.close()
 

@@ -7,20 +7,19 @@ from functools import partial
 
 import pytest
 import torch
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_server.server import Server
 
 import djinn
 from djinn.errors import DeviceLostError
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import ListenOptions
 from djinn.plugins import Plugins
-from djinn.session.config import Config
 
 DEVICE = "remote_accelerator:0"
 
 
-class BrittleExecutor(TorchExecutor):
+class BrittleExecutor(CpuExecutor):
     """Its device is lost when a value of 13 was read."""
 
     reason = ""
@@ -37,10 +36,10 @@ class BrittleExecutor(TorchExecutor):
 
 def test_the_session_learns_why_and_the_process_ends() -> None:
     left = threading.Event()
-    plugins = Plugins.load(Config.resolve({}, {}).selection)
+    plugins = Plugins.load()
     watch = partial(plugins.choose("guard", "core").watch, Bounds("cpu", 2**30), plugins.choose("shapes", "meta"))
     listener = plugins.transport_for("tcp").listen("tcp://127.0.0.1:0", ListenOptions())
-    server = Server(listener, BrittleExecutor(torch.device("cpu")), admit=lambda channel, hello: None, watch=watch,
+    server = Server(listener, BrittleExecutor(), admit=lambda channel, hello: None, watch=watch,
                     leave=left.set)
     with server:
         djinn.init(server=server.address, recovery="replay")

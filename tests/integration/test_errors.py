@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
+from support.processes.warm import run_python
 from torch import nn
 
 import djinn
@@ -175,5 +174,5 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(script)
     assert (done.returncode, done.stdout.strip()) == (0, "interrupted"), done.stderr

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 import pytest
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_monitor.reading import TenantReading, read
 from support.clients.hostile import hostile_tenant
@@ -28,7 +28,6 @@ from support.servers.serving import Serving
 from djinn.errors import RefusedError
 from djinn.ir.phase import ExecutionPhase
 from djinn.plugins import Plugins
-from djinn.session.config import Config
 from djinn.session.runtime import connect
 from djinn.wire.messages import Batch, Define, Run
 
@@ -272,13 +271,12 @@ def test_a_full_queue_refuses_sessions_and_floods_and_whoever_asks_politely_gets
     with pytest.raises(RefusedError, match=r"\[DJ312\] 4 programs wait already; the limit is 4") as caught:
         session(address, token)
     assert 0 < caught.value.retry_after_s <= 30
-    plugins = Plugins.load(Config.resolve({}, {}).selection)
-    connect(Config.resolve({"connect_timeout_s": 30, "token": token}, {}), plugins, address).close()
+    connect(Plugins.configured({"connect_timeout_s": 30, "token": token}, {}), address).close()
     working.ask()  # all before is through, so that the next four are all there is
     working.ask(4, waits=False)
     time.sleep(0.05)
     with pytest.raises(RefusedError, match=r"It was asked \d times.*connect_timeout_s"):
-        connect(Config.resolve({"connect_timeout_s": 0.15, "token": token}, {}), plugins, address)
+        connect(Plugins.configured({"connect_timeout_s": 0.15, "token": token}, {}), address)
 
 
 def test_no_session_begins_that_would_wait_too_long(house: House, stack: ExitStack) -> None:

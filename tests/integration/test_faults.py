@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.frames import HEAD, encode_head
+from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.tensor_bytes import buffer_of
 from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
@@ -25,12 +27,13 @@ from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
 from support.network.fault_proxy import Bandwidth, BitFlip, FaultProxy, Latency, LimitData, ResetPeer, Slicer
 from support.network.frame_feeder import resident_bytes
+from support.servers.connection_options import connect_options
 from support.servers.tcp import WELCOME
 
 from djinn.errors import DjinnError, TransportError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Upload
-from djinn.wire.tensors import buffer_of, header_of
+from djinn.wire.tensors import header_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
@@ -86,7 +89,7 @@ def test_a_session_in_pieces_and_late_is_a_session(server: Any) -> None:
 @pytest.mark.parametrize("fault", [ResetPeer(400), LimitData(400)])
 def test_a_connection_that_ends_in_the_middle_of_a_frame_ends_its_session_only(server: Any, fault: Any) -> None:
     with FaultProxy(server.port, upstream=[fault]) as proxy:
-        connection = connect(proxy.address, ConnectOptions(resume=False))
+        connection = connect(proxy.address, connect_options(resume=False))
         with pytest.raises(TransportError):
             upload_and_fetch(connection, torch.ones(10_000))
         connection.close()
@@ -133,7 +136,7 @@ def flipped(listen_on: Callable[[], SocketListener], bits: Iterable[int], value:
             scheme = listener.address.partition(":")[0]
             try:
                 connection = CONNECT[scheme](f"{scheme}://127.0.0.1:{proxy.port}",
-                                                ConnectOptions(connect_timeout_s=5, **options))
+                                                connect_options(connect_timeout_s=5, **options))
                 connection.submit(Batch([Upload(1, header_of(value))]), [value])
                 connection.close()
             except DjinnError:

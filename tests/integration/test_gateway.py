@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.warm import WarmPython
+from support.processes.warm import WarmPython, clean_environment
 
 CLIENT = "support.clients.interrupted"
 TIMEOUT_S = 300
@@ -59,10 +59,9 @@ class Client:
     """A client that is told to do something, and can be interrupted."""
 
     def __init__(self, case: str, settings: dict[str, Any], folder: Path) -> None:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         self._log = folder / "client.log"
         self.process = WarmPython(f"import runpy; runpy.run_module({CLIENT!r}, run_name='__main__')",
-                                  [case, json.dumps(settings)], environment=clean | {"OMP_NUM_THREADS": "1"},
+                                  [case, json.dumps(settings)], environment=clean_environment(OMP_NUM_THREADS="1"),
                                   log=self._log)
 
     def hears(self, word: str) -> bool:

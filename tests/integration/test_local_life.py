@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes.warm import run_python
 
 _PROBE = """
 import json, sys, threading, warnings
@@ -56,7 +57,8 @@ print(json.dumps(result))
 
 def _run(prepare: str) -> dict[str, object]:
     script = _PROBE.replace("{prepare}", prepare)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200, check=True)
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr
     made: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
     return made
 
@@ -80,7 +82,8 @@ assert threading.active_count() == threads
 assert not djinn.is_initialized()
 assert torch.device("remote_accelerator:0").index == 0
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    done = run_python(script)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.alone
@@ -106,7 +109,7 @@ assert isinstance(y, djinn.LazyTensor)
 assert y.item() == 27.0
 assert len(captured.graph) >= 2
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(script)
     assert done.returncode == 0, done.stderr
 
 
@@ -125,6 +128,5 @@ if pid == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 assert x.sum().item() == 2
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120,
-                          check=False)
+    done = run_python(script)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -13,18 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.content_store import digest_of
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, TenantReading, read
 from djinn_transport_tcp.client import SocketConnection, connect
-from support.processes.warm import run_djinn
+from support.processes.warm import clean_environment, run_djinn
+from support.servers.connection_options import connect_options
 
 from djinn.errors import OutOfMemoryError
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import Batch, Define, Free, Result, Run, Upload
 from djinn.wire.tensors import header_of
@@ -68,7 +67,7 @@ def ask(connection: Any, *commands: Any, tensors: Any = (), fetch: tuple[int, ..
 
 
 def session(server: Any, token: str = "", owner: str = "") -> SocketConnection:
-    connection = connect(server.address, ConnectOptions(token=token, owner=owner))
+    connection = connect(server.address, connect_options(token=token, owner=owner))
     ask(connection, *DEFINE)
     return connection
 
@@ -82,9 +81,8 @@ def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         started.append(subprocess.Popen([sys.executable, "-m", CLIENT, *arguments], stdin=subprocess.PIPE, text=True,
-                                        stdout=subprocess.PIPE, env=clean))
+                                        stdout=subprocess.PIPE, env=clean_environment()))
         return started[-1]
 
     yield start

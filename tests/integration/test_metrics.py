@@ -20,18 +20,18 @@ from typing import Any
 import pytest
 import torch
 import trustme
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_cli.app import main
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, read
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
 from support.servers.serving import children_of
 
 from djinn.errors import ProtocolError, RefusedError
 from djinn.ir.program import Program, Step, Template, TensorArgument
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
 
@@ -62,7 +62,7 @@ def get(server: Any, path: str) -> tuple[int, str]:
 
 
 def session(server: Any, token: str = "", **options: Any) -> SocketConnection:
-    return connect(server.address, ConnectOptions(token=token, connect_timeout_s=60, **options))
+    return connect(server.address, connect_options(token=token, connect_timeout_s=60, **options))
 
 
 def test_the_metrics_say_what_sessions_do(start_server: Any) -> None:
@@ -167,7 +167,7 @@ def test_a_tenant_behind_tls_is_counted_too(start_server: Any, certificates: Any
     tokens = TokenFile(tmp_path / "state" / "tokens.json")
     token = tokens.create("carol")
     server = start_server("--metrics-port", "0", "--tokens", str(tokens.path), "--tls-cert", certificates.server)
-    connection = connect_tls(server.address, ConnectOptions(token=token, tls_ca=certificates.authority,
+    connection = connect_tls(server.address, connect_options(token=token, tls_ca=certificates.authority,
                                                             connect_timeout_s=60))
     connection.request(Batch([Upload(1, header_of(MIB))], synchronize=True), [MIB])
     found = wait_for(server, lambda now: now.tenants["carol"].handles).tenants["carol"]

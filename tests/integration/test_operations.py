@@ -20,14 +20,14 @@ from typing import Any, Self
 import pytest
 import torch
 import trustme
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from support.processes.warm import WarmPython
+from support.processes.warm import WarmPython, clean_environment
+from support.servers.connection_options import connect_options
 from support.servers.serving import children_of
 from support.servers.tcp import raw_socket
 
 from djinn.errors import RefusedError, ServerDrainingError, TransportError
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
 
@@ -45,7 +45,7 @@ def wait_until(true: Callable[[], Any], patience_s: float = 60) -> None:
 
 
 def session(address: str, token: str = "", **options: Any) -> SocketConnection:
-    return connect(address, ConnectOptions(token=token, **({"connect_timeout_s": 60} | options)))
+    return connect(address, connect_options(token=token, **({"connect_timeout_s": 60} | options)))
 
 
 def holds(connection: SocketConnection) -> None:
@@ -69,12 +69,11 @@ class Working:
     """A `working_client` in a process of its own, which has half of its steps left until ``permission`` is a file."""
 
     def __init__(self, log: Path, kind: str, address: str, steps: int, permission: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         self.log = log
         self._process = WarmPython(
             "import sys; from support.clients.working import main; main(*sys.argv[1:])",
             [kind, address, str(steps), str(permission)],
-            environment=environment, log=log)
+            environment=clean_environment(), log=log)
         self._changed = threading.Condition()
         self.steps, self.digest, self._is_over = 0, "", False
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -280,7 +279,7 @@ def test_certificates_are_reloaded_for_new_connections_here_and_in_workers(start
         chain.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
 
     def open_session(number: int) -> SocketConnection:
-        return connect_tls(server.address, ConnectOptions(tls_ca=trusted[number], connect_timeout_s=60))
+        return connect_tls(server.address, connect_options(tls_ca=trusted[number], connect_timeout_s=60))
 
     issue(authorities[0])
     server = start_server("--tls-cert", str(chain), "--tls-key", str(key))
@@ -336,9 +335,8 @@ def test_a_client_whose_worker_is_starting_hears_so_and_waits(
 
 
 def serve_from(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    return subprocess.run([sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True,
-                          timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", program, *arguments], env=clean_environment(), capture_output=True,
+                          text=True, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -390,11 +388,8 @@ time.sleep(600)
 @linux
 def test_a_server_ends_in_order_with_the_process_that_started_it(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    with log.open("w") as errors, subprocess.Popen([sys.executable, "-c", PARENT, "--drain-s", "1"], env=environment,
-                                                   stdout=subprocess.PIPE, stderr=errors, text=True) as parent:
+    with WarmPython(PARENT, ["--drain-s", "1"], environment=clean_environment(), log=log) as parent:
         try:
-            assert parent.stdout is not None
             pid, address = parent.stdout.readline().split()
             connection = session(address)
             holds(connection)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.operator_socket import ask
 from support.processes.long_work import ENDLESS, LONG, SHORT, Working
 from support.processes.warm import WarmPython

@@ -17,24 +17,25 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.frames import HEAD, encode_head
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_server.server import Server
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, listen
 from support.models.gpt2 import PROMPT, gpt2
 from support.network.fault_proxy import FaultProxy, ResetPeer
 from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
 from support.servers.crashes import DEVICE, same, trained
 from support.servers.serving import Serving
 from support.servers.tcp import raw_socket
 
 import djinn
 from djinn.errors import RefusedError, RemoteTimeoutError, TransportError
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.plugins import Plugins
-from djinn.session.config import Config
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Free, Hello, Upload, Welcome
 from djinn.wire.tensors import header_of
@@ -235,7 +236,7 @@ def test_many_uploads_that_are_not_asked_for_are_let_go_of(lenient: Any) -> None
     """What is kept to be sent again has a limit, and the server says what it has."""
     value = torch.randn(2**17)
     with FaultProxy(lenient.port) as proxy:
-        connection = connect(proxy.address, ConnectOptions(resume_bytes=2**20))
+        connection = connect(proxy.address, connect_options(resume_bytes=2**20))
         for index in range(200):
             connection.submit(Batch([Upload(1, header_of(value))]), [value])
             assert connection._end.copied_bytes < 2**23
@@ -252,7 +253,7 @@ def test_every_transport_goes_on(scheme: str, start_server: Any, tmp_path: Path,
     arguments = {"tcp": (), "tls": ("--tls-cert", certificates.server), "unix": ("--unix", str(tmp_path / "s"))}
     opened: dict[str, Callable[..., SocketConnection]] = {"tcp": connect, "tls": connect_tls, "unix": connect_unix}
     running = start_server(*arguments[scheme], DJINN_TOKEN="secret")
-    options = ConnectOptions(token="secret", tls_ca=certificates.authority if scheme == "tls" else "")
+    options = connect_options(token="secret", tls_ca=certificates.authority if scheme == "tls" else "")
     connection = opened[scheme](running.address, options)
     value = torch.randn(2**19)
     for _ in range(5):
@@ -382,9 +383,9 @@ def test_who_was_only_just_welcomed_hears_that_the_server_stops(monkeypatch: pyt
             goes_on.wait(60)
 
     monkeypatch.setattr(SocketChannel, "send", held)
-    plugins = Plugins.load(Config.resolve({}, {}).selection)
+    plugins = Plugins.load()
     watch = partial(plugins.choose("guard", "core").watch, Bounds("cpu", 2**30), plugins.choose("shapes", "meta"))
-    server = Server(listen("tcp://127.0.0.1:0", ListenOptions()), TorchExecutor(torch.device("cpu")),
+    server = Server(listen("tcp://127.0.0.1:0", ListenOptions()), CpuExecutor(),
                     admit=lambda channel, hello: None, watch=watch)
     server.start()
     connection = connect(server.address, ConnectOptions())
@@ -417,7 +418,7 @@ def test_a_network_that_stays_away_is_given_up_in_time(start_server: Any) -> Non
 
 def test_without_resumption_a_connection_that_breaks_is_the_end(lenient: Any) -> None:
     with FaultProxy(lenient.port) as proxy:
-        connection = connect(proxy.address, ConnectOptions(resume=False))
+        connection = connect(proxy.address, connect_options(resume=False))
         connection.request(SYNCHRONIZE, ())
         proxy.reset()
         with pytest.raises(TransportError, match="broke|gone"):

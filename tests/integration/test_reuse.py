@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.content_store import digest_of, mark_of
+from djinn_lib_service.settings import UploadSettings
 from djinn_lib_service.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
 from djinn_transport_tcp.client import connect
+from support.processes.warm import run_python
+from support.servers.connection_options import connect_options
 from torch import nn
 
 import djinn
 from djinn.errors import TransportError
-from djinn.kinds.transport import ConnectOptions
-from djinn.session import config, runtime
+from djinn.session import runtime
 from djinn.wire.messages import (
     DIGESTS_HANDLE,
     GENERATOR_HANDLE,
@@ -97,11 +98,10 @@ model = torch.nn.Linear(512, 512).to("remote_accelerator:0")
 djinn.synchronize()
 print(djinn.stats()["bytes_sent"], djinn.stats()["bytes_not_sent"], model.weight.sum().item())
 """
-    environment = {"DJINN_SERVER": keeper.address, "DJINN_OWNER": "of both"}
     outputs = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
-                              check=True)
+        done = run_python(program, DJINN_SERVER=keeper.address, DJINN_OWNER="of both")
+        assert done.returncode == 0, done.stderr
         outputs.append(done.stdout.split())
     assert int(outputs[0][0]) > 2**20 > 50 * int(outputs[1][0])
     assert [outputs[0][1], outputs[1][1]] == ["0", str(2**20)]
@@ -147,7 +147,7 @@ def test_writes_in_place_reach_no_other_value(keeper: Any, writes: str) -> None:
     with torch.inference_mode():
         trained[0].weight.zero_()
     djinn.synchronize()
-    other = DedupConnection(connect(keeper.address, ConnectOptions(owner=OWNER)))
+    other = DedupConnection(connect(keeper.address, connect_options(owner=OWNER)))
     for number, tensor in enumerate((model[0].weight.data, model[1].weight.data), 1):
         other.submit(Batch([Upload(number, header_of(tensor))]), [tensor])
     _, data = other.request(Batch(fetch=(1, 2)), ())
@@ -256,7 +256,7 @@ def uploading(connection: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def opened(keeper: Any, owner: str = OWNER) -> tuple[DedupConnection, Counting]:
-    counting = Counting(connect(keeper.address, ConnectOptions(owner=owner)))
+    counting = Counting(connect(keeper.address, connect_options(owner=owner)))
     return DedupConnection(counting), counting
 
 
@@ -304,7 +304,7 @@ def test_a_failure_that_comes_with_the_answer_is_not_lost(keeper: Any) -> None:
 def test_a_digest_opens_nothing_of_others(keeper: Any) -> None:
     tensor = torch.randn(256, 256)
     digest = digest_of(header_of(tensor), tensor)
-    owner, stranger = (connect(keeper.address, ConnectOptions(owner=name)) for name in ("a", "b"))
+    owner, stranger = (connect(keeper.address, connect_options(owner=name)) for name in ("a", "b"))
     owner.request(Batch([Upload(1, header_of(tensor))], fetch=(DIGESTS_HANDLE,)), [tensor])
     result, _ = stranger.request(Batch([Recall(1, digest)], fetch=(1, MARKS_HANDLE, DIGESTS_HANDLE)), ())
     assert [failure.kind for failure in result.failures] == ["ProtocolError"]
@@ -319,7 +319,7 @@ def test_a_digest_opens_nothing_of_others(keeper: Any) -> None:
 
 def test_what_was_not_told_is_not_recalled_and_the_session_lives(keeper: Any) -> None:
     tensor = torch.randn(256, 256)
-    connection = connect(keeper.address, ConnectOptions(owner=OWNER))
+    connection = connect(keeper.address, connect_options(owner=OWNER))
     connection.submit(Batch([Upload(1, header_of(tensor))]), [tensor])
     guess = random.Random(0)
     for _ in range(50):
@@ -382,4 +382,4 @@ def test_secrets_are_not_logged(start_server: Any) -> None:
     text = running.log.read_text()
     assert OWNER not in text
     assert introduce(OWNER, "")[0] not in text
-    assert OWNER not in repr(config.Config(owner=OWNER))
+    assert OWNER not in repr(UploadSettings(owner=OWNER))

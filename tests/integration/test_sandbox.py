@@ -20,16 +20,17 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.paths import unreadable_for_others
 from djinn_transport_tcp.client import SocketConnection, connect_tls
+from support.processes.warm import clean_environment
+from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Free, Run, Upload
 from djinn.wire.tensors import header_of
 
@@ -68,7 +69,7 @@ class Fenced:
     target: dict[str, Any]
 
     def connect(self, tenant: str) -> SocketConnection:
-        options = ConnectOptions(token=self.tokens[tenant], tls_ca=self.authority, connect_timeout_s=START_TIMEOUT_S,
+        options = connect_options(token=self.tokens[tenant], tls_ca=self.authority, connect_timeout_s=START_TIMEOUT_S,
                                  resume=False)
         return connect_tls(self.address, options)
 
@@ -150,10 +151,9 @@ def installed() -> Iterator[tuple[Path, Path]]:
 
 
 def started(command: list[str], folder: Path, plugin: Path) -> tuple[subprocess.Popen[str], str, Path]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     log = folder / "log"
     with log.open("w") as errors:
-        process = subprocess.Popen(command, env=clean | {"PYTHONPATH": str(plugin), "OMP_NUM_THREADS": "2"},
+        process = subprocess.Popen(command, env=clean_environment(PYTHONPATH=str(plugin), OMP_NUM_THREADS="2"),
                                    stdout=subprocess.PIPE, stderr=errors, text=True, cwd="/")
     assert process.stdout is not None
     patience = threading.Timer(START_TIMEOUT_S, process.kill)

@@ -13,6 +13,7 @@ import torch
 from djinn_transport_tcp.client import connect, connect_tls
 from support.processes.long_work import ENDLESS, Working
 from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
 
 from djinn.errors import RefusedError, TransportError
 from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
@@ -151,11 +152,11 @@ def test_other_machines_are_let_in_with_a_token_over_tls(start_server: Any, cert
         server = start_server(*public, DJINN_TOKEN="secret")
     assert server.address == f"tls://0.0.0.0:{server.port}"
     address = f"tls://127.0.0.1:{server.port}"
-    connection = connect_tls(address, ConnectOptions(token="secret", tls_ca=certificates.authority))
+    connection = connect_tls(address, connect_options(token="secret", tls_ca=certificates.authority))
     connection.request(Batch(synchronize=True), ())
     connection.close()
     with pytest.raises(RefusedError, match=r"The token is missing\."):
-        connect_tls(address, ConnectOptions(tls_ca=certificates.authority))
+        connect_tls(address, connect_options(tls_ca=certificates.authority))
     assert "secret" not in server.log.read_text()
 
 
@@ -171,7 +172,7 @@ def test_names_and_ipv6(start_server: Any) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "environment", "status", "expected"), [
-    (["--device", "cuda:99"], {}, 2, "There is no device 'cuda:99' here"),
+    (["--device", "cuda:99"], {}, 2, "no device 'cuda:99'"),
     (["--port", "70000"], {}, 2, "65535"),
     (["--tls-cert", "/no/such/file.pem"], {}, 2, "/no/such/file.pem cannot be used"),
     (["--tls-key", "key.pem"], {}, 2, "without --tls-cert"),

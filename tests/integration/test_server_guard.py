@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, lists, release
+from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import SocketConnection, connect
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from djinn.ir.program import (
     TensorArgument,
     TorchArgument,
 )
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Poisoned, Result, Run, Upload
 from djinn.wire.tensors import header_of

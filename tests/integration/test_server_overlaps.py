@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import connect
+from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.ir.program import Argument, ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds.transport import ConnectOptions
+from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
 
@@ -222,7 +223,8 @@ SECRET = torch.frombuffer(bytearray(b"THE OTHER SESSION'S SECRET, 32 B" * 32), d
 
 def sessions(address: str) -> tuple[Any, Any, list[int]]:
     """Two sessions of different owners, the first of which has uploaded secrets in turns with the second."""
-    victim, attacker = (connect(address, ConnectOptions(owner=f"{name} {'x' * 40}")) for name in ("victim", "attacker"))
+    victim, attacker = (connect(address, connect_options(owner=f"{name} {'x' * 40}"))
+                        for name in ("victim", "attacker"))
     handles = list(range(1, 33))
     for handle in handles:
         for whose, tensor in ((victim, SECRET), (attacker, torch.full_like(SECRET, 0.5))):

@@ -17,14 +17,15 @@ import djinn_server
 import djinn_transport_tcp
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
+from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.network.frame_feeder import limit_memory, resident_bytes
 
 import djinn.wire
 from djinn.errors import TransportError, UnknownOperatorError
 from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Free, Poisoned, Run, Upload
 from djinn.wire.tensors import header_of

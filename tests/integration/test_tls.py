@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import listen_tls
 from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES
 from support.processes.warm import run_djinn
+from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Hello, Redirect, Upload, Welcome
 from djinn.wire.tensors import header_of
 
@@ -30,7 +32,7 @@ from djinn.wire.tensors import header_of
 def the_server_is_unharmed(tls_server: Any, certificates: Any) -> Iterator[None]:
     yield
     assert tls_server.process.poll() is None
-    connection = connect_tls(tls_server.address, ConnectOptions(tls_ca=certificates.authority))
+    connection = connect_tls(tls_server.address, connect_options(tls_ca=certificates.authority))
     connection.request(Batch(synchronize=True), ())
     connection.close()
     assert "Traceback" not in tls_server.log.read_text()
@@ -57,7 +59,7 @@ def test_a_session_over_tls(tls_server: Any, certificates: Any) -> None:
 
 
 def test_large_and_many_tensors_arrive_as_they_were(tls_server: Any, certificates: Any) -> None:
-    connection = connect_tls(tls_server.address, ConnectOptions(tls_ca=certificates.authority))
+    connection = connect_tls(tls_server.address, connect_options(tls_ca=certificates.authority))
     tensors = [torch.randn(n) for n in (0, 1, 100, 4095, 4096, 4097, 2**20 + 3, 2**23)]
     tensors += [torch.full((3,), float(n)) for n in range(500)]
     for _ in range(2):
@@ -91,7 +93,7 @@ def test_what_does_not_go_at_once_is_sent_in_the_background_while_answers_come(
 
     thread = threading.Thread(target=serve)
     thread.start()
-    connection = connect_tls(listener.address, ConnectOptions(tls_ca=certificates.authority))
+    connection = connect_tls(listener.address, connect_options(tls_ca=certificates.authority))
     tensor = torch.randn(2**18)
     sent = 0
     # The other side reads nothing so far: whatever waited for it would wait for a minute, and find nothing sent.
@@ -114,7 +116,7 @@ def test_what_does_not_go_at_once_is_sent_in_the_background_while_answers_come(
 
 def test_another_authority_is_not_trusted(tls_server: Any, certificates: Any) -> None:
     with pytest.raises(TransportError, match="its certificate is not trusted") as caught:
-        connect_tls(tls_server.address, ConnectOptions(tls_ca=certificates.other_authority))
+        connect_tls(tls_server.address, connect_options(tls_ca=certificates.other_authority))
     assert tls_server.address in str(caught.value)
     assert "DJINN_TLS_CA" in caught.value.hint
     wait_for(tls_server, "does not trust this server's certificate")
@@ -128,7 +130,7 @@ def test_without_a_word_the_authorities_of_the_system_count(tls_server: Any) -> 
 def test_the_name_is_checked(start_server: Any, certificates: Any) -> None:
     server = start_server("--tls-cert", certificates.elsewhere)
     with pytest.raises(TransportError, match="its certificate is not trusted") as caught:
-        connect_tls(server.address, ConnectOptions(tls_ca=certificates.authority))
+        connect_tls(server.address, connect_options(tls_ca=certificates.authority))
     assert "127.0.0.1" in caught.value.summary
     assert "name" in caught.value.hint
 
@@ -142,7 +144,7 @@ def test_a_client_without_tls_is_told_so(tls_server: Any) -> None:
 
 def test_a_client_with_tls_at_a_server_without_is_told_so(server: Any, certificates: Any) -> None:
     with pytest.raises(TransportError, match="TLS 1.3 could not be agreed on") as caught:
-        connect_tls(server.address.replace("tcp://", "tls://"), ConnectOptions(tls_ca=certificates.authority))
+        connect_tls(server.address.replace("tcp://", "tls://"), connect_options(tls_ca=certificates.authority))
     assert "tcp://" in caught.value.hint
 
 
@@ -175,14 +177,14 @@ def test_a_client_that_says_nothing_is_closed_after_five_seconds(tls_server: Any
 
 def test_clients_have_to_show_a_certificate_if_the_server_says_so(start_server: Any, certificates: Any) -> None:
     server = start_server("--tls-cert", certificates.server, "--tls-client-ca", certificates.authority)
-    for without in (ConnectOptions(tls_ca=certificates.authority),
-                    ConnectOptions(tls_ca=certificates.authority, tls_cert=certificates.other_client)):
+    for without in (connect_options(tls_ca=certificates.authority),
+                    connect_options(tls_ca=certificates.authority, tls_cert=certificates.other_client)):
         with pytest.raises(TransportError, match="it wants a certificate of this client") as caught:
             connect_tls(server.address, without)
         assert "DJINN_TLS_CERT" in caught.value.hint
     wait_for(server, "it has shown no certificate")
     wait_for(server, "its certificate is not trusted")
-    connection = connect_tls(server.address, ConnectOptions(tls_ca=certificates.authority,
+    connection = connect_tls(server.address, connect_options(tls_ca=certificates.authority,
                                                             tls_cert=certificates.client))
     connection.request(Batch(synchronize=True), ())
     connection.close()
@@ -200,11 +202,12 @@ def test_a_key_of_its_own_file_and_the_environment(start_server: Any, certificat
 
 def test_files_that_cannot_be_used_are_named(certificates: Any, tmp_path: Any) -> None:
     (tmp_path / "no.pem").write_text("no certificate")
-    for options in (ConnectOptions(tls_ca=str(tmp_path / "no.pem")), ConnectOptions(tls_cert=str(tmp_path / "no.pem"))):
+    file = str(tmp_path / "no.pem")
+    for options in (connect_options(tls_ca=file), connect_options(tls_cert=file)):
         with pytest.raises(ConfigurationError, match=r"no\.pem cannot be used"):
             connect_tls("tls://127.0.0.1:1", options)
     with pytest.raises(ConfigurationError, match="no tls_cert"):
-        connect_tls("tls://127.0.0.1:1", ConnectOptions(tls_key="key.pem"))
+        connect_tls("tls://127.0.0.1:1", connect_options(tls_key="key.pem"))
     with pytest.raises(ConfigurationError, match="needs a certificate"):
         listen_tls("tls://127.0.0.1:0", ListenOptions())
 
@@ -231,13 +234,13 @@ def greeted_by(certificates: Any, answer: Any) -> str:
 def test_nobody_is_led_away_from_encryption_or_into_the_void(certificates: Any, target: str) -> None:
     address = greeted_by(certificates, lambda _: Redirect(target, "00"))
     with pytest.raises(TransportError, match="where nobody should go"):
-        connect_tls(address, ConnectOptions(tls_ca=certificates.authority))
+        connect_tls(address, connect_options(tls_ca=certificates.authority))
 
 
 def test_a_server_that_stops_to_answer_in_the_handshake_is_given_up(certificates: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(RemoteTimeoutError):
         connect_tls(f"tls://127.0.0.1:{mute.getsockname()[1]}",
-                    ConnectOptions(tls_ca=certificates.authority, connect_timeout_s=0.5))
+                    connect_options(tls_ca=certificates.authority, connect_timeout_s=0.5))
 
 
 def test_a_ticket_is_good_once_and_nothing_else_is(tls_server: Any, certificates: Any) -> None:
@@ -274,5 +277,5 @@ def unconnected(address: str, certificates: Any, pin: str = "") -> SocketConnect
     from djinn_transport_tcp.opening import open_tls
     from djinn_transport_tcp.tls import client_context
 
-    options = ConnectOptions(tls_ca=certificates.authority, tls_pin=pin)
+    options = connect_options(tls_ca=certificates.authority, tls_pin=pin)
     return SocketConnection(address, open_tls(address, client_context(options), options))

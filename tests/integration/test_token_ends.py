@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.clients.tenants import products
+from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.errors import RefusedError, TokenEndedError, TransportError
@@ -101,7 +102,7 @@ def test_a_token_is_replaced_with_an_overlap(
     server = start_server("--tokens", str(tokens.path), *encrypted)
 
     def begin(token: str) -> SocketConnection:
-        options = ConnectOptions(token=token, connect_timeout_s=60, tls_ca=certificates.authority)
+        options = connect_options(token=token, connect_timeout_s=60, tls_ca=certificates.authority)
         return (connect_tls if scheme == "tls" else connect)(server.address, options)
 
     old = begin(first)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 import torch
 from djinn_lib_trace import spans
 from djinn_lib_trace.spans import Span, Stage, spans_of
+from support.processes.warm import run_djinn
 
 import djinn
 
-RUN = (sys.executable, "-c", "from djinn_cli.app import main; main()", "trace")
 SCRIPT = """
     import sys
     import torch
@@ -115,8 +114,7 @@ def test_an_executor_elsewhere_is_told_as_seen_from_here(server: Any) -> None:
 
 def trace(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "work.py").write_text(textwrap.dedent(script))
-    return subprocess.run([*RUN, "work.py", *arguments], cwd=folder, capture_output=True, text=True, timeout=200,
-                          check=False)
+    return run_djinn("trace", "work.py", *arguments, folder=folder)
 
 
 def graph_in(page: Path) -> dict[str, Any]:
@@ -164,7 +162,7 @@ def test_what_no_model_does_is_drawn_too(tmp_path: Path) -> None:
 
 
 def test_a_script_that_does_not_exist_is_a_plain_message(tmp_path: Path) -> None:
-    done = subprocess.run([*RUN, "absent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    done = run_djinn("trace", "absent.py", folder=tmp_path)
     assert done.returncode == 1
     assert "There is no file absent.py." in done.stderr
     assert list(tmp_path.iterdir()) == []

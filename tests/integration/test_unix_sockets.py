@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn_transport_tcp.client import connect_unix
 from djinn_transport_tcp.listener import listen_unix
 from support.processes.warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
-from djinn.kinds.transport import ConnectOptions, ListenOptions
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix-domain sockets")

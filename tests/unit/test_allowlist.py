@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, UNREVIEWED, classified, lists, reasons, release, require_allowed
+from djinn_lib_service.operators import operator_named
 from support.operators import allowlist
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import operator_named
 
 
 def test_the_installed_release_was_reviewed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 import subprocess
@@ -14,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_cli.doctor import _token
-from support.processes.warm import run_djinn
+from support.processes.warm import clean_environment, run_djinn
 
-from djinn.session.config import Config
+from djinn.settings import Config
 
 Install = Callable[..., Path]
 
@@ -25,8 +24,8 @@ RUN = (sys.executable, "-c", "from djinn_cli.app import main; main()")
 
 def in_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the program in an interpreter that has imported nothing, as a shell does."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    return subprocess.run([*RUN, *arguments], env=kept, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*RUN, *arguments], env=clean_environment(), capture_output=True, text=True, timeout=120,
+                          check=False)
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +130,7 @@ def test_the_doctor_names_limits_of_the_system_that_are_too_low() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (500, {most})); {RUN[-1]}"
     done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, timeout=120,
-                          check=False, env={name: value for name, value in os.environ.items()
-                                            if not name.startswith("DJINN_")})
+                          check=False, env=clean_environment())
     assert done.returncode == 1
     (line,) = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("problem"))
     assert line[:3] == ["problem", "open files (ulimit -n)", "500"]

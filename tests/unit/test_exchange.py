@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service import reports
 from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.peer_exchange import LocalPeer, PeerExchange
@@ -87,7 +87,7 @@ class Side:
         mailbox = self.room.open()
         self.key = mailbox.key
         self.post = PeerExchange(self.name, mailbox, self._carry)
-        self.service = SessionService(TorchExecutor(torch.device("cpu")), travels=True, post=self.post)
+        self.service = SessionService(CpuExecutor(), travels=True, post=self.post)
         self.ask(DEFINITIONS)
 
     def _carry(self, address: str, courier: PeerHello) -> LocalPeer:
@@ -286,7 +286,7 @@ def test_what_does_not_travel_poisons_the_receiver(sides: tuple[Side, Side]) -> 
 
 
 def test_a_session_without_post_says_so() -> None:
-    service = SessionService(TorchExecutor(torch.device("cpu")))
+    service = SessionService(CpuExecutor())
     result, _ = service.handle(Batch([Peer(1, "x", bytes(16)), Send(1, 1, 1), Receive(2, 1, "x")], fetch=(2,)), [])
     assert kinds(result) == ["PeerError"] * 3
     assert isinstance(result.items[0], Poisoned)

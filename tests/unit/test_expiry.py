@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from djinn_auth_tokens.authenticators import TokenFileTenants
-from djinn_auth_tokens.expiry import duration_s, end_of
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.authenticators import TokenFileTenants
+from djinn_authenticator_tokens.expiry import duration_s, end_of
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_cli.app import main
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.tenants import granted, written

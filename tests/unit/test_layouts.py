@@ -10,10 +10,9 @@ import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, lists, release
 from djinn_guard_core.layouts import Layout, arrangement_of, base_of, is_proven, layout_of, proven_groups
+from djinn_lib_service.operators import operator_named
 from hypothesis import given
 from hypothesis import strategies as st
-
-from djinn.ir.schema import operator_named
 
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4)
 EXCEPTIONS = {"rrelu", "max", "min"}

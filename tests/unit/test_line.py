@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from djinn_lib_server.kinds.metrics import Counts
 from djinn_lib_server.limits import Limits
+from djinn_lib_service.retry import MAX_TRIES, patiently
 from djinn_server.run_queue import Line, Place
 
 from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.ir.phase import ExecutionPhase
-from djinn.session.retry import MAX_TRIES, patiently
 from djinn.wire.messages import Batch, Free, Run
 
 RUN = Run(1, (), [], ())

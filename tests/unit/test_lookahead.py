@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 import pytest
 import torch
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.service import SessionService
 from djinn_lib_service.speculation import CONFIDENT
@@ -52,7 +52,7 @@ class Side:
     """A client and its service, which looks ahead as far as it can after each batch, or never."""
 
     looks_ahead: bool
-    service: SessionService = attrs.field(factory=lambda: SessionService(TorchExecutor(torch.device("cpu"))))
+    service: SessionService = attrs.field(factory=lambda: SessionService(CpuExecutor()))
     forecast: RunPredictor = attrs.field(factory=RunPredictor)
     went_ahead: int = 0
 

@@ -11,9 +11,9 @@ import torch
 from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
 from djinn_conformance.programs import Recording, Ref, call, pieces
 from djinn_conformance.strategies import filled, recordings
-from djinn_executor_torch.executor import TorchExecutor
-from djinn_executor_torch.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECORDING
-from djinn_executor_torch.recorded import PATIENCE_RUNS
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_executor_cuda.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECORDING
+from djinn_executor_cuda.recorded import PATIENCE_RUNS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.cpu import CpuRecorder, RecordingExecutor
@@ -31,7 +31,7 @@ def test_runs_are_what_they_are_without_recording(
 ) -> None:
     """Some inputs are new in every run, some now and then, some always the same, and written."""
     parts = pieces(recording, [cut for cut in cuts if cut < len(recording.calls)], range(0, recording.results, every))
-    plain, recorded = Session(TorchExecutor(torch.device("cpu")), parts), Session(RecordingExecutor(), parts)
+    plain, recorded = Session(CpuExecutor(), parts), Session(RecordingExecutor(), parts)
     before: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for number in range(10):
         for index, tensor in enumerate(recording.inputs):
@@ -92,7 +92,7 @@ def test_statistics_of_batch_norms_are_written(is_new: bool) -> None:
     calls = (call("aten::native_batch_norm", Ref(-1), None, None, Ref(-2), Ref(-3), True, 0.5, 1e-5, results=3),
              call("aten::neg", Ref(-2)))
     inputs = filled((4, 3), torch.float32, 1), torch.zeros(3), torch.ones(3)
-    used, plain = session(RecordingExecutor(), inputs, *calls), session(TorchExecutor(torch.device("cpu")), inputs,
+    used, plain = session(RecordingExecutor(), inputs, *calls), session(CpuExecutor(), inputs,
                                                                         *calls)
     for number in range(10):
         for one in (used, plain):
@@ -178,7 +178,7 @@ def test_only_what_draws_nothing_is_played(probability: float, is_played: bool) 
     tensor = filled((1, 1, 8, 8), torch.float32, 1)
     executor = RecordingExecutor()
     recorded = session(executor, (tensor,), dropout)
-    plain = session(TorchExecutor(torch.device("cpu")), (tensor,), dropout)
+    plain = session(CpuExecutor(), (tensor,), dropout)
     for _ in range(10):
         same(recorded.run(), plain.run(), "attention")
     assert torch.equal(recorded.random.get(), plain.random.get())

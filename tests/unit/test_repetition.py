@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 from djinn_conformance.programs import Recording, Ref, call, pieces
-from djinn_executor_torch.calls import bind
-from djinn_executor_torch.graph_eligibility import (
+from djinn_executor_cuda.graph_eligibility import (
     MAX_STRIKES,
     RUNS_BEFORE_RECORDING,
     WORTH_REPLAYS,
@@ -21,6 +20,7 @@ from djinn_executor_torch.graph_eligibility import (
     storage_of,
     watched,
 )
+from djinn_lib_torch.calls import bind
 
 from djinn.ir.program import Program
 

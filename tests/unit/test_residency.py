@@ -11,13 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.memory_pressure import expect_exact
+from djinn_conformance.memory_pressure import device_bytes, expect_honest
 from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.kinds import MemoryOptions
+from djinn_lib_service.kinds.executor import CandidProgram, Executor
+from djinn_lib_service.operators import operator_named
 from djinn_lib_service.service import SessionService
+from djinn_memory_tiered.device_memory import COLD_S, DECODE_S
 from djinn_memory_tiered.eviction import Candidate, in_order
-from djinn_memory_tiered.manager import COLD_S, DECODE_S, MemoryManager
+from djinn_memory_tiered.manager import TieredManager
 from djinn_memory_tiered.roles import Gone, Role
-from djinn_memory_tiered.service import BudgetedService
+from djinn_memory_tiered.session import TieredMemory
 from djinn_memory_tiered.storages import Place, State
 from djinn_memory_tiered.tiers import HYSTERESIS, Tier, Tiers
 from hypothesis import settings
@@ -25,8 +29,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.ir.schema import facts_of, operator_named
-from djinn.kinds.executor import CandidProgram, Executor
+from djinn.ir.schema import facts_of
 from djinn.plugins import Plugins, PluginSelection
 from djinn.wire.messages import Batch, Copy, Define, Free, Poisoned, Result, Run, Upload
 from djinn.wire.tensors import header_of
@@ -59,7 +62,7 @@ DEFINE = [Define(number, program) for number, program in PROGRAMS.items()]
 
 
 def open_executor() -> Executor:
-    return Plugins.load(PluginSelection()).choose("executor", "torch").open("cpu")
+    return Plugins.load(PluginSelection()).find_executor("cpu").value.open("cpu")
 
 
 class Clock:
@@ -78,9 +81,10 @@ class Room:
         self.clock = Clock()
         self.executor = open_executor()
         self.store = ContentStore(keep_bytes)
-        self.keeper = MemoryManager(self.executor, limit_bytes, clock=self.clock, spare=self.store, **options)
-        self.services = [BudgetedService(self.keeper, self.executor, travels=True,
-                                         contents=Contents(self.store, "me") if keep_bytes else None)
+        self.manager = TieredManager(self.executor, MemoryOptions(limit_bytes, **options), self.store, self.clock)
+        self.device = self.manager.device
+        self.services = [SessionService(self.executor, travels=True, manager=self.manager,
+                                        contents=Contents(self.store, "me") if keep_bytes else None)
                          for _ in range(sessions)]
         for session in range(sessions):
             self.do(session, *DEFINE)
@@ -88,8 +92,15 @@ class Room:
     def do(self, session: int, *commands: Any, tensors: Sequence[torch.Tensor] = (), fetch: Sequence[int] = (),
            ) -> tuple[Result, list[torch.Tensor]]:
         answer = self.services[session].handle(Batch(list(commands), fetch=tuple(fetch), synchronize=True), tensors)
-        expect_exact(self.keeper, self.services, str(commands))
+        self.expect_exact(str(commands))
         return answer
+
+    def expect_exact(self, where: str) -> None:
+        """Check all accounts against the storages."""
+        expect_honest(self.manager, self.services, where)
+        held = self.device.accounts
+        assert held.held_bytes == device_bytes(self.services), where
+        assert held.device_bytes == sum(held.device.values()), where
 
     def upload(self, session: int, handle: int, tensor: torch.Tensor) -> Result:
         return self.do(session, Upload(handle, header_of(tensor)), tensors=[tensor.clone()])[0]
@@ -100,9 +111,14 @@ class Room:
         return data[0]
 
     def place(self, session: int, handle: int) -> Place:
-        found = self.services[session].places.at(handle)
+        found = self.memory(session).places.at(handle)
         assert found is not None
         return found
+
+    def memory(self, session: int) -> TieredMemory:
+        memory = self.services[session].memory
+        assert isinstance(memory, TieredMemory)
+        return memory
 
 
 def rows(count: int, seed: int = 0) -> torch.Tensor:
@@ -176,7 +192,7 @@ def test_roles_are_found_out_from_what_is_done() -> None:
     roles = {handle: room.place(0, handle).role for handle in (1, 2, 3, 4, 6, 7)}
     assert roles == {1: Role.WEIGHT, 2: Role.WEIGHT, 3: Role.ACTIVATION, 4: Role.KV_CACHE, 6: Role.ACTIVATION,
                      7: Role.KV_CACHE}
-    assert room.keeper.accounts.device[Role.KV_CACHE] == (5 + 3) * ROW_BYTES
+    assert room.device.accounts.device[Role.KV_CACHE] == (5 + 3) * ROW_BYTES
 
 
 # Going and coming back.
@@ -188,15 +204,15 @@ def test_a_result_is_dropped_and_computed_again_with_all_that_lies_in_it() -> No
     room.do(0, Run(7, (1,), [0, 1, 3], (2, 3, 4)))
     first = room.place(0, 2)
     assert room.place(0, 4) is first
-    assert room.keeper.evict(first)
-    assert room.keeper.evict(room.place(0, 3))
-    assert (first.state, first.storage.nbytes(), room.keeper.accounts.host_bytes) == (State.DROPPED, 0, 0)
-    assert room.keeper.evict(room.place(0, 1))
+    assert room.device.evict(first)
+    assert room.device.evict(room.place(0, 3))
+    assert (first.state, first.storage.nbytes(), room.device.accounts.host_bytes) == (State.DROPPED, 0, 0)
+    assert room.device.evict(room.place(0, 1))
     assert torch.equal(room.value(0, 4), -rows(4)[1:3])
     assert room.place(0, 3).state is State.HERE, "one run brings back all that it makes"
     room.do(0, Run(2, (4,), [2.0], ()))
     assert torch.equal(room.value(0, 2)[1:3], -2 * rows(4)[1:3])
-    assert room.keeper.accounts.evicted[Gone.ACTIVATION] == 2
+    assert room.device.accounts.evicted[Gone.ACTIVATION] == 2
 
 
 @pytest.mark.parametrize("write", [Run(2, (1,), [3.0], ()), Run(5, (1,), [0, 0, 2, 3.0], ())], ids=["whole", "view"])
@@ -204,11 +220,11 @@ def test_what_a_dropped_result_was_computed_from_is_written_only_once_the_result
     room = Room(2**20)
     room.upload(0, 1, rows(4))
     room.do(0, Run(1, (1, 1), [], (2,)))
-    assert room.keeper.evict(room.place(0, 2))
+    assert room.device.evict(room.place(0, 2))
     room.do(0, write)
     assert torch.equal(room.value(0, 2), 2 * rows(4))
     # From now on it could not be computed again.
-    assert room.keeper.evict(room.place(0, 2))
+    assert room.device.evict(room.place(0, 2))
     assert room.place(0, 2).state is State.MOVED
     assert torch.equal(room.value(0, 2), 2 * rows(4))
 
@@ -217,11 +233,11 @@ def test_what_a_dropped_result_was_computed_from_stays_when_its_name_is_gone() -
     room = Room(2**20)
     room.upload(0, 1, rows(4))
     room.do(0, Run(1, (1, 1), [], (2,)))
-    assert room.keeper.evict(room.place(0, 2))
+    assert room.device.evict(room.place(0, 2))
     room.do(0, Free((1,)))
-    assert room.keeper.accounts.device_bytes == 4 * ROW_BYTES
+    assert room.device.accounts.device_bytes == 4 * ROW_BYTES
     assert torch.equal(room.value(0, 2), 2 * rows(4))
-    assert room.keeper.accounts.device_bytes == 4 * ROW_BYTES, "what it was computed from is let go"
+    assert room.device.accounts.device_bytes == 4 * ROW_BYTES, "what it was computed from is let go"
 
 
 def test_a_run_that_has_failed_in_part_is_never_run_again() -> None:
@@ -231,7 +247,7 @@ def test_a_run_that_has_failed_in_part_is_never_run_again() -> None:
                    (Step(0, (-1,), 1), Step(1, (-1,), 1)), 1, (0, 1))
     result, _ = room.do(0, Define(50, both), Run(50, (1,), [7, 0], (2, 3)))
     assert len(result.failures) == 1
-    assert room.keeper.evict(room.place(0, 2))
+    assert room.device.evict(room.place(0, 2))
     assert room.place(0, 2).state is State.MOVED
     assert torch.equal(room.value(0, 2), -rows(4))
 
@@ -241,23 +257,23 @@ def test_a_weight_is_reloaded_from_what_is_kept_until_it_is_written() -> None:
     weight = rows(600)
     room.upload(0, 1, weight)
     place = room.place(0, 1)
-    assert room.keeper.evict(place)
-    assert (place.state, room.keeper.accounts.host_bytes) == (State.RELOADABLE, 0)
+    assert room.device.evict(place)
+    assert (place.state, room.device.accounts.host_bytes) == (State.RELOADABLE, 0)
     room.do(0, Run(2, (1,), [2.0], ()))
-    assert room.keeper.evict(place)
-    assert (place.state, room.keeper.accounts.host_bytes) == (State.MOVED, 600 * ROW_BYTES)
+    assert room.device.evict(place)
+    assert (place.state, room.device.accounts.host_bytes) == (State.MOVED, 600 * ROW_BYTES)
     assert torch.equal(room.value(0, 1), 2 * weight)
-    assert room.keeper.accounts.host_bytes == 0
+    assert room.device.accounts.host_bytes == 0
 
 
 def test_a_view_of_a_weight_outlives_what_was_kept_of_it() -> None:
     room = Room(2**21, keep_bytes=2**21)
     room.upload(0, 1, rows(600))
     room.do(0, Run(3, (1,), [0, 5, 7], (2,)))
-    assert room.keeper.evict(room.place(0, 2))
+    assert room.device.evict(room.place(0, 2))
     room.do(0, Free((1,)))
     assert room.store.drop_spare() > 0
-    assert room.keeper.accounts.host_bytes == 600 * ROW_BYTES
+    assert room.device.accounts.host_bytes == 600 * ROW_BYTES
     assert torch.equal(room.value(0, 2), rows(600)[5:7])
 
 
@@ -267,8 +283,8 @@ def test_spare_uploads_go_when_the_host_has_no_room() -> None:
     room.do(0, Free((1,)))
     assert room.store.size_bytes == 600 * ROW_BYTES
     room.upload(0, 2, rows(200))
-    assert room.keeper.evict(room.place(0, 2))
-    assert (room.store.size_bytes, room.keeper.accounts.evicted[Gone.UPLOADS]) == (0, 1)
+    assert room.device.evict(room.place(0, 2))
+    assert (room.store.size_bytes, room.device.accounts.evicted[Gone.UPLOADS]) == (0, 1)
     assert torch.equal(room.value(0, 2), rows(200))
 
 
@@ -276,10 +292,10 @@ def test_sizes_that_change_in_place_are_counted() -> None:
     room = Room(2**20)
     room.upload(0, 1, rows(4))
     room.do(0, Run(3, (1,), [0, 0, 2], (2,)), Run(6, (1,), [[8 * SIDE], 1.0], ()))
-    assert room.keeper.accounts.device_bytes == 8 * ROW_BYTES
+    assert room.device.accounts.device_bytes == 8 * ROW_BYTES
     assert room.services[0].held_bytes == 8 * ROW_BYTES
     room.do(0, Free((1, 2)))
-    assert room.keeper.accounts.device_bytes == 0
+    assert room.device.accounts.device_bytes == 0
 
 
 # Ahead of need, and last of all.
@@ -292,9 +308,9 @@ def test_what_is_cold_goes_ahead_of_need_and_what_was_just_used_stays() -> None:
     room.upload(0, 2, rows(5))
     assert room.place(0, 1).state is State.MOVED
     assert room.place(0, 2).state is State.HERE
-    assert room.keeper.tier is Tier.NORMAL
+    assert room.device.tier is Tier.NORMAL
     room.upload(0, 3, rows(5))
-    assert room.keeper.tier is Tier.CRITICAL, "everything was just used"
+    assert room.device.tier is Tier.CRITICAL, "everything was just used"
 
 
 def test_a_cache_somebody_decodes_with_goes_only_if_nothing_else_is_left() -> None:
@@ -307,10 +323,10 @@ def test_a_cache_somebody_decodes_with_goes_only_if_nothing_else_is_left() -> No
     room.upload(1, 1, rows(22))
     room.upload(1, 2, rows(24))
     assert cache.state is State.HERE
-    assert room.keeper.accounts.evicted[Gone.ACTIVE_KV_CACHE] == 0
+    assert room.device.accounts.evicted[Gone.ACTIVE_KV_CACHE] == 0
     room.upload(1, 3, rows(28))
     assert cache.state is State.MOVED
-    assert room.keeper.accounts.evicted[Gone.ACTIVE_KV_CACHE] == 1
+    assert room.device.accounts.evicted[Gone.ACTIVE_KV_CACHE] == 1
     room.clock.now_s += DECODE_S
     assert torch.equal(room.value(0, 3), torch.cat([rows(4), rows(1, 1)]))
 
@@ -331,10 +347,10 @@ def test_results_that_nobody_asked_for_go_first() -> None:
         room.do(0, Rerun(7), Free(tuple(range(output, output + 4))))
         output += 10
     assert service.look_ahead()
-    assert room.keeper.accounts.ahead_bytes == 4 * ROW_BYTES
+    assert room.device.accounts.ahead_bytes == 4 * ROW_BYTES
     room.upload(1, 1, rows(34))
-    assert room.keeper.accounts.ahead_bytes == 0
-    assert room.keeper.accounts.evicted[Gone.RESULTS_AHEAD] == 1
+    assert room.device.accounts.ahead_bytes == 0
+    assert room.device.accounts.evicted[Gone.RESULTS_AHEAD] == 1
     assert room.place(0, 1).state is State.HERE
 
 
@@ -356,7 +372,7 @@ def test_what_cannot_fit_is_refused_and_leaves_everything_as_it_was() -> None:
     assert torch.equal(room.value(0, 2), 2 * rows(4))
     result, _ = room.do(0, fetch=[3])
     assert isinstance(result.items[0], Poisoned)
-    assert room.keeper.accounts.refused == 1
+    assert room.device.accounts.refused == 1
 
 
 def test_a_result_that_nobody_foresaw_is_let_go_if_there_is_no_room() -> None:
@@ -364,7 +380,7 @@ def test_a_result_that_nobody_foresaw_is_let_go_if_there_is_no_room() -> None:
     room.upload(0, 1, rows(6))
     result, _ = room.do(0, Run(4, (1, 1), [], (2,)))
     assert [failure.kind for failure in result.failures] == ["OutOfMemoryError"]
-    assert room.keeper.accounts.held_bytes == 6 * ROW_BYTES
+    assert room.device.accounts.held_bytes == 6 * ROW_BYTES
     assert torch.equal(room.value(0, 1), rows(6))
 
 
@@ -387,7 +403,7 @@ def test_what_is_needed_is_not_dropped_while_something_else_that_is_needed_is_co
         room = Room(3 * size)
         room.upload(0, 1, rows(4))
         room.do(0, Run(1, (1, 1), [], (2,)), Run(1, (1, 1), [], (3,)))
-        assert room.keeper.evict(room.place(0, dropped))
+        assert room.device.evict(room.place(0, dropped))
         assert room.place(0, dropped).state is State.DROPPED
         result, _ = room.do(0, Run(1, (2, 3), [], (4,)))
         assert not result.failures, result
@@ -399,7 +415,7 @@ def test_a_session_that_ends_leaves_nothing_in_the_books() -> None:
     for session in (0, 1):
         room.upload(session, 1, rows(6, session))
     room.services[0].close()
-    accounts = room.keeper.accounts
+    accounts = room.device.accounts
     assert (accounts.device_bytes + accounts.host_bytes, accounts.host_bytes >= 0) == (6 * ROW_BYTES, True)
     assert torch.equal(room.value(1, 1), rows(6, 1))
     room.services[1].close()
@@ -457,10 +473,10 @@ class Pressure(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(18, 30), has_host=st.booleans(), keeps=st.booleans(), part=st.floats(0.3, 0.9))
     def begin(self, limit: int, has_host: bool, keeps: bool, part: float) -> None:
-        self.tiers = Tiers(part, part + 0.09)
         # Where nothing can be moved, there has to be room for whatever cannot be made again.
         self.room = Room(limit * ROW_BYTES if has_host else 2**20, 3, keep_bytes=2**20 if keeps else 0,
-                         host_bytes=0 if has_host else 1, tiers=self.tiers)
+                         host_bytes=0 if has_host else 1, warning=part, critical=part + 0.09)
+        self.lines = (0.0, part, part + 0.09)
         self.reference = [SessionService(self.room.executor) for _ in self.room.services]
         for service in self.reference:
             service.handle(Batch(list(DEFINE)), [])
@@ -562,7 +578,7 @@ class Pressure(RuleBasedStateMachine):
     def evict(self, data: Any) -> None:
         session, handle = self.drawn(data, 99)
         if handle:
-            self.room.keeper.evict(self.room.place(session, handle))
+            self.room.device.evict(self.room.place(session, handle))
 
     @rule(seconds=st.sampled_from((0.5 * COLD_S, 2 * COLD_S, 2 * DECODE_S)))
     def wait(self, seconds: float) -> None:
@@ -583,15 +599,15 @@ class Pressure(RuleBasedStateMachine):
     @precondition(lambda self: self.reference)
     @invariant()
     def books_are_right(self) -> None:
-        expect_exact(self.room.keeper, self.room.services, "in the end")
-        accounts, limit = self.room.keeper.accounts, self.room.keeper.limit_bytes
+        self.room.expect_exact("in the end")
+        accounts, limit = self.room.device.accounts, self.room.device.limit_bytes
         assert accounts.held_bytes <= limit
-        moved = {place for service in self.room.services for place in service.places if place.state is State.MOVED}
+        moved = {place for session in range(3) for place in self.room.memory(session).places.entries
+                 if place.state is State.MOVED}
         assert accounts.host_bytes == sum(place.size_bytes for place in moved)
-        part, tier = accounts.held_bytes / limit, self.room.keeper.tier
-        lines = (0.0, self.tiers.warning, self.tiers.critical)
+        part, tier = accounts.held_bytes / limit, self.room.device.tier
         if tier is not Tier.NORMAL and self.tier >= tier:
-            assert part >= lines[tier] - HYSTERESIS or self.tier is tier
+            assert part >= self.lines[tier] - HYSTERESIS or self.tier is tier
         self.tier = tier
 
     def teardown(self) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import ctypes.util
 import errno
 import struct
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from djinn_server.certificates import make_pair, placed
 from djinn_server.sandbox import landlock, seccomp
 from djinn_server.sandbox.calls import ABSENT, ARCHITECTURES, CHECKED, FREE, REFUSED, Architecture, parse
 from djinn_transport_tcp.tls import client_context
+from support.processes.warm import run_python
 
 from djinn.kinds.transport import ConnectOptions
 
@@ -146,8 +146,8 @@ def test_the_files_of_a_worker_with_a_driver_are_fenced_if_the_driver_works_ther
     tmp_path.chmod(0o755)
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    done = subprocess.run([sys.executable, "-c", DRIVER, driver, str(secret)], capture_output=True, text=True,
-                          timeout=200, check=True)
+    done = run_python(DRIVER, driver, str(secret))
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == wanted, done.stdout
     assert ("sandbox without files: the device's driver does not work" in done.stdout) == (driver != "works")
 
@@ -172,7 +172,8 @@ try:
 except ConfigurationError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
     first, *rest = done.stdout.splitlines()
     assert "'system calls', 'files'" in first
     told = "\n".join(rest)

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 import pytest
-from djinn_auth_tokens.authenticators import TokenAuthentication
+from djinn_authenticator_tokens.authenticators import TokenAuthentication
 from djinn_lib_server.options import SandboxMode, ServeOptions, declared, options_from
 from djinn_server.checks import check_options
 from djinn_server.control import ControlMessage, Setup

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from djinn_executor_torch.staging import Ring, Staging
+from djinn_executor_cuda.staging import Ring, Staging
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

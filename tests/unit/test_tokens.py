@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from djinn_auth_tokens.tokens import TokenFile, default_path
+from djinn_authenticator_tokens.tokens import TokenFile, default_path
 from djinn_cli.app import main
 from djinn_lib_server.limits import Limits
 from support.processes.warm import run_djinn
@@ -92,7 +92,7 @@ def test_writers_at_the_same_time_lose_nothing(file: TokenFile) -> None:
     code = """
 import sys
 from pathlib import Path
-from djinn_auth_tokens.tokens import TokenFile
+from djinn_authenticator_tokens.tokens import TokenFile
 for number in range(20):
     TokenFile(Path(sys.argv[1])).create(f"{sys.argv[2]}-{number}")
 """

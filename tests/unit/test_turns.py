@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from djinn_fair_queue.fair_queue import StartTimeFairOrder
+from djinn_admission_fair.fair_queue import StartTimeFairOrder
 from djinn_lib_server.turn_queue import Granted, Recalled, TurnQueue, TurnSettings
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st

@@ -26,6 +26,7 @@ from djinn_lib_service.frames import (
     padding,
     tensor_headers,
 )
+from djinn_lib_service.tensor_bytes import buffer_of
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import (
@@ -74,7 +75,7 @@ from djinn.wire.messages import (
     Welcome,
     to_wire,
 )
-from djinn.wire.tensors import buffer_of, header_of
+from djinn.wire.tensors import header_of
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
 FILES = ("greeting", "batches", "results", "parcels", "malformed")

@@ -52,7 +52,7 @@ class _Order(TurnOrder):
 class _Policy(AdmissionPolicy):
     def __init__(self, flaw: str) -> None:
         self._flaw = flaw
-        self._shared = _Order(flaw)
+        self._shared = _Order(flaw) if flaw == "one-order-for-all" else None
 
     def admit(self, tenant: Tenant, load: ServerLoad) -> None:
         if load.sessions > 100:
@@ -61,7 +61,7 @@ class _Policy(AdmissionPolicy):
             raise LimitError("There are too many sessions.", retry_after_s=1.0)
 
     def order_of(self, device: str) -> TurnOrder:
-        return self._shared if self._flaw == "one-order-for-all" else _Order(self._flaw)
+        return self._shared or _Order(self._flaw)
 
 
 class _Factory:

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from djinn_lib_service.kinds import RandomState
+from djinn_lib_service.kinds.executor import Effects, Report
+from djinn_lib_service.operators import operator_named
+from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import ConfigurationError, SchemaMismatchError
 from djinn.hookspecs import hookimpl
 from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArgument, Program, TorchArgument
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
-from djinn.kinds import RandomState
-from djinn.kinds.executor import Effects, Report
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.wire.messages import Poisoned
-from djinn.wire.tensors import dtype_named, to_dense_cpu, whole_of
+from djinn.wire.tensors import dtype_named, to_dense_cpu
 
 _VALUES = {"executor.equals_eager", "executor.order_kept", "executor.replay_stable", "executor.failure_contained",
            "executor.poison_propagates", "executor.randomness_private", "executor.vacates_exactly"}

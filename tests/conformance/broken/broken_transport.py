@@ -9,20 +9,12 @@ from typing import Any
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.kinds import Channel, Executor, Listener, ListenOptions, PeerConnection
 from djinn_lib_service.service import SessionService
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.hookspecs import hookimpl
-from djinn.kinds import (
-    Channel,
-    Connection,
-    ConnectOptions,
-    Executor,
-    Listener,
-    ListenOptions,
-    PeerConnection,
-    Transport,
-)
+from djinn.kinds import Connection, ConnectOptions, Transport
 from djinn.plugins import Plugins
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Parcel, PeerHello, Result, Welcome
 
@@ -131,9 +123,6 @@ class _InProcess:
         if options.open_executor is None or (not address.startswith(f"{self.scheme}:") and self._flaw != "any-address"):
             raise ConfigurationError(f"The address {address!r} makes no sense here.")
         return _Connection(address, options.open_executor(), self._flaw)
-
-    def listen(self, address: str, options: ListenOptions) -> Listener:
-        raise ConfigurationError(f"This transport cannot listen on {address!r}.")
 
 
 class _Proxy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.processes.warm import clean_environment, run_python
 from support.recording.compiled import nodes_executed, remotely, same
 from torch import nn
 
@@ -357,7 +357,7 @@ def test_weights_within_the_graph() -> None:
 
 
 def test_the_backend_is_found_without_djinn_and_djinn_does_without_dynamo() -> None:
-    programs = [[
+    without_dynamo, without_djinn = ("\n".join(lines) for lines in ([
         "import sys, djinn",
         "djinn.init()",
         "assert not [name for name in sys.modules if name.startswith(('torch._dynamo.backends', 'djinn_dynamo.'))]",
@@ -369,9 +369,7 @@ def test_the_backend_is_found_without_djinn_and_djinn_does_without_dynamo() -> N
         "assert torch.equal(torch.compile(model, backend='djinn')(x), model(x))",
         "import djinn",
         "assert djinn.stats()['round_trips'] == 1",
-    ]]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-    for program in programs:
-        done = subprocess.run([sys.executable, "-c", "\n".join(program)], env=clean, capture_output=True, text=True,
-                              timeout=120, check=False)
+    ]))
+    for done in (run_python(without_djinn), subprocess.run([sys.executable, "-c", without_dynamo], text=True,
+                                                           env=clean_environment(), capture_output=True, check=False)):
         assert done.returncode == 0, done.stderr

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.processes.warm import run_python
 
 import djinn
 
@@ -42,11 +41,11 @@ print("alive")
 
 
 def test_an_error_in_backward_under_a_trace_function_does_not_abort() -> None:
-    done = subprocess.run([sys.executable, "-c", BACKWARD_UNDER_A_TRACE_FUNCTION], capture_output=True, text=True,
-                          timeout=120, check=False)
+    done = run_python(BACKWARD_UNDER_A_TRACE_FUNCTION)
     assert (done.returncode, done.stdout.strip()) == (0, "alive"), done.stderr[-1000:]
 
 
+@pytest.mark.usefixtures("in_process")  # a server does not run `_neg_view_copy.out`
 def test_an_exception_after_a_warning_is_not_hidden() -> None:
     def numbers(*size: int) -> torch.Tensor:
         return torch.arange(6.0, device=REMOTE).reshape(size)

@@ -126,7 +126,7 @@ def a_part_that_is_moved_begins_at_its_own_storage(device: str) -> Any:
 @programs(
     foreach_counts_writes, scalars_are_formatted, metadata_changes_in_inference_mode, out_is_also_an_argument,
     out_is_resized_before_it_is_refused, out_with_enough_elements_is_kept, out_of_another_dtype,
-    overlapping_writes_are_refused, views_past_the_storage_are_refused, writes_of_another_rank_are_refused,
+    views_past_the_storage_are_refused, writes_of_another_rank_are_refused,
     composites_in_inference_mode_are_views, data_becomes_an_inference_tensor,
     a_part_that_is_moved_begins_at_its_own_storage,
 )
@@ -134,6 +134,11 @@ def test_programs_are_those_of_eager(program: Program) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         assert_same(program)
+
+
+@pytest.mark.usefixtures("in_process")  # a server refuses more of them; docs/server.md
+def test_overlapping_writes_are_refused_as_in_eager() -> None:
+    assert_same(overlapping_writes_are_refused)
 
 
 @pytest.fixture

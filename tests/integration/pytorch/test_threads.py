@@ -9,12 +9,14 @@ import torch
 
 import djinn
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 
 @pytest.fixture(params=[1, 2])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    djinn.init(device="cpu")
+    djinn.init()
     yield request.param
     torch.set_num_threads(before)
     djinn.shutdown()

@@ -9,17 +9,23 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
 import torch
 from djinn_conformance import laws as kit
-from djinn_conformance.compositions import running
+from djinn_conformance.compositions import Composition, running
+from djinn_conformance.harness import served
 from djinn_conformance.program_forms import table
 from djinn_conformance.serving import Servers
+from djinn_conformance.subjects import Subject
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+
+from djinn.session import runtime
+from djinn.session.session import Session
 
 _LONGEST_S = 60.0
 _EXAMPLES = 4000
@@ -54,13 +60,32 @@ def trials(chosen: Sequence[Mutant]) -> list[Trial]:
             *(Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen)]
 
 
-def _attempt(trial: Trial, servers: Servers) -> tuple[str, str]:
+@attrs.frozen
+class Places:
+    """Servers that were started before all trials: their processes are not those that mutants are planted in."""
+
+    servers: Servers
+    addresses: Mapping[str, str]
+    """Of those that a plugin for transports serves, by the plugin."""
+
+    @contextmanager
+    def session(self, over: str, subject: Subject) -> Iterator[Session]:
+        """Run the session of a subject."""
+        if over in self.addresses:
+            yield runtime.init(self.addresses[over], **subject.registered.value.settings)
+            runtime.shutdown()
+            return
+        with running(subject, self.servers) as session:
+            yield session
+
+
+def _attempt(trial: Trial, places: Places) -> tuple[str, str]:
     """Say what a law makes of a mutant: ``kept``, ``broken``, or ``unable`` if nothing works at all."""
     try:
         if trial.planted is not None:
             plant(trial.planted)
         subject = laws.subject_of(trial.over)
-        with running(subject, servers) as session:
+        with places.session(trial.over, subject) as session:
             if (torch.ones(2, device=session.device) + 1).tolist() != [2.0, 2.0]:
                 return "unable", "the session cannot even add"
             try:
@@ -78,16 +103,16 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:600]
 
 
-def _child(trial: Trial, servers: Servers, answer: int) -> None:
+def _child(trial: Trial, places: Places, answer: int) -> None:
     """Try, and end without a clean-up that could hang because of what was planted."""
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    os.write(answer, json.dumps(_attempt(trial, servers)).encode())
+    os.write(answer, json.dumps(_attempt(trial, places)).encode())
     os._exit(0)
 
 
-def attempts(waiting: list[Trial], servers: Servers) -> Iterator[dict[str, Any]]:
+def attempts(waiting: list[Trial], places: Places) -> Iterator[dict[str, Any]]:
     """Try everything, as many at a time as there are processors."""
     selector = selectors.DefaultSelector()
     while waiting or selector.get_map():
@@ -96,7 +121,7 @@ def attempts(waiting: list[Trial], servers: Servers) -> Iterator[dict[str, Any]]
             reader, writer = os.pipe()
             pid = os.fork()
             if not pid:
-                _child(trial, servers, writer)
+                _child(trial, places, writer)
             os.close(writer)
             selector.register(reader, selectors.EVENT_READ, (trial, pid, time.monotonic()))
         ready = {key.fd for key, _ in selector.select(1.0)}
@@ -134,12 +159,16 @@ def main(names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     table().programs["ci"] = _PROGRAMS  # type: ignore[index]  # declared as read-only
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    with Servers() as servers:
+    with Servers() as servers, ExitStack() as serving:
+        addresses = {}
         for over in {mutant.over for mutant in chosen}:
             # What is found and started here is there in all forks.
-            laws.subject_of(over).registered.value.address(servers)
+            composition: Composition = laws.subject_of(over).registered.value
+            composition.address(servers)
+            if composition.part is not None and composition.part.kind == "transport":
+                addresses[over] = serving.enter_context(served(composition.part))
         _prepare()
-        for outcome in attempts(trials(chosen), servers):
+        for outcome in attempts(trials(chosen), Places(servers, addresses)):
             print(json.dumps(outcome), flush=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-DEFAULTS = "djinn-executor-torch"
+DEFAULTS = "djinn-executor-cpu"
 """A plugin whose session is that of the defaults."""
 TCP = "djinn-transport-tcp"
 SERVED = "a server"

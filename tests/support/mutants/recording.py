@@ -52,10 +52,11 @@ MUTANTS = (
            "values.append([next(rest) for _ in range(length)])",
            "values.append([next(rest) for _ in range(length)][::-1])", within="split.Tensor unbind.int _foreach_neg"),
     # Ordinary tensors.
-    mutant("upload-kept-over-a-write", "session.programs_equal", "djinn.record.host_interop:HostInterop.upload",
+    mutant("upload-kept-over-a-write", "session.programs_equal", "djinn_host_interop.interop:UploadingInterop.upload",
            "known[1] == version and", "",
            within="mixed:*.add_(1),*"),
-    mutant("upload-in-place-of-a-used-factory", "session.programs_equal", "djinn.session.session:Session.upload_into",
+    mutant("upload-in-place-of-a-used-factory", "session.programs_equal",
+           "djinn_interceptor_device.handlers:_upload_into",
            "tuple(last.outputs) != (slot,) or", "",
            within="mixed:*filled({x}.shape*"),
     # The device.

@@ -26,12 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from djinn_executor_torch.executor import TorchExecutor
-from djinn_executor_torch.random import TorchRandomState
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.kinds.executor import RandomState
+from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.service import SessionService
+from djinn_lib_torch.executor import TorchExecutor
+from djinn_lib_torch.random import TorchRandomState
 from djinn_server.limits import Allowances
 from djinn_server.memory import return_memory
 from djinn_shapes_meta.shapes import MetaShapes
@@ -39,8 +42,6 @@ from djinn_transport_tcp.stream import FrameStream, views_of
 from support.network.frames import Frames, Mutated, Mutator, load
 
 from djinn.errors import DjinnError, ProtocolError
-from djinn.kinds.executor import RandomState
-from djinn.kinds.guard import Bounds
 from djinn.wire.messages import Batch, Poisoned
 
 MEMORY_BYTES = 2**29
@@ -115,7 +116,7 @@ class ShapesOnly(TorchExecutor):
         return torch.zeros_like(value, device="cpu").contiguous()
 
     def random_state(self, seed: int) -> RandomState:
-        return TorchRandomState(torch.device("cpu"), seed, self._lock)
+        return TorchRandomState(torch.device("cpu"), seed, self._lock, self.default_generator)
 
 
 class Feeder:
@@ -124,7 +125,7 @@ class Feeder:
     def __init__(self, sessions: Sequence[Frames], journal: Journal, device: str) -> None:
         self._sessions = sessions
         self._journal = journal
-        self._executor = ShapesOnly() if device == "meta" else TorchExecutor(torch.device(device))
+        self._executor = ShapesOnly() if device == "meta" else CpuExecutor()
         self._guard = None if device == "meta" else CoreGuard()
         if self._guard is not None:
             self._guard.prepare()

@@ -22,8 +22,7 @@ from typing import Any
 
 import attrs
 from djinn_guard_core.allowlist import ALLOWED, lists, release
-
-from djinn.ir.schema import operator_named
+from djinn_lib_service.operators import operator_named
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "guarded_memory.c"

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from djinn_conformance.programs import Call, Recording, Ref, assemble
-from djinn_executor_torch.executor import TorchExecutor
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
+from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.kinds.guard import Bounds, Watch
+from djinn_lib_service.operators import operator_named
 from djinn_shapes_meta.shapes import MetaShapes
 from support.operators.corpus import Corpus, Example, duplicate, mapped
 from support.operators.memory import BEYOND_STORAGE, GuardedMemory
@@ -17,10 +20,8 @@ from support.operators.mutations import Plan, carried_out, changed
 from support.operators.synthesis import example_of, slots
 
 from djinn.errors import DjinnError
-from djinn.ir.schema import ReturnKind, facts_of, operator_named
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
-from djinn.kinds.guard import Bounds, Watch
-from djinn.wire.failures import is_out_of_memory
 from djinn.wire.messages import Poisoned
 
 BOUNDS = (Bounds(program_bytes=2**26), Bounds())
@@ -39,7 +40,7 @@ class Maker:
     def __init__(self, memory: GuardedMemory, corpus: Corpus) -> None:
         self._memory = memory
         self._corpus = corpus
-        self._executor = TorchExecutor(torch.device("cpu"))
+        self._executor = CpuExecutor()
         self._random = self._executor.random_state(0)
         self._guard = CoreGuard()
         self._guard.prepare()

@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_service.operators import operator_named
 from support.operators.corpus import Corpus, Example, mapped
 from support.operators.layouts import STRIDES, dense, laid, tiled
 from support.operators.synthesis import SIZES, slots, tensor_for, values_of
 
-from djinn.ir.schema import facts_of, operator_named
+from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 
 Path: TypeAlias = tuple[str, int]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from djinn_transport_tcp.client import SocketConnection, connect
+from support.servers.connection_options import connect_options
 
 from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
 
@@ -52,7 +52,7 @@ class Working:
 
     def __init__(self, address: str, token: str = "", side: int = 700, **options: Any) -> None:
         chosen: dict[str, Any] = {"connect_timeout_s": 60, "request_timeout_s": 120, "resume": True, **options}
-        self.connection: SocketConnection = connect(address, ConnectOptions(token=token, **chosen))
+        self.connection: SocketConnection = connect(address, connect_options(token=token, **chosen))
         counter, factor = torch.zeros((), dtype=torch.int64), torch.full((side, side), 1e-3)
         result, _ = self.connection.request(Batch([
             Upload(FACTOR, header_of(factor)), Upload(COUNTER, header_of(counter)), Upload(ELEMENT, header_of(ONE)),

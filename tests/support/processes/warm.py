@@ -19,15 +19,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-__all__ = ("WarmPython", "run_djinn", "run_pytest")
+__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
 # What djinn imports of others is the same for everybody, too.
-_FORKS.set_forkserver_preload(
-    ["torch._dynamo", "attrs", "http.server", "msgspec", "pluggy", "rich.table", "typer.main"])
+_FORKS.set_forkserver_preload(["torch._dynamo", "attrs", "http.server", "hypothesis.strategies", "msgspec", "numpy",
+                               "pluggy", "pytest", "rich.table", "trio", "typer.main"])
 
 
 class WarmPython:
@@ -100,28 +100,41 @@ class WarmPython:
         self._process.kill()
 
 
-def run_djinn(*arguments: str, path: Path | None = None, timeout_s: float = 120.0,
+def clean_environment(**environ: str) -> dict[str, str]:
+    """This process's environment variables without its settings of djinn, and further ones."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | environ
+
+
+def run_djinn(*arguments: str, path: Path | None = None, folder: Path | None = None, timeout_s: float = 120.0,
               **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the program ``djinn`` until it ends, without this process's settings of djinn.
+    """Run the program ``djinn`` until it ends, as `run_python` runs a program."""
+    return run_python(_DJINN, *arguments, path=path, folder=folder, timeout_s=timeout_s, **environ)
+
+
+def run_python(program: str, *arguments: str, path: Path | None = None, folder: Path | None = None,
+               timeout_s: float = 120.0, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -c program arguments`` until it ends, without this process's settings of djinn.
 
     Args:
-        *arguments: Its command line.
-        path: A further folder of distributions.
+        program: What it does.
+        *arguments: The rest of ``sys.argv``.
+        path: A further folder of modules and distributions.
+        folder: Where it works; here, if ``None``.
         timeout_s: It is killed after that long.
         **environ: Further environment variables.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | environ
+    environment = clean_environment(**environ)
     if path is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [environment.get("PYTHONPATH")])])
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with WarmPython(_DJINN, arguments, environment=environment, log=log) as process:
+    with tempfile.TemporaryDirectory() as logs:
+        log = Path(logs) / "log"
+        with WarmPython(program, arguments, environment=environment, log=log, folder=folder) as process:
             patience = threading.Timer(timeout_s, process.kill)
             patience.start()
             printed = process.stdout.read()
             status = process.wait()
             patience.cancel()
-        return subprocess.CompletedProcess(["djinn", *arguments], status, printed, log.read_text())
+        return subprocess.CompletedProcess([program, *arguments], status, printed, log.read_text())
 
 
 def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: Path,

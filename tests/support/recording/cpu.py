@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from djinn_executor_torch.calls import bind
-from djinn_executor_torch.cuda_graphs import NotRecordedError, Shelf
-from djinn_executor_torch.executor import TorchExecutor
-from djinn_executor_torch.graph_eligibility import storage_of
-from djinn_executor_torch.recorded import RecordedProgram
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_executor_cuda.cuda_graphs import NotRecordedError, Shelf
+from djinn_executor_cuda.graph_eligibility import storage_of
+from djinn_executor_cuda.recorded import RecordedProgram
+from djinn_lib_torch.calls import bind
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.ir.program import Program
@@ -118,11 +118,11 @@ class CpuRecorder:
         return self.latest
 
 
-class RecordingExecutor(TorchExecutor):
+class RecordingExecutor(CpuExecutor):
     """The executor of the CPU, with recordings."""
 
     def __init__(self, recorder: CpuRecorder | None = None, *, limit: int = 64) -> None:
-        super().__init__(torch.device("cpu"))
+        super().__init__()
         self.recorder = recorder or CpuRecorder()
         self.shelf = Shelf(self.recorder, limit=limit)
 

@@ -10,8 +10,8 @@ import torch
 from djinn_conformance.assertions import expect_same_metadata, expect_same_tensor
 from djinn_conformance.programs import Call, Piece, Recording, pieces
 from djinn_conformance.strategies import filled
+from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState
 
-from djinn.kinds.executor import CompiledProgram, Executor, RandomState
 from djinn.wire.messages import Poisoned
 
 

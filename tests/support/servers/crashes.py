@@ -6,8 +6,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from support.processes.warm import WarmPython, clean_environment
 from torch import nn
 
 import djinn
@@ -29,8 +28,8 @@ import ctypes, os, signal, sys
 from functools import partial
 import torch
 import djinn_guard_core.guard
-from djinn.kinds.guard import Bounds
-from djinn.kinds.transport import ListenOptions
+from djinn_lib_service.kinds.guard import Bounds
+from djinn_lib_service.kinds.transport import ListenOptions
 from djinn.plugins import Plugins
 from djinn_server.peers import PeerPolicy
 from djinn_server.server import Server
@@ -41,7 +40,7 @@ def die_with_parent():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 def serve():
     torch.set_num_threads(1)
-    executor = plugins.choose("executor", "torch").open("cpu")
+    executor = plugins.find_executor("cpu").value.open("cpu")
     guard, shapes = plugins.choose("guard", "core"), plugins.choose("shapes", "meta")
     listener = plugins.transport_for("tcp").listen(f"tcp://127.0.0.1:{sys.argv[1]}", ListenOptions())
     watch = partial(guard.watch, Bounds("cpu", 2**33), shapes)
@@ -79,17 +78,12 @@ class Supervised:
         self.pid = 0
         self.starts = 0
         self._changed = threading.Condition()
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
-        with log.open("w") as errors:
-            self._parent = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(self.port)], env=clean, stdout=subprocess.PIPE, stderr=errors,
-                text=True)
+        self._parent = WarmPython(PROGRAM, [str(self.port)], environment=clean_environment(), log=log)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.wait_for(1)
 
     def _read(self) -> None:
-        assert self._parent.stdout is not None
         for line in self._parent.stdout:
             with self._changed:
                 if line.startswith("pid "):
@@ -115,7 +109,6 @@ class Supervised:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._reader.join(10)
-        assert self._parent.stdout is not None
         self._parent.stdout.close()
 
     def __enter__(self) -> Self:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from pathlib import Path
 from typing import Self
 
-from support.processes.warm import WarmPython
+from support.processes.warm import WarmPython, clean_environment
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
@@ -60,9 +59,8 @@ class Serving:
 
     def __init__(self, log: Path, *arguments: str, prelude: str = "", **environment: str) -> None:
         self.log = log
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
         self.process = WarmPython(prelude + PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
-                                  environment=clean | environment, log=log)
+                                  environment=clean_environment(**environment), log=log)
         patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
         patience.start()
         line = self.process.stdout.readline()

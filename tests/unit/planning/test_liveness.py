@@ -10,13 +10,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_torch.calls import Call, bind
-from djinn_executor_torch.executor import TorchExecutorFactory, TorchProgram
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_graph.metadata import SemanticMetadata
 from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
+from djinn_lib_torch.calls import Call, bind
+from djinn_lib_torch.executor import TorchProgram
 from support.models.small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
@@ -70,7 +71,7 @@ def compare(session: Any, work: Work) -> tuple[int, int]:
     gone = {slot.number for node in nodes for slot in node.outputs if slot.number not in alive}
     layout, graph = lay_out(nodes, gone), graph_of(nodes)
     estimator = MemoryEstimator(graph, {f"v{number}" for number in alive})
-    program, executor = program_of(nodes, layout), TorchExecutorFactory().open("cpu")
+    program, executor = program_of(nodes, layout), CpuExecutor()
     specs = {value: spec for node in graph.nodes() for value, spec in zip(node.inputs, node.input_specs, strict=True)}
     inputs = inputs_of([f"v{handle}" for handle in layout.inputs], graph, specs)
     held = Held()

@@ -1,0 +1,129 @@
+"""The commands ``djinn token create``, ``rotate``, ``revoke`` and ``list``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from djinn_lib_server.limits import Limits
+from djinn_lib_server.tenants import written
+
+from djinn.errors import ConfigurationError
+from djinn_authenticator_tokens.expiry import duration_s, end_of
+from djinn_authenticator_tokens.tokens import TokenFile, default_path
+
+__all__ = ("create", "list_tokens", "revoke", "rotate")
+
+USAGE_ERROR = 2
+_Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
+_Path = Annotated[str, typer.Option(
+    "--tokens", show_default=False, metavar="PATH",
+    help="The file; djinn/tokens.json in XDG_STATE_HOME, or in ~/.local/state, if not given.")]
+
+
+def create(
+    name: _Name,
+    tokens: _Path = "",
+    weight: Annotated[float, typer.Option(
+        min=1e-6, max=1e6, help="The tenant's part of a device that others want too, compared with theirs.")] = 1.0,
+    max_sessions: Annotated[int, typer.Option(min=0, help="Sessions at a time; 0: what the server says.")] = 0,
+    max_inflight_mib: Annotated[int, typer.Option(
+        min=0, help="MiB of tensors on their way into sessions at a time; 0: what the server says.")] = 0,
+    max_handles: Annotated[int, typer.Option(
+        min=0, help="Values that sessions hold; 0: what the server says.")] = 0,
+    max_nodes: Annotated[int, typer.Option(min=0, help="Operations in one program; 0: what the server says.")] = 0,
+    max_queued: Annotated[int, typer.Option(min=0, help="Programs that wait; 0: what the server says.")] = 0,
+    max_wait_s: Annotated[float, typer.Option(
+        min=0, help="Seconds that a program is expected to wait, above which no session begins; 0: what the server "
+                    "says.")] = 0,
+    max_memory_mib: Annotated[int, typer.Option(
+        min=0, help="MiB that the device may hold; 0: what the server says, which is also the most.")] = 0,
+    max_host_mib: Annotated[int, typer.Option(
+        min=0, help="MiB that may be moved to memory of the host; 0: what the server says.")] = 0,
+    max_programs: Annotated[int, typer.Option(
+        min=0, help="Programs that one session has defined; 0: what the server says.")] = 0,
+    expires: Annotated[str, typer.Option(
+        show_default=False, metavar="30d|DATE",
+        help="When the token ends, with the sessions that use it: after 90s, 30m, 12h, 30d or 2w, or at 2027-01-31 or "
+             "2027-01-31T12:00, which are UTC. Never if not given.")] = "",
+) -> None:
+    """Make a token for a new tenant, and print it. It is not kept: only its digest is, so it is printed this once.
+
+    A server that uses the file lets its owner in from now on.
+    """
+    file = _file(tokens)
+    try:
+        token = file.create(name, weight=weight, expires=end_of(expires, int(time.time())),
+                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued,
+                                          max_wait_s, max_memory_mib * 2**20, max_host_mib * 2**20, max_programs))
+    except ConfigurationError as error:
+        raise _ended(error) from None
+    typer.echo(token)
+    typer.echo(f"The token of {name}, this once. Its owner sets DJINN_TOKEN to it; the server is started with "
+               f"--tokens {file.path}", err=True)
+
+
+def rotate(
+    name: _Name,
+    tokens: _Path = "",
+    overlap: Annotated[str, typer.Option(
+        metavar="24h", help="How long the tenant's other tokens stay good, such as 30m, 24h or 7d; 0s: not at all.",
+    )] = "24h",
+    expires: Annotated[str, typer.Option(
+        show_default=False, metavar="30d|DATE|never",
+        help="When the new token ends, as for create. After as long as the token before it if not given.")] = "",
+) -> None:
+    """Make another token for a tenant, and print it, this once. The tenant's other tokens end after the overlap.
+
+    The tenant stays the same, with limits, weight and sessions. Sessions that were started with an older token end with
+    it; those that are started with the new one do not.
+    """
+    file = _file(tokens)
+    try:
+        overlap_s = duration_s(overlap)
+        until = {"": None, "never": 0}[expires] if expires in ("", "never") else end_of(expires, int(time.time()))
+        token = file.rotate(name, overlap_s, until)
+    except ConfigurationError as error:
+        raise _ended(error) from None
+    typer.echo(token)
+    typer.echo(f"The new token of {name}, this once. Other tokens of {name} are good until "
+               f"{written(int(time.time()) + overlap_s)} at most.", err=True)
+
+
+def revoke(name: _Name, tokens: _Path = "") -> None:
+    """Take all tokens of a tenant away. A server that uses the file ends the tenant's sessions within 5 seconds."""
+    try:
+        _file(tokens).revoke(name)
+    except ConfigurationError as error:
+        raise _ended(error) from None
+
+
+def list_tokens(tokens: _Path = "") -> None:
+    """List tokens, one on each line: tenant, when made, when it ends, weight, and the tenant's own limits.
+
+    These are sessions, bytes in flight, values, operations, programs that wait, seconds that they wait, bytes on the
+    device, bytes on the host, and programs of a session.
+    """
+    try:
+        found = _file(tokens).read().tenants
+    except ConfigurationError as error:
+        raise _ended(error) from None
+    now_s = time.time()
+    for name, entry in sorted(found.items()):
+        for secret in entry.secrets:
+            end = "-" if not secret.expires else written(secret.expires)
+            cells = (name, written(secret.created)[:10], end if secret.is_valid(now_s) else f"{end} (expired)",
+                     f"{entry.weight:g}", *(limit or "-" for limit in msgspec.structs.astuple(entry.limits)))
+            typer.echo("\t".join(map(str, cells)))
+
+
+def _file(path: str) -> TokenFile:
+    return TokenFile(Path(path) if path else default_path())
+
+
+def _ended(error: ConfigurationError) -> typer.Exit:
+    typer.echo(f"djinn: {error}", err=True)
+    return typer.Exit(USAGE_ERROR)

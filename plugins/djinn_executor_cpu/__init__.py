@@ -1,0 +1,17 @@
+"""Runs programs with PyTorch on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from djinn_lib_service.kinds import ExecutorFactory
+
+from djinn.hookspecs import hookimpl
+
+
+@hookimpl
+def djinn_register_executors(register: Callable[[ExecutorFactory], None]) -> None:
+    """Register the ``cpu`` executor."""
+    from djinn_executor_cpu.executor import CpuExecutorFactory
+
+    register(CpuExecutorFactory())

@@ -1,0 +1,155 @@
+"""Operations that combine lazy and ordinary tensors."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+
+from djinn.errors import UnsupportedTensorError
+from djinn.ir.schema import facts_of
+from djinn.ir.spec import tensors_in
+from djinn.kinds.interop import HostInterop
+from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
+from djinn.settings import setting
+
+if TYPE_CHECKING:
+    from djinn.session.session import Session
+
+
+@attrs.frozen
+class InteropSettings:
+    """Whether ordinary tensors may be mixed with lazy ones."""
+
+    strict: bool = setting(
+        False, help="if an ordinary tensor meets a remote one, raise an error instead of uploading it")
+
+
+class UploadingInterop(HostInterop):
+    """Uploads ordinary tensors that are combined with lazy ones, and runs operations that write them locally."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._is_strict = session.plugins.settings(InteropSettings).strict
+        self._uploaded: dict[int, tuple[weakref.ref[torch.Tensor], int, LazyTensor]] = {}
+
+    def carry_out(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Execute an operation whose arguments are not all lazy.
+
+        Raises:
+            RuntimeError: Strict mode is on and eager PyTorch refuses the combination.
+        """
+        everything = tensors_in((args, tuple(kwargs.values())))
+        if any(not isinstance(t, LazyTensor) and type(t) not in (torch.Tensor, torch.nn.Parameter) for t in everything):
+            return NotImplemented
+        generator = _generator((args, tuple(kwargs.values())))
+        if generator is not None and not self._leaves_device(args, kwargs):
+            return self._draw(generator, operator, args, kwargs)
+        if self._leaves_device(args, kwargs):
+            return self.at_home(operator, args, kwargs)
+        ordinary = [tensor for tensor in everything if not isinstance(tensor, LazyTensor)]
+        if not ordinary:
+            raise UnsupportedTensorError(f"{operator} cannot be recorded with these arguments.")
+        writes_home = any(not isinstance(tensor, LazyTensor) for tensor in _written(operator, args, kwargs))
+        message = (f"Expected all tensors to be on the same device, but found at least two devices, "
+                   f"{self._session.device} and cpu!")
+        if self._is_strict and (writes_home or any(t.dim() for t in _not_indices(operator, args, kwargs))):
+            raise RuntimeError(message)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (everything if writes_home else ordinary)):
+            raise (HostGradientError if writes_home else MixedGradientError)(message)
+        if writes_home:
+            return self.at_home(operator, args, kwargs)
+        return self._session.dispatch(operator, *self._lifted(args, kwargs))
+
+    def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that returns Python values on the executor."""
+        return self._session.trigger(operator, *self._lifted(args, kwargs))
+
+    def at_home(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Fetch every lazy argument and run the operation locally; its writes to lazy arguments are sent back."""
+        lazy = [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if isinstance(tensor, LazyTensor)]
+        local = dict(zip(map(id, lazy), self._session.materialize(lazy), strict=True))
+        result = operator(*_mapped(args, local), **{name: _mapped(item, local) for name, item in kwargs.items()})
+        for tensor in _written(operator, args, kwargs):
+            if isinstance(tensor, LazyTensor):
+                tensor.copy_(local[id(tensor)])
+            else:
+                # Below autograd, not every operator increments the version counter when it writes.
+                self.forget(tensor)
+        return result
+
+    def upload(self, tensor: torch.Tensor) -> LazyTensor:
+        """Upload an ordinary tensor, once per version."""
+        key = id(tensor)
+        version = -1 if tensor.is_inference() else tensor._version
+        known = self._uploaded.get(key)
+        if known is not None and known[0]() is tensor and known[1] == version and version >= 0:
+            return known[2]
+        made: LazyTensor = self._session.upload(tensor)
+        if version >= 0:
+            uploaded = self._uploaded
+            self._uploaded[key] = (weakref.ref(tensor, lambda _: uploaded.pop(key, None)), version, made)
+        return made
+
+    def uploaded(self, tensor: torch.Tensor) -> LazyTensor | None:
+        """Return the upload of an ordinary tensor, if it was uploaded. Uploads nothing."""
+        known = self._uploaded.get(id(tensor))
+        return known[2] if known is not None and known[0]() is tensor else None
+
+    def _draw(self, generator: torch.Generator, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Draw from a generator of this process: its state is sent before the operation, and fetched after it."""
+        session = self._session
+        kind = session.backend.welcome.device.partition(":")[0]
+        if generator.device.type != kind:
+            raise RuntimeError(f"Expected a {kind!r} device type for generator but found {generator.device.type!r}")
+        without = {id(generator): None}
+        with session.lock:
+            own = session.random_state()
+            session.set_random_state(generator.get_state())
+            try:
+                made = session.dispatch(operator, _mapped(args, without),
+                                        {name: _mapped(item, without) for name, item in kwargs.items()})
+                generator.set_state(session.random_state())
+            finally:
+                session.set_random_state(own)
+        return made
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drop the cached upload of an ordinary tensor, and the weak reference to it."""
+        self._uploaded.pop(id(tensor), None)
+
+    def _lifted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        found = [tensor for tensor in tensors_in((args, tuple(kwargs.values()))) if not isinstance(tensor, LazyTensor)]
+        lifted = {id(tensor): self.upload(tensor) for tensor in found}
+        return _mapped(args, lifted), {name: _mapped(item, lifted) for name, item in kwargs.items()}
+
+    def _leaves_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        logical = self._session.device.type
+        return any(isinstance(item, torch.device) and item.type != logical for item in (*args, *kwargs.values()))
+
+
+def _generator(items: Any) -> torch.Generator | None:
+    return next((item for group in items for item in group if isinstance(item, torch.Generator)), None)
+
+
+def _written(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    facts = facts_of(operator)
+    named = {**dict(zip(facts.argument_names, args, strict=False)), **kwargs}
+    return tensors_in([named[name] for name in facts.written if name in named])
+
+
+def _not_indices(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """List the ordinary tensors of a call that eager PyTorch requires on the device; indices may be on any device."""
+    items = [item for argument, item in zip(operator._schema.arguments, args, strict=False)
+             if not str(argument.type).startswith("List[Optional[Tensor")]
+    return [tensor for tensor in tensors_in((items, tuple(kwargs.values()))) if not isinstance(tensor, LazyTensor)]
+
+
+def _mapped(item: Any, replacements: dict[int, Any]) -> Any:
+    if isinstance(item, (torch.Tensor, torch.Generator)):
+        return replacements.get(id(item), item)
+    if isinstance(item, (list, tuple)):
+        return type(item)(_mapped(member, replacements) for member in item)
+    return item

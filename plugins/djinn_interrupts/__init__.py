@@ -1,0 +1,27 @@
+"""Defers Ctrl-C while a session submits something. Without this plugin, it may raise anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from djinn_lib_interrupts.interrupts import SessionLock, interrupt_handler, use_pythons_handler
+
+from djinn.hookspecs import hookimpl
+
+__all__ = ("djinn_open_session_lock", "djinn_session_closed")
+
+
+@hookimpl
+def djinn_open_session_lock(
+    interrupted: Callable[[], object], hurry: Callable[[], object]
+) -> AbstractContextManager[object]:
+    """Make a lock that defers interrupts while it is held."""
+    interrupt_handler().use(hurry)
+    return SessionLock(interrupted)
+
+
+@hookimpl
+def djinn_session_closed(stats: Mapping[str, int]) -> None:
+    """Give Ctrl-C back to Python."""
+    use_pythons_handler()

@@ -1,0 +1,245 @@
+"""What transports can do besides connecting: listen, move connections, carry values between servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import attrs
+import torch
+
+from djinn.kinds.transport import Connection, ConnectOptions, Transport
+from djinn.wire.messages import Message, Parcel, PeerHello
+
+
+@attrs.frozen
+class ListenOptions:
+    """Options for a transport's `listen`."""
+
+    greeting_timeout_s: float = 5.0
+    """How long a new connection may take to identify itself."""
+    progress_timeout_s: float = 30.0
+    """How long a started frame may make no progress."""
+    max_body_bytes: int = 16 * 2**30
+    """Largest body of one frame."""
+    tls_cert: str = ""
+    """File with the server's certificate, for encrypted connections."""
+    tls_key: str = ""
+    """File with its key; empty if the certificate file contains it."""
+    tls_client_ca: str = ""
+    """File with the authorities that must sign clients' certificates, or these authorities' certificates as PEM; empty
+    to require no client certificates.
+    """
+
+
+@runtime_checkable
+class ResumingConnection(Connection, Protocol):
+    """Optional property of a `Connection` whose session outlives the underlying network connection.
+
+    Laws:
+        transport.exactly_once, transport.resumed
+    """
+
+    @property
+    def reconnections(self) -> int:
+        """How often the session has resumed on a new connection."""
+
+
+@runtime_checkable
+class CertifiedConnection(Protocol):
+    """Optional property of a `Connection` whose server presented a certificate."""
+
+    @property
+    def certificate_expires_s(self) -> float | None:
+        """When the server's certificate expires, in seconds since 1970; ``None`` if it presented none."""
+
+
+class Channel(Protocol):
+    """The server's end of one connection."""
+
+    peer: str
+
+    def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
+        """Wait for the next message.
+
+        Returns:
+            Its sequence number, the message and its tensors; ``None`` at an orderly end.
+
+        Raises:
+            ProtocolError: The stream is malformed; nothing more can be read from it.
+            TransportError: The connection broke or made no progress.
+        """
+
+    def send(self, sequence: int, message: Message, tensors: Sequence[torch.Tensor] = ()) -> None:
+        """Send a message with its tensors."""
+
+    def greeted(self) -> None:
+        """Lift the limits for new connections: the other side has identified itself."""
+
+    def close(self) -> None:
+        """Close the connection. Never raises; may be called twice or from another thread."""
+
+
+@runtime_checkable
+class MovableChannel(Channel, Protocol):
+    """Optional method of a `Channel` that another process can take over."""
+
+    def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
+        """Give up the connection without closing it. The channel is unusable afterwards.
+
+        Args:
+            sequence: Number of the only message received so far.
+            message: That message; the process that takes over receives it again in this form.
+
+        Returns:
+            The connection's file descriptor, which the caller then owns; and bytes that were already read from it.
+        """
+
+
+@runtime_checkable
+class CountedChannel(Protocol):
+    """Optional properties of a `Channel` that counts bytes."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes sent so far by this process."""
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes received so far by this process."""
+
+
+@runtime_checkable
+class DigestingChannel(Channel, Protocol):
+    """Optional property of a `Channel` that distinguishes a repeated message from a different one."""
+
+    @property
+    def received_digest(self) -> int:
+        """Distinguishes the last message received, including the length of its tensors, from all others."""
+
+
+@runtime_checkable
+class BoundedChannel(Channel, Protocol):
+    """Optional attribute of a `Channel` that checks a frame before it receives tensors."""
+
+    admit_body: Callable[[int], None] | None
+    """Called with the length of a frame's body, in bytes, before memory is allocated for it. It may wait, or raise a
+    `LimitError` so that the body is not read; the connection is unusable afterwards.
+    """
+
+
+class Listener(Protocol):
+    """Accepts connections.
+
+    Laws:
+        transport.listener_closes
+    """
+
+    address: str
+    """Address that clients connect to."""
+
+    def accept(self) -> Channel | None:
+        """Wait for a connection; ``None`` once the listener is closed."""
+
+    def close(self) -> None:
+        """Stop accepting. Never raises; may be called twice or from another thread."""
+
+
+@runtime_checkable
+class ListeningTransport(Transport, Protocol):
+    """Optional method of a `Transport` with which a server can listen."""
+
+    def listen(self, address: str, options: ListenOptions) -> Listener:
+        """Listen on an address.
+
+        Raises:
+            TransportError: The address cannot be bound.
+            ConfigurationError: The address is invalid, or this transport has no listening side.
+        """
+
+
+@runtime_checkable
+class AdoptingTransport(Protocol):
+    """Optional method of a `Transport` whose channels implement `MovableChannel`."""
+
+    def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
+        """Take over a connection from `MovableChannel.detach`, in any process.
+
+        Args:
+            descriptor: Its file descriptor, which the channel then owns.
+            received: Bytes that were already read from it.
+            peer: Address of the other end.
+            options: As for `Transport.listen`.
+        """
+
+
+class PeerConnection(Protocol):
+    """The sending end of a courier's connection, which carries values from session to session.
+
+    Concurrency:
+        One thread at a time; any thread may call `close`.
+    """
+
+    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a parcel with its tensor, if it has one.
+
+        Raises:
+            TransportError: The connection is lost.
+
+        Ownership:
+            The tensors may change once this returns.
+        """
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """End the connection. Never raises; may be called twice.
+
+        Args:
+            drain_s: How long pending sends may take.
+        """
+
+
+@runtime_checkable
+class PeerTransport(Transport, Protocol):
+    """Optional method of a `Transport` that carries values from server to server."""
+
+    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect to another server and greet it as a courier.
+
+        Raises:
+            TransportError: There is no answer at that address.
+            RefusedError, ProtocolVersionError: The server refuses.
+            ConfigurationError: The address is invalid.
+
+        Laws:
+            transport.parcels
+        """
+
+
+@runtime_checkable
+class MovablePeerConnection(PeerConnection, Protocol):
+    """Optional method of a `PeerConnection` that another process can take over."""
+
+    def detach(self) -> tuple[int, bytes]:
+        """Give up the connection, on which only the greeting has been sent. The carrier is unusable afterwards.
+
+        Returns:
+            The connection's file descriptor, which the caller then owns; and bytes that were already read from it.
+
+        Raises:
+            TransportError: The connection was closed.
+        """
+
+
+@runtime_checkable
+class PeerRelayingTransport(Protocol):
+    """Optional method of a `PeerTransport` whose carriers implement `MovablePeerConnection`."""
+
+    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
+        """Send on a connection from `MovablePeerConnection.detach`, in any process.
+
+        Args:
+            descriptor: Its file descriptor, which the carrier then owns.
+            received: Bytes that were already read from it.
+            address: The address that it leads to.
+            options: As for `PeerTransport.carry`.
+        """

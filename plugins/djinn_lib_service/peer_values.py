@@ -1,0 +1,122 @@
+"""How values are sent to other sessions, and received from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from djinn.errors import PeerError, ProtocolError
+from djinn.wire import messages
+from djinn.wire.messages import GENERATOR_HANDLE, Failure, Parcel, Peer, Plain, Poisoned, Receive, Send
+from djinn_lib_service import transfers
+from djinn_lib_service.kinds import RandomState, SessionMemory
+from djinn_lib_service.peer_exchange import Post
+from djinn_lib_service.reports import Failures
+from djinn_lib_service.session_values import SessionValues
+
+__all__ = ("PeerValues",)
+
+MAX_TOLD = 16
+"""Most failures sent along with a parcel."""
+
+
+class PeerValues:
+    """The values that a session exchanges with other sessions.
+
+    Args:
+        post: Carries them; ``None`` if the session exchanges none.
+        values: The session's values.
+        memory: The memory of the values.
+        random: The session's random numbers, which can be sent and received like a value.
+        failures: Records failures, also those that arrive with values.
+
+    Concurrency:
+        One thread at a time. It holds the memory's lock while it handles values, but not while it waits for others.
+    """
+
+    def __init__(self, post: Post | None, values: SessionValues, memory: SessionMemory, random: RandomState,
+                 failures: Failures) -> None:
+        self._post = post
+        self._values = values
+        self._memory = memory
+        self._random = random
+        self._failures = failures
+
+    def connect(self, command: Peer) -> None:
+        """Connect to another session."""
+        self._failures.attempt(lambda: self._carrier().connect(command.peer, command.address, command.mailbox))
+
+    def send(self, command: Send) -> None:
+        """Send a value, or the failure that stands for it."""
+        self._failures.attempt(lambda: self._sent(command))
+
+    def receive(self, command: Receive) -> None:
+        """Wait for a value, and add it."""
+        arrived = self._failures.attempt(lambda: self._carrier().receive(command.sender, command.parcel))
+        with self._memory.lock:
+            values = arrived if isinstance(arrived, Poisoned) else self._failures.attempt(
+                lambda: self._unpacked(command, *arrived))
+            self._add(command, values)
+            self._memory.release()
+
+    def _carrier(self) -> Post:
+        if self._post is None:
+            raise PeerError("This session exchanges no values with others.", hint="Bring the value home instead.")
+        return self._post
+
+    def _sent(self, command: Send) -> None:
+        post, failures = self._carrier(), self._failures
+        with self._memory.lock:
+            packed = failures.attempt(lambda: self._packed(command, post.session))
+            self._memory.release()
+        if isinstance(packed, Poisoned):
+            packed = Parcel(command.parcel, failure=failures.told_to_others(packed, post.session)), ()
+        parcel, tensors = packed
+        # The receiver of the value also gets the failures that happened before it was sent.
+        told = tuple(failures.of_others(failure, post.session) for failure in failures.pending[:MAX_TOLD])
+        post.send(command.peer, msgspec.structs.replace(parcel, told=told) if told else parcel, tensors)
+
+    def _packed(self, command: Send, session: str) -> tuple[Parcel, Sequence[torch.Tensor]] | Poisoned:
+        if command.handle == GENERATOR_HANDLE:
+            return transfers.pack(command.parcel, self._random.get(), lambda state: state)
+        self._memory.use((command.handle, *command.family))
+        value = self._values.value(command.handle)
+        if not command.family or not isinstance(value, torch.Tensor):
+            return value if isinstance(value, Poisoned) else transfers.pack(command.parcel, value, self._values.read)
+        family = map(self._values.value, command.family)
+        return transfers.pack_family(command.parcel, [
+            self._failures.told_to_others(member, session) if isinstance(member, Poisoned) else member
+            for member in family], self._values.read)
+
+    def _unpacked(
+        self, command: Receive, parcel: Parcel, tensors: Sequence[torch.Tensor]
+    ) -> list[Any] | Poisoned:
+        for failure in parcel.told:
+            self._failures.adopt(failure)
+        if parcel.failure is not None:
+            return self._failures.adopt(parcel.failure)
+        if isinstance(parcel.item, Plain):
+            return [messages.from_wire(parcel.item.value)]
+        if command.handle == GENERATOR_HANDLE:
+            return [tensors[0]]
+        if parcel.members:
+            return [self._failures.adopt(made) if isinstance(made, Failure) else made
+                    for made in transfers.unpack_family(parcel, tensors[0], self._values.adopt)]
+        return [transfers.unpack(parcel, tensors[0], self._values.adopt)]
+
+    def _add(self, command: Receive, values: list[Any] | Poisoned) -> None:
+        handles = command.family or (command.handle,)
+        if isinstance(values, Poisoned) or len(values) != len(handles):
+            poison = values if isinstance(values, Poisoned) else self._failures.add(
+                ProtocolError(f"A parcel of {len(values)} values where {len(handles)} were expected."))
+            values = [poison] * len(handles)
+        if command.handle == GENERATOR_HANDLE:
+            if not isinstance(values[0], Poisoned):
+                state = values[0]
+                self._failures.attempt(lambda: self._random.set(state))
+        elif self._values.admits(handles):
+            for handle, value in zip(handles, values, strict=True):
+                self._memory.values.put(handle, value)

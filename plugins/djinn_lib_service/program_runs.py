@@ -1,0 +1,197 @@
+"""How the programs of a session are run: on request, ahead of the request, or not at all once a batch is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
+from djinn.wire import messages
+from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Rerun, Run
+from djinn_lib_service.capabilities import SupportsSkippedSteps, SupportsSpeculation, Turns
+from djinn_lib_service.delta import RunPredictor
+from djinn_lib_service.kinds import RandomState, SessionMemory
+from djinn_lib_service.program_table import DefinedPrograms, KnownProgram
+from djinn_lib_service.reports import Failures, RunTime
+from djinn_lib_service.session_values import SessionValues
+from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
+
+__all__ = ("ProgramRuns",)
+
+
+class ProgramRuns:
+    """The runs of a session's programs.
+
+    Args:
+        programs: The programs.
+        values: The session's values.
+        memory: Makes inputs ready, and room for results.
+        random: The session's random numbers.
+        failures: Records failures.
+        predictor: Completes delta-encoded runs.
+        ahead: Results of runs that have not been requested yet.
+        time: Measures how long programs run.
+        turns: Decides when programs may run; ``None`` for any time.
+
+    Attributes:
+        skipped: Programs skipped because their batch was cancelled.
+
+    Concurrency:
+        One thread at a time, which holds the memory's lock.
+    """
+
+    def __init__(
+        self, programs: DefinedPrograms, values: SessionValues, memory: SessionMemory, random: RandomState,
+        failures: Failures, predictor: RunPredictor, ahead: Speculator, time: RunTime, turns: Turns | None,
+    ) -> None:
+        self._programs = programs
+        self._values = values
+        self._memory = memory
+        self._table = memory.values
+        self._random = random
+        self._failures = failures
+        self._predictor = predictor
+        self._ahead = ahead
+        self._execute = memory.with_room_to_run(self._executed)
+        self._in_turn = time.of if turns is None else partial(_in_turn, turns, time)
+        self._stop: Sequence[DjinnError] = ()
+        self._stopped: Poisoned | None = None
+        self.skipped = 0
+
+    def begin_batch(self, stop: Sequence[DjinnError]) -> None:
+        """Begin a batch, which is cancelled once ``stop`` has a reason."""
+        self._stop, self._stopped = stop, None
+
+    def run(self, command: Run | Rerun) -> None:
+        """Run a program, and add its results to the values."""
+        outputs = self._ahead.asked(command)
+        try:
+            run = self._predictor.complete(command)
+        except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
+            self._failures.add(error)
+            return
+        known, before = self._programs.get(run.program), self._failures.count
+        try:
+            if self._stop:
+                outputs = self._skipped(run)
+            elif outputs is None:
+                outputs = self._computed(known, run)
+        except Exception as error:  # noqa: BLE001  # as above: the session continues, and the outputs are poisoned
+            is_wanted = error not in self._stop
+            outputs = [self._failures.add(error, run=run.program)] * len(run.outputs) if is_wanted else (
+                self._skipped(run))
+        if self._values.admits(run.outputs):
+            if known is not None and known.program is not None:
+                try:
+                    self._memory.made(known, run, outputs, is_complete=self._failures.count == before)
+                except OutOfMemoryError as error:
+                    outputs = [self._failures.add(error, run=run.program)] * len(run.outputs)
+            for handle, value in zip(run.outputs, outputs, strict=True):
+                self._table.put(handle, value)
+        if run.released:
+            self._values.free(run.released)
+
+    def _computed(self, known: KnownProgram | None, run: Run) -> list[Any]:
+        """Return the outputs of a run."""
+        if known is None:
+            raise ProtocolError(f"Program {run.program} was never defined.")
+        program, body = known.program, known.definition.body
+        if program is None:
+            assert known.failed is not None, run.program
+            poison_storages(self._table, written_handles(body, run.inputs), known.failed)
+            return [known.failed] * len(run.outputs)
+        if len(run.inputs) != body.inputs or len(run.outputs) != len(body.keep):
+            raise ProtocolError(f"Program {run.program} has {body.inputs} inputs and {len(body.keep)} outputs, the run "
+                                f"{len(run.inputs)} and {len(run.outputs)}.")
+        if GENERATOR_HANDLE in run.outputs:
+            raise ProtocolError("Handle 0 is reserved.")
+        return self._execute(known, run)
+
+    def _executed(self, known: KnownProgram, run: Run) -> list[Any]:
+        """Run a program on inputs that are ready."""
+        program, body = known.program, known.definition.body
+
+        def report(step: int, error: BaseException) -> Poisoned:
+            if error in self._stop:
+                return self._reason()
+            operator = body.templates[body.steps[step].template].operator
+            return self._failures.add(error, operator=operator, run=run.program, step=step)
+
+        inputs = [self._values.value(handle) for handle in run.inputs]
+        before = list(inputs)
+        numbers = messages.from_wire(run.numbers)
+        refused = None if known.checked is None else known.checked.refused(inputs, numbers)
+        if not refused:
+            outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
+        elif isinstance(program, SupportsSkippedSteps):
+            outputs = self._in_turn(
+                lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop))
+        else:
+            raise next(iter(refused.values()))
+        for given, left in zip(before, inputs, strict=True):
+            if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
+                poison_storage(self._table, given, left)
+        return outputs
+
+    def _skipped(self, run: Run) -> list[Any]:
+        """Return the outputs of a cancelled run."""
+        self._ahead.drop()
+        self.skipped += 1
+        poison = self._reason()
+        known = self._programs.get(run.program)
+        if known is not None and known.changes_metadata:
+            poison_storages(self._table, written_handles(known.definition.body, run.inputs, metadata=True), poison)
+        return [poison] * len(run.outputs)
+
+    def _reason(self) -> Poisoned:
+        """Return the poison for everything that a cancelled batch does not compute."""
+        if self._stopped is None:
+            self._stopped = self._failures.add(self._stop[0])
+            # The frames of its traceback refer to tensors.
+            self._stop[0].__traceback__ = None
+        return self._stopped
+
+    def run_ahead(self) -> bool:
+        """Run the program that is most likely to be requested next; return whether there was one."""
+        return self._ahead.go(self._table.get, self._computed_ahead)
+
+    def _computed_ahead(self, run: Run, inputs: list[Any]) -> list[Any] | None:
+        """Return the outputs of a run ahead; ``None`` if it cannot be done, or would have an effect or a failure."""
+        known = self._programs.get(run.program)
+        program = None if known is None else known.program
+        numbers = messages.from_wire(run.numbers)
+        if (
+            known is None
+            or not isinstance(program, SupportsSpeculation)
+            or not program.is_pure(numbers)
+            or any(isinstance(value, Poisoned) for value in inputs)
+            or GENERATOR_HANDLE in run.outputs
+            or len(run.inputs) != known.definition.body.inputs
+            or len(run.outputs) != len(known.definition.body.keep)
+            or not self._memory.begin_run_ahead(run, inputs)
+            or (known.checked is not None and known.checked.refused(inputs, numbers))
+        ):
+            return None
+        failures = []
+
+        def report(_: int, error: BaseException) -> Poisoned:
+            failures.append(error)
+            return Poisoned(0)
+
+        try:
+            outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
+        except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
+            failures.append(error)
+        return None if failures else outputs
+
+
+def _in_turn(turns: Turns, time: RunTime, run: Callable[[], list[Any]]) -> list[Any]:
+    turns.begin()
+    try:
+        return time.of(run)
+    finally:
+        turns.end()

@@ -1,0 +1,110 @@
+"""The programs that the client has defined in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from djinn.errors import UnknownOperatorError
+from djinn.ir.schema import facts_of
+from djinn.wire.messages import Define, Poisoned
+from djinn_lib_service.capabilities import Allowance, CheckingExecutor, StoppableProgram
+from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState, Report
+from djinn_lib_service.kinds.guard import CheckedProgram, Watch
+from djinn_lib_service.operators import operator_named
+from djinn_lib_service.program_check import check_program
+from djinn_lib_service.reports import Failures
+
+__all__ = ("DefinedPrograms", "KnownProgram")
+
+
+@attrs.frozen
+class KnownProgram:
+    """A defined program.
+
+    Attributes:
+        definition: The client's definition.
+        program: The compiled program.
+        checked: The guard's result.
+        failed: Why the program cannot run.
+        stoppable: The program, if it can stop between two steps.
+    """
+
+    definition: Define
+    program: CompiledProgram | None = None
+    checked: CheckedProgram | None = None
+    failed: Poisoned | None = None
+    stoppable: StoppableProgram | None = None
+
+    @property
+    def changes_metadata(self) -> bool:
+        """Whether the program may change sizes, strides or storages of its inputs."""
+        return self.program is not None and any(
+            facts_of(operator_named(template.operator)).changes_metadata
+            for template in self.definition.body.templates)
+
+    def run(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
+        """Run it; if it is stoppable, only until there is a reason to stop. See `StoppableProgram.run_until`."""
+        if self.stoppable is not None:
+            return self.stoppable.run_until(stop, inputs, numbers, random, report)
+        assert self.program is not None, "only what was made ready is run"
+        return self.program.run(inputs, numbers, random, report)
+
+
+class DefinedPrograms:
+    """The programs of a session, by number.
+
+    Args:
+        executor: Compiles them.
+        failures: Records why a program cannot run.
+        allowance: Limits their size; ``None`` for no limit.
+        watch: Checks them before they are compiled; none if the client is this process itself.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self, executor: Executor, failures: Failures, allowance: Allowance | None = None,
+                 watch: Watch | None = None) -> None:
+        self._executor = executor
+        self._failures = failures
+        self._allowance = allowance
+        self._watch = watch
+        self._known: dict[int, KnownProgram] = {}
+        self.get = self._known.get
+
+    def define(self, command: Define) -> None:
+        """Check and compile a program. If that fails, each of its runs fails for the same reason."""
+        made = self._failures.attempt(lambda: self._compiled(command))
+        self._known[command.program] = KnownProgram(command, failed=made) if isinstance(made, Poisoned) else made
+
+    def forget(self, programs: Iterable[int]) -> None:
+        """Drop programs."""
+        for program in programs:
+            self._known.pop(program, None)
+
+    def clear(self) -> None:
+        """Drop all programs."""
+        self._known.clear()
+
+    def _compiled(self, command: Define) -> KnownProgram:
+        if self._allowance is not None:
+            self._allowance.admit_program(command.body)
+        check_program(command.body)
+        checked = None if self._watch is None else self._watch.check(command.body)
+        body, executor = command.body, self._executor
+        if checked is None or not checked.calls:
+            program = executor.compile(body)
+        elif isinstance(executor, CheckingExecutor):
+            program = executor.compile_checked(body, checked.calls)
+        else:
+            names = sorted({body.templates[template].operator for template in checked.calls})
+            raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
+                                       hint="Serve with an executor that has `compile_checked`.")
+        return KnownProgram(command, program, checked,
+                            stoppable=program if isinstance(program, StoppableProgram) else None)

@@ -1,0 +1,193 @@
+"""How the values of a session are added, read and dropped by commands other than runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from djinn.errors import LimitError, OutOfMemoryError, ProtocolError, UnknownHandleError
+from djinn.wire import messages
+from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Recall, Upload
+from djinn.wire.tensors import header_of
+from djinn_lib_service.capabilities import Allowance, SharingExecutor
+from djinn_lib_service.content_store import Contents
+from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
+from djinn_lib_service.reports import Failures
+from djinn_lib_service.tensor_bytes import copy_of, describe, placed_in
+
+__all__ = ("SessionValues",)
+
+
+class SessionValues:
+    """The values of a session. A value that cannot be made is poisoned, and its failure is recorded.
+
+    Args:
+        executor: Holds the values.
+        memory: Counts and limits what they use.
+        random: The session's random numbers, which can be uploaded and fetched like a value.
+        failures: Records failures.
+        travels: Whether tensors come from and go to another process; see `djinn_lib_service.service.SessionService`.
+        contents: Keeps uploads, if they should be kept.
+        allowance: Limits the number of values; ``None`` for no limit.
+
+    Attributes:
+        adopt: Copies a tensor to the device, or takes it over; it may then be written as a value.
+        read: Returns a CPU tensor with a value's content.
+
+    Concurrency:
+        One thread at a time, which holds the memory's lock; `fetch` and `describe` take the lock themselves.
+    """
+
+    def __init__(self, executor: Executor, memory: SessionMemory, random: RandomState, failures: Failures, *,
+                 travels: bool = False, contents: Contents | None = None, allowance: Allowance | None = None) -> None:
+        self._memory = memory
+        self._table = memory.values
+        self._random = random
+        self._failures = failures
+        self._contents = contents
+        self._allowance = allowance
+        self._not_admitted: Poisoned | None = None
+        shared = executor if travels and memory.can_share and isinstance(executor, SharingExecutor) else None
+        # Nothing may write to kept contents, so the value must be a copy.
+        self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
+        self.adopt = memory.with_room_to_put(executor.put if shared is None else shared.adopt)
+        self.read = executor.get if shared is None else shared.lend
+
+    def value(self, handle: int) -> Any:
+        """Return a value; poison if there is none."""
+        try:
+            return self._table[handle]
+        except KeyError:
+            return self._not_admitted or self._failures.add(
+                UnknownHandleError(f"The executor holds no value {handle} for this session."))
+
+    def admits(self, handles: Sequence[int]) -> bool:
+        """Whether values may be added. If not, they are not even stored as poisoned, which would use memory too."""
+        if self._allowance is not None:
+            try:
+                self._allowance.admit_values(len(self._table), len(handles))
+            except LimitError as error:
+                self._not_admitted = self._failures.add(error)
+                self.free(handles)
+                return False
+        return True
+
+    def free(self, handles: Sequence[int]) -> None:
+        """Drop values."""
+        self._memory.dropping(handles)
+        self._table.drop(handles)
+        if self._contents is not None:
+            self._contents.release(handles)
+
+    def upload(self, command: Upload, tensor: torch.Tensor) -> None:
+        """Add an uploaded value."""
+        handle = command.handle
+        if handle == GENERATOR_HANDLE:
+            self._failures.attempt(lambda: self._random.set(tensor))
+            return
+        self._memory.dropping((handle,))
+        if self.admits((handle,)):
+            self._table.put(handle, self._failures.attempt(lambda: self._put(tensor)))
+            if self._contents is not None:
+                self._contents.keep(handle, tensor)
+            self._memory.uploaded(handle)
+
+    def recall(self, command: Recall) -> None:
+        """Add a value from a kept upload."""
+        contents, handle = self._contents, command.handle
+        if handle == GENERATOR_HANDLE:
+            self._failures.add(ProtocolError("Handle 0 is reserved."))
+            return
+        self._memory.dropping((handle,))
+        if not self.admits((handle,)):
+            return
+        if contents is None:
+            self._table.put(handle, self._failures.add(ProtocolError("Nothing is kept for this session.")))
+        else:
+            self._table.put(handle, self._failures.attempt(lambda: self._put(contents.recall(handle, command.digest))))
+            self._memory.uploaded(handle)
+
+    def copy(self, command: Copy) -> None:
+        """Add copies of values. Copies of values that share a storage share the copy of it."""
+        targets = [target for _, target, _ in command.handles]
+        try:
+            self._memory.use([handle for source, _, base in command.handles for handle in (source, base)],
+                             self._table.storage_bytes(source for source, _, base in command.handles if not base))
+        except OutOfMemoryError as error:
+            poison = self._failures.add(error)
+            if self.admits(targets):
+                for target in targets:
+                    self._table.put(target, poison)
+            return
+        if not self.admits(targets):
+            return
+        copied: dict[int, torch.UntypedStorage] = {}
+        for source, target, base in command.handles:
+            if target == GENERATOR_HANDLE:
+                self._failures.add(ProtocolError("Handle 0 is reserved."))
+            else:
+                self._table.put(target, self._failures.attempt(partial(self._copied, source, base, copied)))
+
+    def _copied(self, source: int, base: int, copied: dict[int, torch.UntypedStorage]) -> Any:
+        value, owner = self.value(source), self.value(base) if base else None
+        if isinstance(owner, Poisoned) or not isinstance(value, torch.Tensor):
+            return owner if isinstance(owner, Poisoned) else value
+        storage = value.untyped_storage()
+        if owner is None:
+            if storage._cdata not in copied:
+                copied[storage._cdata] = copy_of(storage)
+            return placed_in(copied[storage._cdata], value)
+        if not isinstance(owner, torch.Tensor) or owner.untyped_storage().nbytes() != storage.nbytes():
+            raise ProtocolError(f"Value {source} is no view of anything like value {base}.")
+        return placed_in(owner.untyped_storage(), value)
+
+    def fetch(self, handle: int, data: list[torch.Tensor]) -> Item:
+        """Return a value in the form of an answer; append its tensor to ``data``, if it has one."""
+        memory = self._memory
+        with memory.lock:
+            try:
+                value = self._fetched(handle)
+            except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
+                value = self._failures.add(error)
+            memory.release()
+        if isinstance(value, Poisoned):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return Plain(messages.to_wire(value))
+        try:
+            item = header_of(value)
+        except Exception as error:  # noqa: BLE001  # as above
+            return self._failures.add(error)
+        data.append(value)
+        return item
+
+    def _fetched(self, handle: int) -> Any:
+        contents = self._contents
+        if contents is not None and handle in (messages.MARKS_HANDLE, messages.DIGESTS_HANDLE):
+            return contents.marks() if handle == messages.MARKS_HANDLE else contents.digests()
+        if handle == GENERATOR_HANDLE:
+            return self._random.get()
+        value = self.value(handle)
+        if not isinstance(value, torch.Tensor):
+            return value
+        self._memory.use((handle,))
+        return self.read(value)
+
+    def describe(self, handle: int) -> Item:
+        """Return the metadata of a value in the form of an answer."""
+        value = self.value(handle)
+        if isinstance(value, Poisoned):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return Plain(messages.to_wire(value))
+        item: Item = self._failures.attempt(lambda: describe(value))
+        return item
+
+    def clear(self) -> None:
+        """Drop all values, and the claims to kept uploads."""
+        self._table.clear()
+        if self._contents is not None:
+            self._contents.close()

@@ -1,0 +1,47 @@
+"""The settings of connections to servers. The transports that connect declare them."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn.settings import Declarations, setting
+
+__all__ = ("ResumeSettings", "TlsSettings", "UploadSettings", "add_connection_settings")
+
+
+@attrs.frozen
+class TlsSettings:
+    """Encryption of connections, and the client's certificate."""
+
+    tls_ca: str = setting(
+        "", help="file with the certificates of the authorities that the client trusts for a `tls://` server; empty: "
+                 "the system's")
+    tls_cert: str = setting("", help="file with the client's certificate, for servers that require one")
+    tls_key: str = setting("", help="file with its key; empty: the key is in the certificate's file")
+
+
+@attrs.frozen
+class ResumeSettings:
+    """What happens when a connection breaks and the server is alive."""
+
+    resume: bool = setting(
+        True, help="when a connection breaks and the server lives, the session resumes over a new one")
+    resume_timeout_s: float = setting(30.0, help="seconds to try that", above=0)
+    resume_bytes: int = setting(
+        64 * 2**20, help="bytes of sent data that the client may keep for that", minimum=0)
+
+
+@attrs.frozen
+class UploadSettings:
+    """Whether a server may keep uploads."""
+
+    owner: str = setting(
+        "auto", help="a secret of yours: uploads of sessions with the same secret are kept by the server, and not sent "
+                     "again; `auto`: this process alone, and only if the server is another machine; empty: nothing is "
+                     "kept", secret=True)
+
+
+def add_connection_settings(settings: Declarations) -> None:
+    """Declare the settings of connections."""
+    for kind in (TlsSettings, ResumeSettings, UploadSettings):
+        settings.add(kind)

@@ -1,0 +1,239 @@
+"""The operators of a program, resolved and checked once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.operators import operator_named
+
+from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
+from djinn.ir.program import (
+    Argument,
+    ListArgument,
+    NumberArgument,
+    Program,
+    Template,
+    TorchArgument,
+    count_tensors,
+)
+from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
+from djinn.ir.spec import tensors_in
+from djinn.wire.tensors import dtype_named
+
+_LAYOUTS = {"strided": torch.strided}
+_MEMORY_FORMATS = {
+    "contiguous_format": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+    "preserve_format": torch.preserve_format,
+}
+_CONSTANTS: dict[str, dict[str, Any]] = {"layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}
+_REFUSED = frozenset({"aten::from_file", "aten::from_file.out", "aten::save"})
+"""Operators that access the executor's file system."""
+_UNCHECKED = re.compile(r"aten::_sparse_\w+_unsafe(\.\w+)?")
+"""Operators that trust their indices; their results read and write memory by them."""
+
+
+def _recurrent_layer(*arguments: Any) -> Any:
+    """Run oneDNN's layer for training or inference: the kernel uses the grad mode, the client the last argument."""
+    with torch.set_grad_enabled(bool(arguments[-1])):
+        return torch.ops.aten.mkldnn_rnn_layer(*arguments)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _recurrent_layer}
+"""Replacements for operators whose kernels depend on more than their arguments."""
+
+
+@attrs.frozen
+class Call:
+    """A template bound to an operator.
+
+    Attributes:
+        function: The function to call.
+        arguments, keywords: Their forms, with PyTorch's constants resolved.
+        returns: Kind of each return.
+        written_operands: Positions, among the tensor operands, of those that it writes.
+        numbers: Number of numeric arguments.
+        is_random: Whether it draws random numbers.
+        is_pure: Whether it has no effects besides its results, if its dropout probabilities are zero.
+        probabilities: Positions of these among its numbers.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Argument | Resolved, ...]
+    keywords: tuple[tuple[str, Argument | Resolved], ...]
+    returns: tuple[ReturnKind, ...]
+    written_operands: tuple[int, ...]
+    numbers: int
+    is_random: bool
+    is_pure: bool
+    probabilities: tuple[int, ...]
+
+
+@attrs.frozen
+class Resolved:
+    """A resolved PyTorch constant."""
+
+    value: Any
+
+
+def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck] | None = None) -> list[Call]:
+    """Bind every template of a program.
+
+    Args:
+        program: The program.
+        device: The device that logical devices stand for.
+        checks: By template: the check before each of its calls.
+    """
+    calls = [_bind(template, device) for template in program.templates]
+    for index, check in (checks or {}).items():
+        calls[index] = attrs.evolve(calls[index], function=_asking(check, calls[index].function))
+    return calls
+
+
+def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        prepared = check(args, kwargs)
+        try:
+            if prepared is None:
+                return function(*args, **kwargs)
+            returned = function(*prepared.args, **prepared.kwargs)
+            for original, written in prepared.written:
+                if original.shape != written.shape:
+                    original.resize_(written.shape)
+                original.copy_(written)
+        except Exception:
+            _empty_what_reaches_beyond((*args, *kwargs.values()))
+            raise
+        return returned
+
+    return call
+
+
+def _empty_what_reaches_beyond(arguments: Sequence[Any]) -> None:
+    """Empty tensors that were resized without memory for the new size: PyTorch leaves them with that size."""
+    for tensor in tensors_in(arguments):
+        if tensor.layout is torch.strided and tensor.numel():
+            last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+            if (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+                tensor.resize_(0)
+
+
+def _bind(template: Template, device: torch.device) -> Call:
+    if template.operator in _REFUSED:
+        raise UnknownOperatorError(f"{template.operator} is not run here.", hint="It would touch the server's files.")
+    if _UNCHECKED.fullmatch(template.operator):
+        raise UnknownOperatorError(f"{template.operator} is not run here.", hint="Its indices would not be checked.")
+    operator = operator_named(template.operator)
+    facts = facts_of(operator)
+    if facts.digest != template.digest:
+        raise SchemaMismatchError(f"{template.operator} has another schema in PyTorch {torch.__version__} here.",
+                                  hint="Install the same PyTorch release on both sides.")
+    names = [*facts.argument_names[: len(template.arguments)], *(name for name, _ in template.keywords)]
+    unknown = set(names) - set(facts.argument_names)
+    if unknown or len(template.arguments) > len(facts.argument_names):
+        raise ProtocolError(f"{template.operator} has no arguments {sorted(unknown)}.")
+    every = [*template.arguments, *(argument for _, argument in template.keywords)]
+    written: list[int] = []
+    probabilities: list[int] = []
+    position = numbers = 0
+    for name, argument in zip(names, every, strict=True):
+        width = count_tensors(argument)
+        written += range(position, position + width) if name in facts.written else ()
+        position += width
+        if isinstance(argument, NumberArgument) and name.startswith("dropout"):
+            probabilities.append(numbers)
+        numbers += _count_numbers(argument)
+    return Call(
+        function=_under(template.default_dtype, _FUNCTIONS.get(template.operator, operator._op)),
+        arguments=tuple(_resolve(argument, device) for argument in template.arguments),
+        keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
+        returns=facts.returns,
+        written_operands=tuple(written),
+        numbers=numbers,
+        is_random=facts.is_random,
+        is_pure=_is_pure(operator, facts),
+        probabilities=tuple(probabilities),
+    )
+
+
+def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
+    """Whether an operator neither writes nor draws random numbers, if its dropout probability is zero.
+
+    Operators that PyTorch does not define may do anything.
+    """
+    may_drop = any(name.startswith("dropout") for name in facts.argument_names)
+    draws = torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
+    return operator.namespace == "aten" and not (written_names(facts) or draws)
+
+
+def written_names(facts: SchemaFacts) -> frozenset[str]:
+    """Return the arguments that may be written. Schemas of batch norms do not declare the statistics as written."""
+    return facts.written.union(name for name in facts.argument_names if name.startswith("running_"))
+
+
+def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function under the caller's default dtype; PyTorch has one for the whole process."""
+    if not default_dtype:
+        return function
+    wanted = dtype_named(default_dtype)
+    if not wanted.is_floating_point:
+        raise ProtocolError(f"{default_dtype} is no default dtype.")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        here = torch.get_default_dtype()
+        if here == wanted:
+            return function(*args, **kwargs)
+        torch.set_default_dtype(wanted)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.set_default_dtype(here)
+
+    return call
+
+
+def _resolve(argument: Argument, device: torch.device) -> Argument | Resolved:
+    """Replace a PyTorch constant by its meaning here; logical devices mean this executor's.
+
+    A list of constants is resolved item by item, one level deep at a time.
+    """
+    if isinstance(argument, ListArgument):
+        items: Any = tuple(_resolve(item, device) for item in argument.items)
+        return ListArgument(items)
+    if not isinstance(argument, TorchArgument):
+        return argument
+    if argument.kind == "device":
+        return Resolved(device)
+    if argument.kind == "dtype":
+        return Resolved(dtype_named(argument.name))
+    table = _CONSTANTS.get(argument.kind, {})
+    if argument.name not in table:
+        raise ProtocolError(f"Unknown constant {argument.kind[:20]} {argument.name[:40]!r}.")
+    return Resolved(table[argument.name])
+
+
+def _count_numbers(argument: Argument) -> int:
+    if isinstance(argument, ListArgument):
+        return sum(_count_numbers(item) for item in argument.items)
+    return 1 if isinstance(argument, NumberArgument) else 0
+
+
+def results_of(call: Call, returned: Any) -> list[Any]:
+    """Return the new results of a call in the order in which a program numbers them."""
+    if not call.returns:
+        return []
+    values = [returned] if len(call.returns) == 1 else returned
+    results: list[Any] = []
+    for kind, value in zip(call.returns, values, strict=True):
+        if kind is ReturnKind.LIST:
+            results += value
+        elif kind is not ReturnKind.WRITTEN:
+            results.append(value)
+    return results
+

@@ -1,0 +1,157 @@
+"""Compiles a program to straight-line Python over ATen calls.
+
+The source consists only of this module's own words, indices, and argument names from operator schemas; it contains no
+text from outside. One step is one line, so a traceback's line number identifies the step that raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.kinds.executor import Report
+
+from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.ir.schema import ReturnKind
+from djinn.wire.messages import Poisoned
+from djinn_lib_torch.calls import Call, Resolved
+from djinn_lib_torch.interpreter import interpret, last_uses
+
+_FIRST_STEP_LINE = 3
+_FILE = "<djinn program>"
+
+
+class Compiled:
+    """A program as one Python function."""
+
+    def __init__(
+        self, program: Program, calls: Sequence[Call], relieve: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._program = program
+        self._calls = calls
+        self._relieve = relieve
+        self.function = _compile(program, calls)
+
+    def run(
+        self, inputs: list[Any], numbers: Sequence[Any], report: Report, stop: Sequence[BaseException] = ()
+    ) -> list[Any]:
+        """Run once; interpret the rest from the first step that raises or is cancelled."""
+        if any(type(value) is Poisoned for value in inputs):
+            return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve, stop=stop)
+        try:
+            return self.function(inputs, numbers, stop)
+        except Exception as error:
+            # The interpreter continues after the failed step; it needs that step's position and the results so far.
+            step, variables = _locate(error.__traceback__)
+            if step is None:
+                raise
+            produced = sum(s.results for s in self._program.steps[:step])
+            known = {int(name[1:]): value for name, value in variables.items()
+                     if name[0] == "r" and name[1:].isdigit() and int(name[1:]) < produced}
+            if isinstance(error, _StoppedError):
+                return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
+                                 stop=stop)
+            return self._go_on(step, error, known, inputs, numbers, report, stop)
+
+    def _go_on(
+        self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],
+        report: Report, stop: Sequence[BaseException],
+    ) -> list[Any]:
+        if self._calls[self._program.steps[step].template].is_pure and is_out_of_memory(error) and self._relieve():
+            # The step had no effect except its failure.
+            return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
+                             stop=stop)
+        poison = report(step, error)
+        failed = self._program.steps[step]
+        produced = sum(s.results for s in self._program.steps[:step])
+        for index in range(produced, produced + failed.results):
+            known[index] = poison
+        return interpret(self._program, self._calls, inputs, numbers, report, start=step + 1, results=known,
+                         relieve=self._relieve, stop=stop)
+
+
+class _StoppedError(Exception):
+    """The rest of the program was cancelled."""
+
+
+def _stop() -> None:
+    raise _StoppedError
+
+
+def _locate(traceback: TracebackType | None) -> tuple[int | None, dict[str, Any]]:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == _FILE:
+            return traceback.tb_lineno - _FIRST_STEP_LINE, dict(traceback.tb_frame.f_locals)
+        traceback = traceback.tb_next
+    return None, {}
+
+
+def _compile(program: Program, calls: Sequence[Call]) -> Callable[..., list[Any]]:
+    constants: dict[str, Any] = {"halt": _stop}
+
+    def constant(value: Any, prefix: str) -> str:
+        for name, known in constants.items():
+            if known is value and name.startswith(prefix):
+                return name
+        name = f"{prefix}{len(constants)}"
+        constants[name] = value
+        return name
+
+    functions = [constant(call.function, "f") for call in calls]
+    names = [f"i{index}" for index in range(program.inputs)]
+    lines = ["def run(inputs, n, stop=()):", f" [{', '.join(names)}] = inputs"]
+    dead = last_uses(program)
+    produced = taken = 0
+    for position, step in enumerate(program.steps):
+        call = calls[step.template]
+        operands = iter([f"r{o}" if o >= 0 else f"i{-1 - o}" for o in step.operands])
+        numbers = iter([f"n[{index}]" for index in range(taken, taken + call.numbers)])
+        taken += call.numbers
+        arguments = [_text(argument, operands, numbers, constant) for argument in call.arguments]
+        arguments += [f"{name}={_text(argument, operands, numbers, constant)}" for name, argument in call.keywords]
+        results = [f"r{index}" for index in range(produced, produced + step.results)]
+        produced += step.results
+        # The list is almost always empty, and then this costs only one check.
+        line = f" stop and halt(); {_targets(call, results)}{functions[step.template]}({', '.join(arguments)})"
+        if position in dead:
+            line += "".join(f"; r{index} = None" for index in sorted(dead[position]))
+        lines.append(line)
+    lines.append(f" return [{', '.join(f'r{index}' for index in program.keep)}]")
+    namespace: dict[str, Any] = dict(constants)
+    exec(compile("\n".join(lines), _FILE, "exec"), namespace)  # noqa: S102  # own words only, see the module docstring
+    made: Callable[..., list[Any]] = namespace["run"]
+    return made
+
+
+def _targets(call: Call, results: list[str]) -> str:
+    """Return the left side of the assignment, with brackets that unpack lists of the announced length."""
+    kinds = call.returns
+    if not kinds or all(kind is ReturnKind.WRITTEN for kind in kinds):
+        return ""
+    fixed = sum(kind not in (ReturnKind.LIST, ReturnKind.WRITTEN) for kind in kinds)
+    rest = iter(results)
+    parts = []
+    for kind in kinds:
+        if kind is ReturnKind.LIST:
+            parts.append("[" + ", ".join(next(rest) for _ in range(len(results) - fixed)) + "]")
+        else:
+            parts.append("_" if kind is ReturnKind.WRITTEN else next(rest, "_"))
+    return (parts[0] if len(parts) == 1 else f"[{', '.join(parts)}]") + " = "
+
+
+def _text(
+    argument: Any, operands: Iterator[str], numbers: Iterator[str], constant: Callable[[Any, str], str]
+) -> str:
+    if isinstance(argument, TensorArgument):
+        return next(operands)
+    if isinstance(argument, NumberArgument):
+        return next(numbers)
+    if isinstance(argument, ConstantArgument) and not isinstance(argument.value, str):
+        return repr(argument.value)
+    if isinstance(argument, (ConstantArgument, Resolved)):
+        return constant(argument.value, "c")
+    if isinstance(argument, ListArgument):
+        return "[" + ", ".join(_text(item, operands, numbers, constant) for item in argument.items) + "]"
+    raise TypeError(f"unknown argument form {type(argument).__name__}")

@@ -1,0 +1,201 @@
+"""The base of executors that run programs with PyTorch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from djinn_lib_service.kinds.executor import Effects, RandomState, Report
+from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.tensor_bytes import whole_of
+
+from djinn.errors import ConfigurationError, ProtocolError
+from djinn.ir.program import Program
+from djinn.wire.tensors import to_dense_cpu
+from djinn_lib_torch.calls import Call, bind
+from djinn_lib_torch.codegen import Compiled
+from djinn_lib_torch.effects import effects_of
+from djinn_lib_torch.interpreter import interpret
+from djinn_lib_torch.random import TorchRandomState
+
+__all__ = ("TorchExecutor", "TorchProgram", "no_such_device")
+
+
+class TorchExecutor:
+    """Runs programs on one device. A plugin derives its executor from it.
+
+    Concurrency:
+        Any thread; one program runs at a time, because the device's default generator is lent to the running session.
+    """
+
+    name = "torch"
+    """A derived class has its own name."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = str(device)
+        self._device = device
+        self._lock = threading.RLock()
+        self.relief: Callable[[], bool] | None = None
+
+    def compile(self, program: Program) -> TorchProgram:
+        """Resolve every operator and check its schema against the client's.
+
+        Raises:
+            UnknownOperatorError, SchemaMismatchError, ProtocolError: Names the operator.
+        """
+        return self.compile_checked(program, {})
+
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
+        """Resolve every operator, and check calls; see `djinn_lib_service.capabilities.CheckingExecutor`."""
+        return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+
+    def relieve(self) -> bool:
+        """Ask the registered callback to free memory; see `djinn_lib_service.kinds.executor.RelievedExecutor`."""
+        return self.relief is not None and self.relief()
+
+    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
+        """Whether the memory of a storage can be freed; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        return storage.device == self._device and bool(storage.resizable())
+
+    def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Copy a storage to the host; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        with self._lock:
+            return self.get(whole_of(storage))
+
+    def vacate(self, storage: torch.UntypedStorage) -> None:
+        """Free the memory of a storage; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        with self._lock:
+            storage.resize_(0)
+
+    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+        """Allocate memory for a storage again and fill it; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        with self._lock, torch.inference_mode(mode=False), torch.no_grad():
+            storage.resize_(data.numel())
+            whole_of(storage).copy_(data)
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a CPU tensor to the device."""
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return tensor.detach().to(self._device, copy=True)
+
+    def get(self, value: torch.Tensor) -> torch.Tensor:
+        """Copy a value to a new dense CPU tensor."""
+        with self._lock, torch.inference_mode(mode=False), torch.no_grad():
+            made = to_dense_cpu(value)
+            return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SharingExecutor`."""
+        return self.put(tensor)
+
+    def lend(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SharingExecutor`."""
+        with self._lock, torch.inference_mode(mode=False), torch.no_grad():
+            return to_dense_cpu(value)
+
+    def default_generator(self) -> torch.Generator:
+        """Return the generator that operators draw from if they are given none."""
+        return torch.default_generator
+
+    def random_state(self, seed: int) -> RandomState:
+        """Create a session's own stream of random numbers."""
+        return TorchRandomState(self._device, seed, self._lock, self.default_generator)
+
+    def close(self) -> None:
+        """Do nothing: sessions own the values, and PyTorch's allocator owns the memory."""
+
+
+class TorchProgram:
+    """A program bound to PyTorch's operators.
+
+    It is interpreted the first time, and compiled to straight-line Python when it repeats.
+    """
+
+    def __init__(
+        self, program: Program, calls: Sequence[Call], lock: threading.RLock,
+        relieve: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._program = program
+        self._calls = calls
+        self._relieve = relieve
+        self._lock = lock
+        self._is_random = any(call.is_random for call in calls)
+        self._numbers = sum(calls[step.template].numbers for step in program.steps)
+        self._runs = 0
+        self._compiled: Compiled | None = None
+        self._writes_or_draws = not all(call.is_pure for call in calls)
+        self._probabilities = _probabilities(program, calls)
+
+    @cached_property
+    def effects(self) -> Effects:
+        """Its possible effects; see `djinn_lib_service.kinds.executor.CandidProgram`."""
+        return effects_of(self._program, self._calls)
+
+    def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
+        """Run once; see `djinn_lib_service.kinds.executor.CompiledProgram`."""
+        return self.run_until((), inputs, numbers, random, report)
+
+    def run_until(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
+        """Run once, or a part of it; see `djinn_lib_service.capabilities.StoppableProgram`."""
+        return self.run_without(inputs, numbers, random, report, {}, stop)
+
+    def run_without(
+        self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
+        refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
+    ) -> list[Any]:
+        """Run once without some steps; see `djinn_lib_service.capabilities.SupportsSkippedSteps`."""
+        if len(numbers) != self._numbers:
+            raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
+        # This call sets the thread count of this thread as PyTorch's own loops do; otherwise MKL's FFT uses its own
+        # count.
+        torch.get_num_threads()
+        with self._lock, torch.inference_mode():
+            if not self._is_random:
+                return self._run(inputs, numbers, report, refused, stop)
+            if not isinstance(random, TorchRandomState):
+                raise TypeError(f"a TorchRandomState is needed, not {type(random).__name__}")
+            with random.lent_to_device():
+                return self._run(inputs, numbers, report, refused, stop)
+
+    def is_pure(self, numbers: Sequence[Any]) -> bool:
+        """Whether a run has no effects besides its results; see `djinn_lib_service.kinds.executor.CompiledProgram`."""
+        return not self._writes_or_draws and len(numbers) == self._numbers and all(
+            numbers[index] == 0 for index in self._probabilities)
+
+    def _run(
+        self, inputs: list[Any], numbers: Sequence[Any], report: Report, refused: Mapping[int, Exception],
+        stop: Sequence[BaseException],
+    ) -> list[Any]:
+        self._runs += not refused
+        if refused or self._runs == 1:
+            return interpret(self._program, self._calls, inputs, numbers, report, refused=refused,
+                             relieve=self._relieve, stop=stop)
+        if self._compiled is None:
+            self._compiled = Compiled(self._program, self._calls, self._relieve)
+        return self._compiled.run(inputs, numbers, report, stop)
+
+
+def _probabilities(program: Program, calls: Sequence[Call]) -> list[int]:
+    """Return which numbers of a run are dropout probabilities: if they are zero, no random numbers are drawn."""
+    found: list[int] = []
+    taken = 0
+    for step in program.steps:
+        call = calls[step.template]
+        found += (taken + index for index in call.probabilities)
+        taken += call.numbers
+    return found
+
+
+def no_such_device(executor: str, device: str, devices: Sequence[str]) -> ConfigurationError:
+    """Return the error of an executor that is to open a device which it does not have."""
+    needed = device.partition(":")[0]
+    return ConfigurationError(
+        f"The executor {executor} has no device {device!r} here; it has {', '.join(devices)}.",
+        hint=f"Correct the device. To use a device of another executor, install its plugin (djinn-executor-{needed}?), "
+             f"and do not let DJINN_PLUGINS switch it off or choose the executor {executor}.")

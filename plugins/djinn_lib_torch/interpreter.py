@@ -1,0 +1,157 @@
+"""Runs a program step by step: the first time, and after an error in a compiled run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.kinds.executor import Report
+from djinn_lib_service.operators import operator_named
+
+from djinn.errors import ProtocolError
+from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.ir.schema import facts_of
+from djinn.wire.messages import Poisoned
+from djinn_lib_torch.calls import Call, Resolved, results_of
+
+
+def interpret(
+    program: Program,
+    calls: Sequence[Call],
+    inputs: list[Any],
+    numbers: Sequence[Any],
+    report: Report,
+    *,
+    start: int = 0,
+    results: dict[int, Any] | None = None,
+    refused: Mapping[int, Exception] | None = None,
+    relieve: Callable[[], bool] = lambda: False,
+    stop: Sequence[BaseException] = (),
+) -> list[Any]:
+    """Run the steps from ``start``.
+
+    Args:
+        program: A checked program.
+        calls: Its bound templates.
+        inputs: Values of the inputs; one that a failed step would have written becomes its poison.
+        numbers: All lifted numbers, also those of earlier steps.
+        report: See `djinn_lib_service.kinds.executor.CompiledProgram.run`.
+        start: First step to run.
+        results: Results of the steps before ``start`` that are still needed.
+        refused: By position: steps that are not executed, and the errors they raise instead.
+        relieve: Called to free memory when there is none; if it succeeds, the step is retried once.
+        stop: See `djinn_lib_service.capabilities.StoppableProgram`.
+    """
+    known = {} if results is None else results
+    last_use = last_uses(program)
+    taken = sum(calls[step.template].numbers for step in program.steps[:start])
+    produced = sum(step.results for step in program.steps[:start])
+    stopped: Poisoned | None = None
+    for position in range(start, len(program.steps)):
+        step = program.steps[position]
+        call = calls[step.template]
+        operands = [known[operand] if operand >= 0 else inputs[-1 - operand] for operand in step.operands]
+        mine = numbers[taken : taken + call.numbers]
+        taken += call.numbers
+        if stop and stopped is None:
+            stopped = report(position, stop[0])
+        poison = next((operand for operand in operands if isinstance(operand, Poisoned)), None)
+        if stopped is not None:
+            if facts_of(operator_named(program.templates[step.template].operator)).changes_metadata:
+                for written in call.written_operands:
+                    poison_storage(operands[written], stopped, known, inputs)
+            outcome = [stopped] * step.results
+        elif poison is not None:
+            for written in call.written_operands:
+                poison_storage(operands[written], poison, known, inputs)
+            outcome = [poison] * step.results
+        elif refused and position in refused:
+            outcome = [report(position, refused[position])] * step.results
+        else:
+            outcome = _call(call, operands, mine, step.results, position, report, relieve)
+        for result in outcome:
+            known[produced] = result
+            produced += 1
+        for dead in last_use.get(position, ()):
+            known.pop(dead, None)
+    return [known[index] for index in program.keep]
+
+
+def last_uses(program: Program) -> dict[int, list[int]]:
+    """Return for each step the results that no later step needs."""
+    last: dict[int, int] = {}
+    produced = 0
+    for position, step in enumerate(program.steps):
+        for operand in step.operands:
+            if operand >= 0:
+                last[operand] = position
+        for result in range(produced, produced + step.results):
+            last[result] = position
+        produced += step.results
+    for kept in program.keep:
+        last.pop(kept, None)
+    by_step: dict[int, list[int]] = {}
+    for result, position in last.items():
+        by_step.setdefault(position, []).append(result)
+    return by_step
+
+
+def _call(
+    call: Call, operands: list[Any], numbers: Sequence[Any], expected: int, position: int, report: Report,
+    relieve: Callable[[], bool],
+) -> list[Any]:
+    try:
+        arguments, keywords = fill(call, operands, numbers)
+        results = results_of(call, _called(call, arguments, keywords, relieve))
+        if len(results) != expected:
+            raise ProtocolError(f"The step gave {len(results)} results, {expected} were announced.")
+    except Exception as error:  # noqa: BLE001  # reported as the step's failure
+        # Any error of an operation belongs to that operation's results; independent steps still run.
+        return [report(position, error)] * expected
+    return results
+
+
+def _called(
+    call: Call, arguments: list[Any], keywords: dict[str, Any], relieve: Callable[[], bool]
+) -> Any:
+    try:
+        return call.function(*arguments, **keywords)
+    except RuntimeError as error:
+        # An operation that writes or draws random numbers may have taken partial effect.
+        if not (call.is_pure and is_out_of_memory(error) and relieve()):
+            raise
+    return call.function(*arguments, **keywords)
+
+
+def fill(call: Call, operands: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Fill a call's form with operands and numbers."""
+    tensors, values = iter(operands), iter(numbers)
+    arguments = [_value(argument, tensors, values) for argument in call.arguments]
+    return arguments, {name: _value(argument, tensors, values) for name, argument in call.keywords}
+
+
+def _value(argument: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
+    if isinstance(argument, TensorArgument):
+        return next(tensors)
+    if isinstance(argument, NumberArgument):
+        return next(numbers)
+    if isinstance(argument, (ConstantArgument, Resolved)):
+        return argument.value
+    if isinstance(argument, ListArgument):
+        return [_value(item, tensors, numbers) for item in argument.items]
+    raise TypeError(f"unknown argument form {type(argument).__name__}")
+
+
+def poison_storage(written: Any, poison: Poisoned, known: dict[int, Any], inputs: list[Any]) -> None:
+    """Poison a tensor that was not written, and all other values that would have seen the write."""
+    if not isinstance(written, torch.Tensor):
+        return
+    storage = written.untyped_storage()._cdata
+    for index, value in known.items():
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+            known[index] = poison
+    for index, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+            inputs[index] = poison
