@@ -96,9 +96,7 @@ class Tape:
         del self.nodes[:count]
         return piece
 
-    def take(
-        self, wanted: Sequence[Slot] | None, released: deque[int], dead: set[int]
-    ) -> tuple[list[Node], set[int]]:
+    def take(self, wanted: Sequence[Slot] | None, released: deque[int], dead: set[int]) -> tuple[list[Node], set[int]]:
         """Take all nodes, or those that ``wanted`` needs, and return which dead values can be freed with them.
 
         The list of dead values is read before the tape. All uses of a value that is dead by then are on the tape,

@@ -46,10 +46,8 @@ def check_hooks(manager: pluggy.PluginManager, plugin: Any, owner: str, name: st
         elif attribute.startswith(_PREFIX) and _is_own_function(plugin, attribute):
             if attribute not in _KNOWN_HOOKS:
                 raise _unknown_hook(attribute, owner, name)
-            raise PluginValidationError(
-                f"{owner} has a function {attribute}, which is not marked as a hook.",
-                hint=f"Put @djinn.hookspecs.hookimpl above it. {remedy(name)}",
-            )
+            raise PluginValidationError(f"{owner} has a function {attribute}, which is not marked as a hook.",
+                                        hint=f"Put @djinn.hookspecs.hookimpl above it. {remedy(name)}")
 
 
 def _is_own_function(plugin: Any, attribute: str) -> bool:

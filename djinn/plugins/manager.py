@@ -187,10 +187,8 @@ class Plugins:
         candidates = found.get(name)
         if candidates is None:
             close = difflib.get_close_matches(name, found, 1)
-            raise PluginError(
-                f"There is no plugin {name!r}. Installed are: {', '.join(sorted(found)) or 'none'}.",
-                hint=f"Did you mean {close[0]!r}?" if close else "Install it, or correct DJINN_PLUGINS.",
-            )
+            raise PluginError(f"There is no plugin {name!r}. Installed are: {', '.join(sorted(found)) or 'none'}.",
+                              hint=f"Did you mean {close[0]!r}?" if close else "Install it, or correct DJINN_PLUGINS.")
         if name in self.selection.disabled:
             self.disabled[name] = ", ".join(map(_distribution_of, candidates))
             self._switched_off += candidates
@@ -228,9 +226,7 @@ class Plugins:
         return f"The plugin {name!r} of {self.distributions[name]}"
 
     def _load_error(self, name: str, what: str, error: Exception) -> PluginLoadError:
-        return PluginLoadError(
-            f"{self.owner(name)} {what}: {type(error).__name__}: {error}.", hint=remedy(name)
-        )
+        return PluginLoadError(f"{self.owner(name)} {what}: {type(error).__name__}: {error}.", hint=remedy(name))
 
     def call_alone(self, name: str, hook: str, **arguments: Any) -> None:
         """Call a hook of one plugin, so that errors can be attributed to it."""

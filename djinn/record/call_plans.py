@@ -291,9 +291,7 @@ def change_metadata(
             reshape_wrapper(tensors[index], spec, tensors[index])
 
 
-def _default_dtype(
-    tensors: Sequence[LazyTensor], kwargs: Mapping[str, Any], inference: Inference | None
-) -> str:
+def _default_dtype(tensors: Sequence[LazyTensor], kwargs: Mapping[str, Any], inference: Inference | None) -> str:
     """Name PyTorch's default dtype if the results may depend on it, that is if only Python numbers are fractional."""
     if kwargs.get("dtype") is not None or any(_has_fraction(tensor.dtype) for tensor in tensors):
         return ""

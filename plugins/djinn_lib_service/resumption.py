@@ -10,6 +10,7 @@ Times are readings of a monotonic clock that the caller supplies, in seconds.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -28,6 +29,7 @@ TOLD_BYTES = 2**20
 """The server acknowledges after this many batches or bytes, if no answer has acknowledged them."""
 ALONE_BYTES = 2**20
 """Neither side keeps a batch larger than this: the server acknowledges it at once, and the client waits for that."""
+_random = random.SystemRandom()
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 ATTEMPT_S = 2.0
 """How long the first attempt to reconnect may take; each further attempt may take twice as long as the one before."""
@@ -306,7 +308,9 @@ class Patience:
         scatter: Returns numbers from 0 to 1, so that many clients do not reconnect at the same moment.
     """
 
-    def __init__(self, lost_at: float, lease_s: float, scatter: Callable[[], float]) -> None:
+    def __init__(
+        self, lost_at: float, lease_s: float, scatter: Callable[[], float] = _random.random
+    ) -> None:
         self._until = lost_at + lease_s
         self._scatter = scatter
         self._pause_s = FIRST_PAUSE_S

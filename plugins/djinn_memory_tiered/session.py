@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -189,11 +188,11 @@ class TieredMemory(SessionMemory):
             effects = _effects_of(known.program, numbers, len(inputs))
             written = {place for index in effects.written if (place := self.places.at(run.inputs[index])) is not None}
             self._device.use(self, self._places_of(run.inputs), wanted_bytes, written=written)
-            began_s = time.perf_counter()
+            began_s = self._device.clock()
             try:
                 return execute(known, run)
             finally:
-                self._costs[run.program] = _Cost(wanted_bytes, time.perf_counter() - began_s)
+                self._costs[run.program] = _Cost(wanted_bytes, self._device.clock() - began_s)
                 self._device.release()
                 if effects.changes_storages:
                     self.places.recount()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +46,6 @@ from djinn_transport_tcp.watching import watch
 __all__ = ("SocketConnection",)
 
 _log = logging.getLogger("djinn.transport")
-_random = random.SystemRandom()
 T = TypeVar("T")
 
 GOODBYE_S = 1.0
@@ -97,8 +95,7 @@ class SocketConnection:
         self._copies = Copies()
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
-        self._options = ConnectOptions()
-        self._resuming = ResumeSettings()
+        self._options, self._resuming = ConnectOptions(), ResumeSettings()
         self._past_bytes = (0, 0)
         self._sequence = 0
         self._is_between_frames = False
@@ -401,7 +398,7 @@ class SocketConnection:
                      len(lacking))
 
     def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
-        patience = Patience(began, min(self._resuming.resume_timeout_s, self.welcome.lease_s), _random.random)
+        patience = Patience(began, min(self._resuming.resume_timeout_s, self.welcome.lease_s))
         while True:
             is_refused = False
             attempt_s = patience.attempt_s(time.monotonic())

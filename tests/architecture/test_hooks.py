@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ def sections(hook: Callable[..., Any]) -> dict[str, str]:
     """Sections of a Google-style docstring, by title."""
     text = inspect.getdoc(hook) or ""
     parts = re.split(r"^([A-Z][a-z]+):$", text, flags=re.MULTILINE)
-    return {"": parts[0].strip(), **{title: body.strip() for title, body in zip(parts[1::2], parts[2::2], strict=True)}}
+    bodies = map(textwrap.dedent, parts[2::2])
+    return {"": parts[0].strip(), **{title: body.strip() for title, body in zip(parts[1::2], bodies, strict=True)}}
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -35,7 +37,7 @@ def test_a_hook_says_what_it_is_when_it_is_called_and_what_may_go_wrong(name: st
     assert re.match(r"\w+Error: |Exception: ", found["Raises"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", found["Since"])
     for argument in inspect.signature(HOOKS[name]).parameters:
-        assert re.search(rf"^{argument}: \S", found["Args"], re.MULTILINE), f"{name} does not describe {argument}"
+        assert re.search(rf"^ *{argument}: \S", found["Args"], re.MULTILINE), f"{name} does not describe {argument}"
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -69,7 +69,7 @@ def test_flags_mean_what_people_write(text: str, value: bool) -> None:
     ("flush_every", 0, "from 1, or None"),
     ("flush_every", True, "from 1, or None"),
     ("flush_every", 2.5, "from 1, or None"),
-    ("strict", "maybe", "true"),
+    ("debug", "maybe", "true"),
     ("debug", 2, "true"),
     ("log_level", "LOUD", ", ".join(LOG_LEVELS)),
     ("log_component", ["session"], "commas"),

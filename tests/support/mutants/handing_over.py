@@ -77,7 +77,7 @@ MUTANTS = (
     mutant("freed-too-early", "session.slices_equal", "djinn.ir.tape:Tape.take", "dead - busy", "set(dead)",
            within="neg add.Tensor"),
     mutant("freed-before-its-last-use", "session.slices_equal", "djinn_lib_service.program_runs:ProgramRuns.run",
-           "outputs = self._skipped(run)", "self._values.free(run.released); outputs = self._skipped(run)",
+           "known, before =", "self._values.free(run.released); known, before =",
            within="neg add.Tensor"),
     # Recovery.
     mutant("write-not-made-again", "session.recovery_exact", "djinn_backend_replay.journal:needed_entries",
