@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from djinn.gc_pause import paused_collection
 
 if TYPE_CHECKING:
+    from djinn_lib_async.face import init_async, materialize_async, run_async, session
     from djinn_lib_graph.analysis import annotate_graph, build_graph, find_patterns
     from djinn_lib_graph.annotated import AnnotatedGraph
     from djinn_lib_graph.capture import Captured, capture, get_graph, is_capturing
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
     from djinn_lib_schedule.report import explain
     from djinn_lib_schedule.schedule import CostEstimate, ExecutionSchedule
     from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
+    from djinn_lib_trace.state import (
+        RuntimeState,
+        get_initialization_time_ms,
+        get_interception_stats,
+        get_runtime_state,
+    )
 
 with paused_collection():
     from djinn import errors, later
@@ -43,12 +50,8 @@ with paused_collection():
     from djinn.session import runtime
     from djinn.session.logs import set_debug_level
     from djinn.session.runtime import (
-        RuntimeState,
         ensure_initialized,
-        get_initialization_time_ms,
-        get_runtime_state,
         init,
-        init_async,
         is_initialized,
         register_init_hook,
         reset_stats,
@@ -64,8 +67,8 @@ __all__ = (
     "SessionClosedError", "TransportError", "WorkloadProfile", "annotate_graph", "build_graph", "calibrate", "capture",
     "ensure_initialized", "errors", "execute", "explain", "find_patterns", "flush", "get_graph",
     "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "init", "init_async", "is_capturing",
-    "is_initialized", "materialize", "profiles", "register_init_hook", "reset_stats", "schedule", "set_debug_level",
-    "shutdown", "stats", "synchronize",
+    "is_initialized", "materialize", "materialize_async", "profiles", "register_init_hook", "reset_stats", "run_async",
+    "schedule", "session", "set_debug_level", "shutdown", "stats", "synchronize",
 )
 def __getattr__(name: str) -> Any:
     if name not in later.MODULES:
@@ -98,13 +101,6 @@ def flush() -> None:
 def synchronize() -> None:
     """Wait until everything recorded has run; raise the exception of a failed operation."""
     runtime.current().synchronize()
-
-
-def get_interception_stats() -> dict[str, int]:
-    """Return the counters of the recording."""
-    names = ("operations", "shape_cache_hits", "shape_cache_misses", "materializations", "pending_nodes")
-    now = stats()
-    return {name: now[name] for name in names}
 
 
 def _install() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 __all__ = ("MODULES", "load")
 
 MODULES = {
+    **dict.fromkeys(("init_async", "materialize_async", "run_async", "session"), "djinn_lib_async.face"),
     **dict.fromkeys(("annotate_graph", "build_graph", "find_patterns"), "djinn_lib_graph.analysis"),
     **dict.fromkeys(("Captured", "capture", "get_graph", "is_capturing"), "djinn_lib_graph.capture"),
     **dict.fromkeys(("DataResidency", "MemoryPattern", "MetadataPlaceholder", "Modality", "SemanticMetadata",
@@ -21,6 +22,8 @@ MODULES = {
     **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn_lib_schedule.schedule"),
     **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn_lib_schedule.execution"),
     **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn_lib_schedule.scheduling"),
+    **dict.fromkeys(("RuntimeState", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state"),
+                    "djinn_lib_trace.state"),
     "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",
     "LazyTuple": "djinn_lib_schedule.lazy_tuple",

@@ -1,1 +1,22 @@
-"""Sessions: settings, connections, and the backend that takes recorded operations to executors."""
+"""Sessions: settings, connections, and the backend that takes recorded operations to executors.
+
+The package can be called: ``djinn.session(...)`` is a context in which a session runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from djinn import later
+
+
+class _Session(ModuleType):
+    """The package under its other name; see `djinn_lib_async.face.session`."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        return later.load("session")(*args, **settings)
+
+
+sys.modules[__name__].__class__ = _Session

@@ -8,10 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 
 from djinn.errors import UnsupportedTensorError
@@ -33,20 +31,6 @@ _process: int | None = None
 _seed: int | None = None
 _init_hooks: list[Callable[[], None]] = []
 _init_time_ms = 0.0
-
-
-@attrs.frozen
-class RuntimeState:
-    """Description of the running session."""
-
-    is_initialized: bool
-    """Whether a session is running."""
-    address: str
-    """Address of its executor."""
-    device: str
-    """The executor's own device."""
-    initialization_time_ms: float
-    """How long its start took."""
 
 
 def install(interceptor: Interceptor) -> None:
@@ -74,20 +58,6 @@ def init(server: str | None = None, **settings: Any) -> Session:
     with _lock:
         shutdown()
         return _start(plugins)
-
-
-def init_async(server: str | None = None, **settings: Any) -> Future[Session]:
-    """Start a session in the background; arguments and errors are those of `init`, delivered by the future."""
-    done: Future[Session] = Future()
-
-    def work() -> None:
-        try:
-            done.set_result(init(server, **settings))
-        except BaseException as error:  # noqa: BLE001  # not swallowed: the future delivers it
-            done.set_exception(error)
-
-    threading.Thread(target=work, name="djinn-init", daemon=True).start()
-    return done
 
 
 def _start(plugins: Plugins) -> Session:
@@ -180,19 +150,6 @@ def register_init_hook(hook: Callable[[], None]) -> None:
     _init_hooks.append(hook)
     if _session is not None:
         hook()
-
-
-def get_runtime_state() -> RuntimeState:
-    """Describe the running session. Starts none."""
-    session = _session
-    if session is None:
-        return RuntimeState(False, "", "", 0.0)
-    return RuntimeState(True, session.backend.address, session.backend.welcome.device, _init_time_ms)
-
-
-def get_initialization_time_ms() -> float:
-    """Return how long the last start took, in milliseconds."""
-    return _init_time_ms
 
 
 def next_seed() -> int:

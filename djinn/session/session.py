@@ -109,8 +109,11 @@ class Session:
         return made
 
     def stream(self) -> None:
-        """Submit pending nodes without waiting and without raising; a broken connection shows at the next wait."""
-        if not self.pace.is_due(self.tape.nodes):
+        """Submit pending nodes without waiting and without raising; a broken connection shows at the next wait.
+
+        While another thread submits or waits, they stay pending: who records must not wait for its answer.
+        """
+        if not self.pace.is_due(self.tape.nodes) or getattr(self.lock, "is_elsewhere", False):
             return
         try:
             self.flush()

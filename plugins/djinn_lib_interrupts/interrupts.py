@@ -5,6 +5,8 @@ A SIGINT handler may raise anywhere in Python code, for example between sending 
 exception that it raises is deferred: until the current blocking call has been woken, or until the lock is released. A
 handler that raises nothing changes nothing.
 
+In another thread, what `deferrals` holds for it takes the place of the handler: it ends what the thread waits for.
+
 An interceptor may replace Python's own handler by an `InterruptHandler`, which raises where PyTorch can tolerate it. It
 takes effect when a session first submits something.
 """
@@ -21,8 +23,8 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 from weakref import WeakMethod
 
-__all__ = ("Deferral", "InterruptHandler", "SessionLock", "acquired", "deferral", "interrupt_handler", "sleep",
-           "through", "use_interrupt_handler", "use_pythons_handler")
+__all__ = ("Deferral", "InterruptHandler", "SessionLock", "acquired", "deferral", "deferrals", "interrupt_handler",
+           "sleep", "through", "use_interrupt_handler", "use_pythons_handler")
 
 _T = TypeVar("_T")
 _LOOK_S = 0.05
@@ -87,11 +89,13 @@ class Deferral:
 
     Attributes:
         error: The first exception that it raised.
+        is_deferring: Whether a `SessionLock` is held; of a thread other than the main one.
     """
 
     def __init__(self, previous: Callable[[int, FrameType | None], Any]) -> None:
         self.previous = previous
         self.error: BaseException | None = None
+        self.is_deferring = False
         self._wake: Callable[[], object] | None = None
         self._lets_through = False
 
@@ -119,7 +123,7 @@ class Deferral:
         Raises:
             BaseException: The handler's exception, if the action had not finished before.
         """
-        self._wake = wake
+        self._wake_with(wake)
         try:
             if self.error is None:
                 return action()
@@ -127,8 +131,11 @@ class Deferral:
             if self.error is None:
                 raise
         finally:
-            self._wake = None
+            self._wake_with(None)
         raise self.error
+
+    def _wake_with(self, wake: Callable[[], object] | None) -> None:
+        self._wake = wake
 
     def through(self, action: Callable[[], _T]) -> _T:
         """Run an action that an exception may end at any point."""
@@ -141,10 +148,14 @@ class Deferral:
             self._lets_through = False
 
 
+deferrals: dict[int, Deferral] = {}
+"""What defers cancellations, by the thread; of threads other than the main one that another thread may cancel."""
+
+
 def deferral() -> Deferral | None:
     """Return the object that defers this thread's interrupts; ``None`` if there is none or none arrive here."""
     if get_ident() != main_thread().ident:
-        return None
+        return deferrals.get(get_ident())
     handler = _signal.getsignal(signal.SIGINT)
     return handler if type(handler) is Deferral else None
 
@@ -170,21 +181,32 @@ class SessionLock:
         interrupted: Called before the lock is released if there was an interrupt.
 
     Concurrency:
-        Only the main thread is ever interrupted; other threads lock and unlock.
+        Only the main thread and those in `deferrals` are ever interrupted; others lock and unlock.
     """
 
     def __init__(self, interrupted: Callable[[], object]) -> None:
         self._lock = threading.RLock()
         self._interrupted = interrupted
         self._held: list[Deferral | None] = []
+        self._owner = 0
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another thread holds it, as far as can be seen without waiting."""
+        return bool(self._held) and self._owner != get_ident()
 
     def __enter__(self) -> None:
-        deferred = _begin() if get_ident() == main_thread().ident else None
+        deferred = _begin()
         interrupt = acquired(self._lock, deferred or deferral())
+        if interrupt is None and deferred is not None and deferred.is_deferring and deferred.error is not None:
+            # Cancelled while it waited: nothing of its own may begin, which others would lose with it.
+            self._lock.release()
+            interrupt = deferred.error
         if interrupt is not None:
             if deferred is not None:
                 _end(deferred)
             raise interrupt
+        self._owner = get_ident()
         self._held.append(deferred)
 
     def __exit__(
@@ -205,6 +227,12 @@ class SessionLock:
 
 def _begin() -> Deferral | None:
     """Defer interrupts, unless they are deferred already or no installed handler could raise."""
+    if get_ident() != main_thread().ident:
+        found = deferrals.get(get_ident())
+        if found is None or found.is_deferring:
+            return None
+        found.is_deferring = True
+        return found
     handler = _signal.getsignal(signal.SIGINT)
     if not callable(handler) or type(handler) is Deferral:
         return None
@@ -217,6 +245,7 @@ def _begin() -> Deferral | None:
 
 
 def _end(deferred: Deferral) -> None:
+    deferred.is_deferring = False
     if _signal.getsignal(signal.SIGINT) is deferred:
         _handler.set(deferred.previous)
 

@@ -312,10 +312,11 @@ class ResumableChannel:
         with self._changed:
             if line is not self._line:
                 return False
-            if not self._end.take(number, digest, line.newly_heard(tensors)):
+            is_cancelled = number <= self._cancelled
+            if not self._end.take(number, digest, line.newly_heard(tensors), is_cancelled=is_cancelled):
                 return False
             if not self._is_over:
-                self.stop[:] = [_interrupted()] if number <= self._cancelled else []
+                self.stop[:] = [_interrupted()] if is_cancelled else []
             return True
 
     def _connected(self) -> _Line:
@@ -350,16 +351,15 @@ class ResumableChannel:
         self._past, self._line = (self.bytes_sent, self.bytes_received), None
 
     def _give(self, line: _Line) -> None:
-        """Send the answer that has not been sent on this connection yet."""
-        kept = self._end.to_give()
-        if kept is not None:
+        """Send the answers that have not been sent on this connection yet."""
+        while line is self._line and (kept := self._end.to_give()) is not None:
             number, (message, tensors) = kept
             with self._sending:
                 line.channel.send(number, message, tensors)
-            if line is self._line:
-                # If the connection is replaced at this moment, the answer is sent twice; the client recognizes the
-                # duplicate.
-                self._end.given()
+            with self._changed:
+                # If the connection has been replaced, the answer is sent twice; the client recognizes the duplicate.
+                if line is self._line:
+                    self._end.given()
 
     def _tell(self, line: _Line) -> None:
         """Acknowledge the received batches."""

@@ -170,7 +170,6 @@ class ServerEnd(Generic[AnswerT]):
     Attributes:
         taken: Number of the last batch received.
         lease_s: As given.
-        is_given: Whether the kept answer, if there is one, has been sent on this connection.
         is_to_tell: Whether an acknowledgement is due.
 
     Concurrency:
@@ -182,8 +181,9 @@ class ServerEnd(Generic[AnswerT]):
         self.lease_s = lease_s
         self._settled = first
         self._digests: deque[int] = deque(maxlen=MAX_DIGESTS)
-        self._answer: tuple[int, AnswerT] | None = None
-        self.is_given = True
+        self._answers: deque[tuple[int, AnswerT]] = deque()
+        """Those that the client may lack, oldest first: one, or several after interrupts."""
+        self._given = 0
         self.is_to_tell = False
         self._untold = self._untold_bytes = 0
         self._lost_at: float | None = None
@@ -196,15 +196,22 @@ class ServerEnd(Generic[AnswerT]):
     @property
     def holds_answer(self) -> bool:
         """Whether there is an answer that the client may lack."""
-        return self._answer is not None
+        return bool(self._answers)
 
-    def take(self, number: int, digest: int, size_bytes: int = 0) -> bool:
+    @property
+    def is_given(self) -> bool:
+        """Whether all kept answers have been sent on this connection."""
+        return self._given == len(self._answers)
+
+    def take(self, number: int, digest: int, size_bytes: int = 0, *, is_cancelled: bool = False) -> bool:
         """Record a received batch; return whether to execute it.
 
         Args:
             number: Its number.
             digest: Distinguishes its content from other content.
             size_bytes: How many bytes were received with it.
+            is_cancelled: The client was interrupted before it could send the batch, so it may lack the answers to
+                earlier ones.
 
         Returns:
             ``False`` for a duplicate: it was executed, or is being executed.
@@ -225,9 +232,9 @@ class ServerEnd(Generic[AnswerT]):
             raise ProtocolError(f"Batch {number} follows batch {self.taken}.")
         self.taken = number
         self._digests.append(digest)
-        if self._answer is not None:
+        if self._answers and not is_cancelled:
             # A client that sends a batch has received the previous answer.
-            self._settled, self._answer = self._answer[0], None
+            self._settle(self._answers[-1][0])
         self._untold += 1
         self._untold_bytes += size_bytes
         self.is_to_tell = (self._untold >= TOLD_BATCHES or self._untold_bytes >= TOLD_BYTES
@@ -236,15 +243,15 @@ class ServerEnd(Generic[AnswerT]):
 
     def finish(self, number: int, answer: AnswerT) -> None:
         """Keep the answer to the last executed batch."""
-        self._answer, self.is_given = (number, answer), False
+        self._answers.append((number, answer))
 
     def to_give(self) -> tuple[int, AnswerT] | None:
-        """Return the kept answer and its number, if it has not been sent on this connection."""
-        return None if self.is_given else self._answer
+        """Return the first kept answer that has not been sent on this connection, and its number."""
+        return None if self.is_given else self._answers[self._given]
 
     def given(self) -> None:
-        """Record that the answer is being sent on this connection."""
-        self.is_given = True
+        """Record that the next answer is being sent on this connection."""
+        self._given += 1
         self.told()
 
     def told(self) -> int:
@@ -257,7 +264,7 @@ class ServerEnd(Generic[AnswerT]):
         """Record that the connection has broken; the last frames sent on it may not have arrived."""
         if self._lost_at is None:
             self._lost_at = now
-        self.is_given = self._answer is None
+        self._given = 0
 
     def left_s(self, now: float) -> float:
         """Return how long the session will still be kept; infinite while there is a connection."""
@@ -280,12 +287,16 @@ class ServerEnd(Generic[AnswerT]):
             ProtocolError: As for `check`.
         """
         self.check(answered)
-        if self._answer is not None and answered >= self._answer[0]:
-            self._settled, self._answer = self._answer[0], None
-        self.is_given = self._answer is None
+        self._settle(answered)
         # The welcome has acknowledged the batches.
         self.told()
         self._lost_at = None
+
+    def _settle(self, answered: int) -> None:
+        """Drop the answers that the client has; the others are to be given on this connection."""
+        while self._answers and self._answers[0][0] <= answered:
+            self._settled = self._answers.popleft()[0]
+        self._given = 0
 
 
 class Patience:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import platform
 import socket
-import socketserver
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import anyio
+import anyio.to_thread
 import torch
+from anyio.abc import SocketAttribute, SocketListener, SocketStream
+from anyio.from_thread import start_blocking_portal
+from anyio.streams.buffered import BufferedByteReceiveStream
+from djinn_lib_server.accepting import accept_forever
 from djinn_lib_server.kinds.metrics import (
     BUCKETS_S,
     Counts,
@@ -38,6 +42,8 @@ __all__ = ("MetricsPage", "PrometheusMetrics", "check_library")
 READ_TIMEOUT_S = 5.0
 MAX_READERS = 16
 """Maximum number of concurrent requests; further ones are refused."""
+MAX_HEAD_BYTES = 2**16
+_TEXT = "text/plain; charset=utf-8"
 _TENANT = ("tenant",)
 _log = logging.getLogger("djinn.server")
 
@@ -210,42 +216,6 @@ def _cumulative(counts: Sequence[int]) -> Iterator[tuple[str, float]]:
         yield bound, count
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    """Answers each request in its own thread, a few at a time."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, family: socket.AddressFamily, target: Any, handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = family
-        self._places = threading.BoundedSemaphore(MAX_READERS)
-        super().__init__(target, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._places.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError):
-            _log.info("a reader of metrics left before it was answered: %s", error)
-        else:
-            _log.error("a reader of metrics could not be answered", exc_info=error)
-
-
 class MetricsPage(MetricsOutput):
     """Serves ``/metrics``, ``/healthz`` and ``/readyz`` over HTTP.
 
@@ -271,26 +241,57 @@ class MetricsPage(MetricsOutput):
         try:
             family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM,
                                                          flags=socket.AI_PASSIVE)[0]
-            self._server = _Server(family, target, _handler(registry, source.why_not_ready))
+            self._socket = _listening(family, target)
         except (OSError, ValueError, OverflowError) as error:
             raise TransportError(f"Metrics cannot be served on {host!r}, port {port}: {error}.",
                                  hint="Choose a free port with --metrics-port (0 finds one), and an address of this "
                                       "machine with --metrics-host.") from None
         shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="djinn-metrics", daemon=True)
+        self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
+        self._why_not_ready = source.why_not_ready
+        self._running = ExitStack()
 
     def start(self) -> None:
         """Start serving."""
-        self._thread.start()
+        portal = self._running.enter_context(start_blocking_portal(name="djinn-metrics"))
+        self._running.callback(portal.call, portal.stop, True)
+        portal.start_task_soon(self._listen)
         _log.info("metrics on %s/metrics", self.address)
 
     def stop(self) -> None:
         """Stop serving."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
+        self._running.close()
+        self._socket.close()
+
+    async def _listen(self) -> None:
+        await accept_forever(await SocketListener.from_socket(self._socket), self._serve, MAX_READERS)
+
+    async def _serve(self, stream: SocketStream) -> None:
+        try:
+            with anyio.fail_after(READ_TIMEOUT_S):
+                head = await BufferedByteReceiveStream(stream).receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
+            method, path, accepted = _parsed(head)
+            _log.debug("metrics: %s: %s %s", stream.extra(SocketAttribute.remote_address)[0], method, path)  # noqa: S610  # no part of Django
+            # Formatting takes as long as there are tenants; meanwhile, the loop answers probes.
+            status, content_type, body = await anyio.to_thread.run_sync(self._answer, method, path, accepted)
+            with anyio.fail_after(READ_TIMEOUT_S):
+                await stream.send(f"HTTP/1.0 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
+                                  f"Content-Length: {len(body)}\r\n\r\n".encode() + (b"" if method == "HEAD" else body))
+        except (OSError, anyio.BrokenResourceError, anyio.IncompleteRead, anyio.DelimiterNotFound) as error:
+            _log.info("a reader of metrics left before it was answered: %s", error)
+
+    def _answer(self, method: str, path: str, accepted: str) -> tuple[int, str, bytes]:
+        from prometheus_client.exposition import choose_encoder
+
+        if method not in ("GET", "HEAD"):
+            return 501, _TEXT, b"There is GET.\n"
+        if path == "/metrics":
+            encode, content_type = choose_encoder(accepted)
+            return 200, content_type, encode(self._registry)
+        reason = {"/healthz": lambda: "", "/readyz": self._why_not_ready}.get(
+            path, lambda: "There is /metrics, /healthz and /readyz.")()
+        status = 200 if not reason else 503 if path == "/readyz" else 404
+        return status, _TEXT, f"{reason or 'ok'}\n".encode()
 
     def export(self) -> None:
         """Format the page, as for a reader."""
@@ -313,35 +314,22 @@ class PrometheusMetrics:
         return ServeOptions(metrics=MetricsOptions(port=0))
 
 
-def _handler(registry: Any, why_not_ready: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    from prometheus_client.exposition import choose_encoder
+def _listening(family: socket.AddressFamily, target: Any) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(target)
+        made.listen()
+    except BaseException:
+        made.close()
+        raise
+    return made
 
-    def answer(path: str, accepted: str) -> tuple[int, str, bytes]:
-        if path == "/metrics":
-            encode, content_type = choose_encoder(accepted)
-            return 200, content_type, encode(registry)
-        reason = {"/healthz": lambda: "", "/readyz": why_not_ready}.get(path, lambda: "There is /metrics, /healthz and "
-                                                                                      "/readyz.")()
-        status = 200 if not reason else 503 if path == "/readyz" else 404
-        return status, "text/plain; charset=utf-8", f"{reason or 'ok'}\n".encode()
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = READ_TIMEOUT_S
-        server_version = "djinn"
-        sys_version = ""
-
-        def do_GET(self) -> None:  # named by http.server
-            status, content_type, body = answer(self.path.partition("?")[0], self.headers.get("Accept", ""))
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        do_HEAD = do_GET  # noqa: N815  # as above
-
-        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  # named by http.server
-            _log.debug("metrics: %s: %s", self.client_address[0], format % arguments)
-
-    return Handler
+def _parsed(head: bytes) -> tuple[str, str, str]:
+    """Return method, path and accepted types of a request; empty ones for anything else."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, _, rest = first.partition(" ")
+    headers = dict(line.partition(":")[::2] for line in lines)
+    accepted = next((value.strip() for name, value in headers.items() if name.lower() == "accept"), "")
+    return method, rest.partition(" ")[0].partition("?")[0], accepted

@@ -9,6 +9,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+import anyio
+import anyio.to_thread
 from djinn_lib_service.kinds.transport import MovablePeerConnection, PeerRelayingTransport, PeerTransport
 
 from djinn import errors
@@ -16,6 +18,7 @@ from djinn.errors import DjinnError, PeerError
 from djinn.kinds.transport import ConnectOptions, Transport
 from djinn.wire.messages import PeerHello
 from djinn_server.control import Control, Dial, Dialed
+from djinn_server.event_loop import EventLoop
 from djinn_server.peers import CONNECT_TIMEOUT_S, PeerPolicy
 
 __all__ = ("Dialer", "Exchange")
@@ -89,25 +92,29 @@ class Exchange:
     Args:
         rules: Which servers are permitted.
         transport_for: Returns the transport of a scheme.
+        loop: Where requests wait.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, rules: PeerPolicy, transport_for: Callable[[str], Transport]) -> None:
+    def __init__(self, rules: PeerPolicy, transport_for: Callable[[str], Transport], loop: EventLoop) -> None:
         self._rules = rules
+        self._loop = loop
         self._transport_for = transport_for
-        self._room = threading.BoundedSemaphore(MAX_DIALS)
+        self._threads = anyio.CapacityLimiter(MAX_DIALS)
 
     def connect(self, wish: Dial, control: Control) -> None:
         """Open a connection and send it to the worker; returns at once."""
-        threading.Thread(target=self._connect, args=(wish, control), name="djinn-dial", daemon=True).start()
+        self._loop.spawn(self._wait, wish, control)
+
+    async def _wait(self, wish: Dial, control: Control) -> None:
+        await anyio.to_thread.run_sync(self._connect, wish, control, limiter=self._threads, abandon_on_cancel=True)
 
     def _connect(self, wish: Dial, control: Control) -> None:
         descriptor = None
         try:
-            with self._room:
-                descriptor, received = self._open(wish.address, wish.courier)
+            descriptor, received = self._open(wish.address, wish.courier)
             answer = Dialed(wish.number, received=received)
         except DjinnError as error:
             answer = Dialed(wish.number, error.code, error.summary, error.hint)

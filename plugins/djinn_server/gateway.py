@@ -19,6 +19,7 @@ from djinn_lib_service.peer_exchange import check_versions
 from djinn.errors import DjinnError, LimitError, RefusedError
 from djinn.wire.messages import PeerHello, Starting
 from djinn_server.authentication import Authentication
+from djinn_server.event_loop import EventLoop
 from djinn_server.handshake import receive_greeting
 from djinn_server.operating import Operating
 from djinn_server.operator_socket import OperatorSocket
@@ -44,6 +45,7 @@ class Gateway:
         admission: Says who may start a session.
         supervisor: Manages the workers; stopped by `stop`.
         options: The server's options.
+        loop: Runs what waits; from `start` to `stop`.
         room: Holds connections that have not identified themselves.
         control: Path of the operator's socket; ``None`` for no socket.
 
@@ -59,7 +61,7 @@ class Gateway:
 
     def __init__(
         self, listener: Listener, authentication: Authentication, admission: AdmissionPolicy, supervisor: Supervisor,
-        options: ServeOptions, *,
+        options: ServeOptions, loop: EventLoop, *,
         room: PendingHandshakes | None = None, control: Path | None = None,
     ) -> None:
         self._listener = listener
@@ -70,10 +72,11 @@ class Gateway:
         self._room = room or PendingHandshakes(reject=lambda: self._counts.reject("waiting_room"))
         self._outputs: Outputs | None = None
         self._verdicts = Verdicts()
+        self._loop = loop
         self._runs = RunWatch(supervisor.workers, self._verdicts, options.sessions.max_run_s, self._counts)
         self._operator = None if control is None else OperatorSocket(
             control, Operating(supervisor, self._verdicts).handlers())
-        self.watch = TenantWatch(authentication, supervisor)
+        self.watch = TenantWatch(authentication, supervisor, self._loop)
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
 
     @property
@@ -117,6 +120,7 @@ class Gateway:
         Raises:
             DjinnError: The first worker cannot start.
         """
+        self._loop.start()
         self._acceptor.start()
         if (first := self._authentication.tenant) is not None:
             try:
@@ -124,10 +128,10 @@ class Gateway:
             except BaseException:
                 self.stop()
                 raise
-        self.watch.start()
-        self._runs.start()
+        self._loop.spawn(self.watch.run)
+        self._loop.spawn(self._runs.run)
         if self._operator is not None:
-            self._operator.start()
+            self._loop.spawn(self._operator.run)
         _log.info("accepting on %s", self.address)
 
     def renew(self, options: ServeOptions) -> None:
@@ -153,10 +157,9 @@ class Gateway:
         Returns:
             Whether all workers exited in time.
         """
-        self.watch.stop()
+        self._loop.stop()
         if self._operator is not None:
-            self._operator.stop()
-        self._runs.stop()
+            self._operator.close()
         self._listener.close()
         self._room.close()
         ended = self._supervisor.stop(timeout_s)

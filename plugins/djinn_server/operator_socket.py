@@ -11,12 +11,16 @@ import logging
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import anyio
+import anyio.to_thread
 import msgspec
+from anyio.abc import SocketAttribute, SocketListener, SocketStream
+from anyio.streams.buffered import BufferedByteReceiveStream
+from djinn_lib_server.accepting import accept_forever
 
 from djinn import errors
 from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
@@ -32,6 +36,8 @@ ANSWER_TIMEOUT_S = 120.0
 MAX_OPERATORS = 8
 """Maximum number of concurrent connections; further ones are refused."""
 _MAX_PATH_BYTES = 107
+_LEFT = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound)
+"""Raised when the other side is gone, is too slow (a `TimeoutError`), or says too little or too much."""
 _CREDENTIALS = struct.Struct("3i")
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 _log = logging.getLogger("djinn.server")
@@ -117,19 +123,18 @@ class OperatorSocket:
 
     Args:
         path: Path of the socket; a missing folder is created, accessible only to this user.
-        handlers: Handlers by command. Each call runs in its own thread.
+        handlers: Handlers by command. Each call runs in a thread.
 
     Raises:
         ConfigurationError: The socket cannot be bound to that path.
 
     Concurrency:
-        `start` and `stop` are called by one thread.
+        `run` is a task; `close` is called by any thread once that has ended.
     """
 
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
         self.path = path
         self._handlers = handlers
-        self._places = threading.BoundedSemaphore(MAX_OPERATORS)
         check_path(path)
         self._socket = socket.socket(socket.AF_UNIX)
         try:
@@ -144,16 +149,15 @@ class OperatorSocket:
             self._socket.close()
             raise ConfigurationError(f"Cannot listen for the operator at {path}: {error.strerror or error}.",
                                      hint="Give a path of this machine with --control.") from None
-        self._thread = threading.Thread(target=self._accept, name="djinn-operator", daemon=True)
 
-    def start(self) -> None:
-        """Start listening."""
-        self._thread.start()
+    async def run(self) -> None:
+        """Answer operators until cancelled. Running commands are not interrupted."""
+        threads = anyio.CapacityLimiter(MAX_OPERATORS)
+        await accept_forever(await SocketListener.from_socket(self._socket),
+                             lambda stream: self._serve(stream, threads), MAX_OPERATORS)
 
-    def stop(self) -> None:
-        """Stop listening. Running commands are not interrupted."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+    def close(self) -> None:
+        """Stop listening."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
 
@@ -166,45 +170,32 @@ class OperatorSocket:
             except ConnectionRefusedError:
                 self.path.unlink(missing_ok=True)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._socket.accept()
-            except OSError:
-                # The socket was closed, because the server is stopping.
-                return
-            if not self._places.acquire(blocking=False):
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock,), name="djinn-operator", daemon=True).start()
-
-    def _serve(self, sock: socket.socket) -> None:
+    async def _serve(self, stream: SocketStream, threads: anyio.CapacityLimiter) -> None:
         try:
-            with sock:
-                sock.settimeout(REQUEST_TIMEOUT_S)
-                answer = self._answer(sock)
-                sock.settimeout(REQUEST_TIMEOUT_S)
-                sock.sendall(msgspec.json.encode(answer) + b"\n")
-        except OSError as error:
+            answer = await self._answer(stream, threads)
+            with anyio.fail_after(REQUEST_TIMEOUT_S):
+                await stream.send(msgspec.json.encode(answer) + b"\n")
+        except _LEFT as error:
             _log.info("an operator has left: %s", error)
-        finally:
-            self._places.release()
 
-    def _answer(self, sock: socket.socket) -> _Answer:
+    async def _answer(self, stream: SocketStream, threads: anyio.CapacityLimiter) -> _Answer:
         try:
-            _check_user(sock)
-            request = msgspec.json.decode(_line(sock, MAX_REQUEST_BYTES), type=_Request)
+            _check_user(stream.extra(SocketAttribute.raw_socket))  # noqa: S610  # no part of Django
+            with anyio.fail_after(REQUEST_TIMEOUT_S):
+                line = await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_REQUEST_BYTES)
+            request = msgspec.json.decode(line, type=_Request)
             handler = self._handlers.get(request.command)
             if handler is None:
                 raise ProtocolError(f"There is no command {request.command[:40]!r}.",
                                     hint="Use the djinn release of the server.")
             _log.info("the operator asks: %s", request.command)
-            return _Answer(handler(request.arguments))
+            return _Answer(await anyio.to_thread.run_sync(handler, request.arguments, limiter=threads,
+                                                          abandon_on_cancel=True))
         except DjinnError as error:
             return _Answer(problem=_Problem(error.code, error.summary, error.hint))
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             return _Answer(problem=_Problem(ProtocolError.code, f"That is no request: {error}."))
-        except OSError:
+        except _LEFT:
             raise
         except Exception as error:  # noqa: BLE001  # logged in full; it must not end the server
             _log.exception("a command of the operator failed")

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import anyio
+import anyio.to_thread
 import attrs
 from djinn_lib_service.resumable_channel import digest_of
 
@@ -148,7 +150,7 @@ class RunWatch:
         limit_s: As above; a change takes effect at the next check, also for running programs.
 
     Concurrency:
-        `start` and `stop` are called by one thread; any sets `limit_s`.
+        `run` is a task; any thread sets `limit_s`.
     """
 
     def __init__(self, workers: Callable[[], Sequence[tuple[object, _Watched]]], verdicts: Verdicts, limit_s: float,
@@ -159,21 +161,14 @@ class RunWatch:
         self._meters = meters
         self._told: dict[tuple[int, int], float] = {}
         """When sessions were ended, by process and by start time of the program that ran too long."""
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="djinn-run-watch", daemon=True)
 
-    def start(self) -> None:
-        """Start watching."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._ended.set()
-
-    def _run(self) -> None:
-        while not self._ended.wait(min(LOOK_S, self.limit_s / 10 or LOOK_S)):
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await anyio.sleep(min(LOOK_S, self.limit_s / 10 or LOOK_S))
             if limit_s := self.limit_s:
-                self._look(limit_s)
+                # A worker that stands still may not take the message that ends a session.
+                await anyio.to_thread.run_sync(self._look, limit_s, abandon_on_cancel=True)
 
     def _look(self, limit_s: float) -> None:
         late: dict[tuple[int, int], float] = {}

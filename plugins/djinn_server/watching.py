@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 
+import anyio
+import anyio.to_thread
 from djinn_lib_server.tenants import AuthenticatedClient, Tenant, token_ended
 
 from djinn.errors import TokenEndedError
 from djinn_server.authentication import Authentication
 from djinn_server.control import EndSessions
+from djinn_server.event_loop import EventLoop
 from djinn_server.supervisor import Supervisor
 
 __all__ = ("TenantWatch",)
@@ -29,28 +33,27 @@ class TenantWatch:
     Args:
         authentication: Says whose token has ended.
         supervisor: Manages the workers.
+        loop: Where tasks run.
 
     Concurrency:
-        `start` and `stop` are called by one thread; `let_in` and `look` by any.
+        `run` is a task; `let_in` and `look` are called by any thread.
     """
 
-    def __init__(self, authentication: Authentication, supervisor: Supervisor) -> None:
+    def __init__(self, authentication: Authentication, supervisor: Supervisor, loop: EventLoop) -> None:
         self._authentication = authentication
         self._supervisor = supervisor
+        self._loop = loop
         self._lock = threading.Lock()
         self._used: dict[tuple[str, str, bytes], float | None] = {}
         """When a token expires that has admitted sessions; by name and key of its tenant, and its identity."""
         self._ending: set[str] = set()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="djinn-tenants", daemon=True)
 
-    def start(self) -> None:
-        """Start watching."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop watching."""
-        self._stopping.set()
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_S)
+            # An authenticator may read files, or ask other services.
+            await anyio.to_thread.run_sync(self.look, abandon_on_cancel=True)
 
     def let_in(self, client: AuthenticatedClient) -> None:
         """Record that a token has admitted a new or resumed session of a tenant."""
@@ -84,7 +87,7 @@ class TenantWatch:
             self._ending.add(tenant.key)
         why = self._authentication.why_ended(tenant, b"")
         _log.warning("%s: %s All sessions of this tenant end.", tenant.name, "" if why is None else why.summary)
-        threading.Thread(target=self._end, args=(tenant, why), daemon=True).start()
+        self._loop.spawn(partial(anyio.to_thread.run_sync, abandon_on_cancel=True), partial(self._end, tenant, why))
 
     def _end(self, tenant: Tenant, why: TokenEndedError | None) -> None:
         try:
@@ -92,7 +95,3 @@ class TenantWatch:
         finally:
             with self._lock:
                 self._ending.discard(tenant.key)
-
-    def _run(self) -> None:
-        while not self._stopping.wait(LOOK_S):
-            self.look()

@@ -161,6 +161,10 @@ def test_what_the_page_of_recovery_prints_is_so(tmp_path: Path, server_address: 
     run(DOCS / "recovery.md", tmp_path, server_address, DJINN_LOG_LEVEL="ERROR")
 
 
+def test_what_the_page_of_event_loops_prints_is_so(tmp_path: Path, server_address: str) -> None:
+    run(DOCS / "async.md", tmp_path, server_address, DJINN_LOG_LEVEL="ERROR")
+
+
 def test_what_the_page_of_settings_prints_is_so(tmp_path: Path) -> None:
     run(DOCS / "plugins" / "settings.md", tmp_path)
 

@@ -297,14 +297,14 @@ TestLife.settings = settings(stateful_step_count=60, deadline=None)
 
 
 class TakesAll(ServerEnd[Any]):
-    def take(self, number: int, digest: int, size_bytes: int = 0) -> bool:
+    def take(self, number: int, digest: int, size_bytes: int = 0, *, is_cancelled: bool = False) -> bool:
         return super().take(number, digest, size_bytes) or True
 
 
 class ForgetsAnswers(ServerEnd[Any]):
     def lost(self, now: float) -> None:
         super().lost(now)
-        self._answer, self.is_given = None, True
+        self._answers.clear()
 
 
 class GivesOld(ServerEnd[Any]):
@@ -407,6 +407,22 @@ def test_the_lease_begins_when_the_first_sign_is_noticed_and_ends_in_time() -> N
     assert end.left_s(129.0) == pytest.approx(1.0)
     end.found(GREETING)
     assert end.left_s(1e9) == float("inf")
+
+
+def test_a_batch_that_an_interrupt_has_overtaken_does_not_tell_that_answers_have_arrived() -> None:
+    end: ServerEnd[str] = ServerEnd(GREETING, LEASE_S)
+    for number in (2, 3):
+        end.take(number, 0, is_cancelled=number == 3)
+        end.finish(number, f"answer {number}")
+        end.given()
+    end.lost(0.0)
+    end.found(GREETING)
+    assert end.to_give() == (2, "answer 2")
+    end.given()
+    assert end.to_give() == (3, "answer 3")
+    end.given()
+    end.take(4, 0)
+    assert not end.holds_answer
 
 
 @pytest.mark.parametrize("answered", [0, 4])

@@ -1,0 +1,43 @@
+"""What can be asked about the running session."""
+
+from __future__ import annotations
+
+import attrs
+
+from djinn.session import runtime
+
+__all__ = ("RuntimeState", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state")
+
+
+@attrs.frozen
+class RuntimeState:
+    """Description of the running session."""
+
+    is_initialized: bool
+    """Whether a session is running."""
+    address: str
+    """Address of its executor."""
+    device: str
+    """The executor's own device."""
+    initialization_time_ms: float
+    """How long its start took."""
+
+
+def get_runtime_state() -> RuntimeState:
+    """Describe the running session. Starts none."""
+    session = runtime._session
+    if session is None:
+        return RuntimeState(False, "", "", 0.0)
+    return RuntimeState(True, session.backend.address, session.backend.welcome.device, runtime._init_time_ms)
+
+
+def get_initialization_time_ms() -> float:
+    """Return how long the last start took, in milliseconds."""
+    return runtime._init_time_ms
+
+
+def get_interception_stats() -> dict[str, int]:
+    """Return the counters of the recording."""
+    names = ("operations", "shape_cache_hits", "shape_cache_misses", "materializations", "pending_nodes")
+    now = runtime.stats()
+    return {name: now[name] for name in names}
