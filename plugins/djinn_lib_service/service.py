@@ -152,6 +152,8 @@ class SessionService:
                 begin_ns = time.monotonic_ns()
                 self._carry_out(command)
                 self._timings.add(command, begin_ns)
+        # The iterator would keep the batch's tensors until the next batch.
+        self._uploads = iter(())
         answer = self._answer(batch) if batch.wants_reply else (Result(), [])
         self.memory.settle()
         return answer
