@@ -231,7 +231,7 @@ def djinn_register_schedulers(register: RegisterOfLibrary) -> None:
         Phase *register*, once per session. All implementations run; order is irrelevant.
 
     Args:
-        register: Accepts a `djinn_lib_schedule.kinds.Scheduler`.
+        register: Accepts a `djinn_lib_schedule.kinds.GraphScheduler`.
 
     Raises:
         PluginValidationError: The object lacks a member that a scheduler needs, or the same plugin has already

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory
-from djinn_lib_service.kinds import ListeningTransport, ListenOptions, PeerTransport
+from djinn_lib_service.kinds import ListeningTransport, ListenOptions, SupportsPeers
 from djinn_lib_service.settings import TlsSettings
 
 from djinn.kinds import ConnectOptions
@@ -77,7 +77,7 @@ FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "metrics.samples": lambda subject: isinstance(subject.registered.value, SamplingMetricsFactory),
     "session.computes": _computes,
     "session.served": lambda subject: bool(subject.registered.value.served),
-    "transport.carries": lambda subject: isinstance(subject.registered.value, PeerTransport),
+    "transport.carries": lambda subject: isinstance(subject.registered.value, SupportsPeers),
     "transport.listens": listens,
     "transport.resumes": lambda subject: bool(getattr(subject.registered.value, "resumes", False)),
 }

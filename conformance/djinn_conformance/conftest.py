@@ -11,7 +11,7 @@ from djinn_lib_service.kinds import Executor
 from djinn.session.session import Session
 from djinn_conformance.capabilities import missing
 from djinn_conformance.compositions import running
-from djinn_conformance.harness import Place
+from djinn_conformance.harness import InProcessServer
 from djinn_conformance.laws import law_of
 from djinn_conformance.serving import Servers
 from djinn_conformance.specs import law_named
@@ -42,9 +42,9 @@ def executor(subject: Subject) -> Iterator[Executor]:
 
 
 @pytest.fixture(scope="session")
-def place(subject: Subject) -> Iterator[Place]:
+def place(subject: Subject) -> Iterator[InProcessServer]:
     """A server that a transport can connect to."""
-    with Place(subject) as served:
+    with InProcessServer(subject) as served:
         yield served
     assert not served.faults, f"the server's end met {served.faults}"
 

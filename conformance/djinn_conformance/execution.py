@@ -20,16 +20,16 @@ from djinn_conformance.assertions import (
     violated,
 )
 from djinn_conformance.oracle import Outcome, Poison
-from djinn_conformance.programs import Piece, Recording
+from djinn_conformance.programs import Recording, RunnableProgram
 
-__all__ = ("Run", "compare", "execute", "known_values", "prepare")
+__all__ = ("RunResults", "compare", "execute", "known_values", "prepare")
 
 FIRST_FAILURE = 1000
 """Failures reported during a run are numbered from here; smaller numbers are those of inputs poisoned before."""
 
 
 @attrs.define
-class Run:
+class RunResults:
     """The results of an executor.
 
     Attributes:
@@ -41,18 +41,18 @@ class Run:
     reports: list[tuple[int, BaseException]] = attrs.field(factory=list)
 
 
-def prepare(executor: Executor, parts: Iterable[Piece]) -> list[tuple[Piece, CompiledProgram]]:
+def prepare(executor: Executor, parts: Iterable[RunnableProgram]) -> list[tuple[RunnableProgram, CompiledProgram]]:
     """Compile the programs of a recording."""
     return [(part, executor.compile(part.program)) for part in parts]
 
 
 def execute(
     executor: Executor,
-    parts: Sequence[tuple[Piece, CompiledProgram]],
+    parts: Sequence[tuple[RunnableProgram, CompiledProgram]],
     inputs: Sequence[torch.Tensor],
     random: RandomState,
     poisoned: Mapping[int, int] | None = None,
-) -> Run:
+) -> RunResults:
     """Run compiled programs one after the other, passing values on.
 
     Args:
@@ -62,10 +62,10 @@ def execute(
         random: The session's random numbers.
         poisoned: Inputs replaced by poison, by index, with their failure.
     """
-    run = Run({-1 - index: executor.put(tensor) for index, tensor in enumerate(inputs)})
+    run = RunResults({-1 - index: executor.put(tensor) for index, tensor in enumerate(inputs)})
     run.values |= {index: Poisoned(failure) for index, failure in (poisoned or {}).items()}
     for part, compiled in parts:
-        def report(step: int, error: BaseException, part: Piece = part) -> Poisoned:
+        def report(step: int, error: BaseException, part: RunnableProgram = part) -> Poisoned:
             run.reports.append((part.first_step + step, error))
             return Poisoned(FIRST_FAILURE + part.first_step + step)
 
@@ -88,7 +88,7 @@ def _poison_sharing(values: dict[int, Any], unwritten: torch.Tensor, poison: Poi
             values[index] = poison
 
 
-def known_values(parts: Iterable[Piece], recording: Recording) -> list[int]:
+def known_values(parts: Iterable[RunnableProgram], recording: Recording) -> list[int]:
     """List the values observable after a run: all inputs, and the kept results."""
     inputs = [-1 - index for index in range(len(recording.inputs))]
     return inputs + [index for part in parts for index in part.outputs]
@@ -96,7 +96,7 @@ def known_values(parts: Iterable[Piece], recording: Recording) -> list[int]:
 
 def compare(
     executor: Executor,
-    run: Run,
+    run: RunResults,
     wanted: Outcome,
     indices: Iterable[int],
     where: str,

@@ -28,7 +28,7 @@ LAYOUTS = ("contiguous", "permuted", "strided", "offset", "channels_last", "expa
 
 
 @attrs.frozen
-class Granted:
+class Tolerance:
     """A permitted difference in elements."""
 
     dtypes: tuple[str, ...]
@@ -43,7 +43,7 @@ class Granted:
 
 
 @attrs.frozen
-class Entry:
+class FamilyEntry:
     """An operator as listed in a family; omitted fields are inherited from the family."""
 
     form: str
@@ -56,7 +56,7 @@ class Entry:
     """Valid tensors for ``out=``; with others, PyTorch itself writes where it should not."""
     undefined: bool = False
     """Whether the elements of its results are undefined, as those of ``empty``."""
-    tolerance: tuple[Granted, ...] = ()
+    tolerance: tuple[Tolerance, ...] = ()
     torch: str = ""
     """Releases of PyTorch that have it, as a version specifier; empty for all."""
 
@@ -69,11 +69,11 @@ class FamilyFile:
     summary: str
     laws: tuple[str, ...]
     dtypes: tuple[str, ...]
-    operators: Mapping[str, Entry]
+    operators: Mapping[str, FamilyEntry]
     values: str = "small"
     layouts: tuple[str, ...] = LAYOUTS
     destinations: tuple[str, ...] = ()
-    tolerance: tuple[Granted, ...] = ()
+    tolerance: tuple[Tolerance, ...] = ()
 
 
 @attrs.frozen(eq=False)
@@ -111,9 +111,9 @@ class Family:
 
 
 _converter = cattrs.Converter(forbid_extra_keys=True)
-_plain_entry = cattrs.gen.make_dict_structure_fn(Entry, _converter, _cattrs_forbid_extra_keys=True)
+_plain_entry = cattrs.gen.make_dict_structure_fn(FamilyEntry, _converter, _cattrs_forbid_extra_keys=True)
 _converter.register_structure_hook(
-    Entry, lambda value, kind: Entry(value) if isinstance(value, str) else _plain_entry(value, kind))
+    FamilyEntry, lambda value, kind: FamilyEntry(value) if isinstance(value, str) else _plain_entry(value, kind))
 _converter.register_structure_hook(Any, lambda value, _: value)
 
 
@@ -147,7 +147,7 @@ def parse_family(text: str, origin: str, known: Domains) -> Family:
     return Family(raw.family, raw.summary, tuple(specs))
 
 
-def _spec(raw: FamilyFile, name: str, entry: Entry, known: Domains) -> OperatorSpec:
+def _spec(raw: FamilyFile, name: str, entry: FamilyEntry, known: Domains) -> OperatorSpec:
     for law in raw.laws:
         law_named(law)
     if unknown := set(entry.without) - set(raw.laws):

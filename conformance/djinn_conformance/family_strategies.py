@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from djinn_conformance.families import OperatorSpec, domains
 from djinn_conformance.forms import ListWord, LiteralWord, ScalarDomain, ScalarWord, TensorWord, Values, Word
 from djinn_conformance.oracle import copied, seeded
-from djinn_conformance.programs import Call, Recording, Ref, refs_in
+from djinn_conformance.programs import RecordedCall, Recording, Ref, refs_in
 from djinn_conformance.strategies import attempt
 
 __all__ = ("call_batches", "calls", "elements", "laid_out", "programs")
@@ -130,10 +130,10 @@ class _Caller:
     length: int | None = None
     first: torch.Tensor | None = None
 
-    def call(self) -> Call:
+    def call(self) -> RecordedCall:
         """Draw a call; PyTorch may refuse it."""
         args = tuple(self.word(word) for word in self.spec.positional)
-        return Call(self.spec.operator, args, {name: self.word(word) for name, word in self.spec.keywords}, 0)
+        return RecordedCall(self.spec.operator, args, {name: self.word(word) for name, word in self.spec.keywords}, 0)
 
     def word(self, word: Word) -> Any:
         if isinstance(word, LiteralWord):
@@ -281,7 +281,7 @@ def call_batches(specs: Sequence[OperatorSpec]) -> st.SearchStrategy[tuple[Recor
 @st.composite
 def programs(
     draw: st.DrawFn, specs: Sequence[OperatorSpec], *, favoured: Sequence[OperatorSpec] = (), max_calls: int = 12,
-    leaves_out: Callable[[Call, Mapping[int, Any]], bool] = lambda made, values: False,
+    leaves_out: Callable[[RecordedCall, Mapping[int, Any]], bool] = lambda made, values: False,
 ) -> Recording:
     """Draw calls that eager PyTorch executes one after the other, later ones on the results of earlier ones.
 
@@ -296,7 +296,7 @@ def programs(
     chosen = chosen | st.sampled_from(favoured) if favoured else chosen
     values: dict[int, Any] = {}
     inputs: list[torch.Tensor] = []
-    made: list[Call] = []
+    made: list[RecordedCall] = []
     with torch.no_grad(), seeded(_CPU, 0):
         for spec in draw(st.lists(chosen, min_size=max_calls // 2, max_size=max_calls)):
             drawn = _Caller(draw, spec, values, inputs, reuses=True).call()

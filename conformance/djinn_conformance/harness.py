@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 import torch
-from djinn_lib_service.kinds import Bounds, Channel, Executor, Listener, PeerConnection, PeerTransport, Watch
+from djinn_lib_service.kinds import Bounds, Channel, Executor, Listener, PeerConnection, ProgramChecker, SupportsPeers
 from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.peer_exchange import PeerExchange, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions
@@ -27,7 +27,7 @@ from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, PeerHello, Welco
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 
-__all__ = ("Place", "open_executor", "served", "watch_over")
+__all__ = ("InProcessServer", "open_executor", "served", "watch_over")
 
 _PATIENCE_S = 2.0
 _PROGRAM_BYTES = 2**33
@@ -42,7 +42,7 @@ def open_executor() -> Executor:
     return opened
 
 
-class Place:
+class InProcessServer:
     """A server in this process that a transport can connect to.
 
     Args:
@@ -164,7 +164,7 @@ class Place:
         return False
 
     def _carry(self, address: str, courier: PeerHello) -> PeerConnection:
-        if not isinstance(self._transport, PeerTransport):
+        if not isinstance(self._transport, SupportsPeers):
             raise ProtocolError(f"{self._transport.name} carries nothing to {address}.")
         return self._transport.carry(address, courier, ConnectOptions())
 
@@ -183,11 +183,11 @@ def _welcome_again(channel: Channel, sequence: int, welcome: Welcome) -> None:
     channel.greeted()
 
 
-def watch_over(executor: Executor) -> Watch:
+def watch_over(executor: Executor) -> ProgramChecker:
     """Create the watch of a server's default guard: everything that eager does must pass it."""
     plugins = installed_plugins()[0]
     shapes = plugins.choose("shapes", "meta")
-    watch: Watch = plugins.choose("guard", "core").watch(Bounds(executor.device, _PROGRAM_BYTES), shapes)
+    watch: ProgramChecker = plugins.choose("guard", "core").watch(Bounds(executor.device, _PROGRAM_BYTES), shapes)
     return watch
 
 
@@ -217,7 +217,7 @@ def served(subject: Subject) -> Iterator[str]:
 
 def _serve_until_input_ends(name: str) -> None:
     torch.set_num_threads(1)
-    with Place(select(name, *installed_plugins())[0]) as place:
+    with InProcessServer(select(name, *installed_plugins())[0]) as place:
         print(place.address, flush=True)  # noqa: T201  # `served` reads it
         sys.stdin.read()
     if place.faults:

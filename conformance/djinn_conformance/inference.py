@@ -11,9 +11,9 @@ import torch
 from djinn.ir.schema import facts_of
 from djinn.kinds import Inference, OutputSpec, ShapeInference
 from djinn_conformance.oracle import copied, seeded
-from djinn_conformance.programs import Call, Recording, fill, new_results, refs_in, written_refs
+from djinn_conformance.programs import RecordedCall, Recording, fill, new_results, refs_in, written_refs
 
-__all__ = ("Asked", "ask", "asked_calls", "placeholder")
+__all__ = ("InferredCall", "ask", "asked_calls", "placeholder")
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 
@@ -26,7 +26,7 @@ def placeholder(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @attrs.frozen
-class Asked:
+class InferredCall:
     """One call, the inferred result, and the result in eager mode.
 
     Attributes:
@@ -36,13 +36,13 @@ class Asked:
         refused: The exception in eager mode, if there was one.
     """
 
-    call: Call
+    call: RecordedCall
     answer: Inference | Exception | None
     wanted: Inference | None
     refused: Exception | None = None
 
 
-def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference | Exception | None:
+def ask(shapes: ShapeInference, call: RecordedCall, values: dict[int, Any]) -> Inference | Exception | None:
     """Query a call on the current values.
 
     A call that writes a tensor which it also reads is not queried: a placeholder cannot be two arguments.
@@ -62,7 +62,7 @@ def ask(shapes: ShapeInference, call: Call, values: dict[int, Any]) -> Inference
         return error
 
 
-def asked_calls(shapes: ShapeInference, recording: Recording) -> Iterator[Asked]:
+def asked_calls(shapes: ShapeInference, recording: Recording) -> Iterator[InferredCall]:
     """Query every call of a recording, and execute it afterwards."""
     values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(recording.inputs)}
     produced = 0
@@ -74,16 +74,16 @@ def asked_calls(shapes: ShapeInference, recording: Recording) -> Iterator[Asked]
             try:
                 returned = call.operator(*args, **kwargs)
             except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-                yield Asked(call, answer, None, error)
+                yield InferredCall(call, answer, None, error)
                 return
             tensors = [values[ref.index] for ref in refs_in([call.args, call.kwargs])]
-            yield Asked(call, answer, _observed(call, returned, tensors))
+            yield InferredCall(call, answer, _observed(call, returned, tensors))
             for result in new_results(call.operator, returned):
                 values[produced] = result
                 produced += 1
 
 
-def _observed(call: Call, returned: Any, arguments: list[torch.Tensor]) -> Inference | None:
+def _observed(call: RecordedCall, returned: Any, arguments: list[torch.Tensor]) -> Inference | None:
     kinds = facts_of(call.operator).returns
     values = () if not kinds else (returned,) if len(kinds) == 1 else returned
     results: list[OutputSpec | None | tuple[OutputSpec, ...]] = []

@@ -13,7 +13,7 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_conformance.assertions import Tolerance, describe, expect_equal, expect_same_tensor, same_value, violated
 
-__all__ = ("Journal", "expect_same_journals", "kept")
+__all__ = ("EventLog", "expect_same_journals", "kept")
 
 
 @attrs.frozen
@@ -25,7 +25,7 @@ class _Tensor:
 
 
 @attrs.define
-class Journal:
+class EventLog:
     """The recorded events on one device.
 
     Attributes:
@@ -56,9 +56,9 @@ class Journal:
             self.entries.append((what, type(value).__qualname__))
 
 
-def kept(procedure: Callable[[Journal], None], device: torch.device) -> Journal:
+def kept(procedure: Callable[[EventLog], None], device: torch.device) -> EventLog:
     """Run a procedure to its end or its exception, which may be raised at once or while waiting for the device."""
-    journal = Journal(device)
+    journal = EventLog(device)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -69,7 +69,7 @@ def kept(procedure: Callable[[Journal], None], device: torch.device) -> Journal:
     return journal
 
 
-def expect_same_journals(got: Journal, wanted: Journal, where: str, tolerance: Tolerance | None = None) -> None:
+def expect_same_journals(got: EventLog, wanted: EventLog, where: str, tolerance: Tolerance | None = None) -> None:
     """Check that the remote device ends in the same state as eager, bit for bit unless a tolerance is granted."""
     __tracebackhide__ = True
     if type(got.raised) is not type(wanted.raised):
@@ -98,7 +98,7 @@ def _written_down(tensor: torch.Tensor, device: torch.device) -> _Tensor:
         return _Tensor(tensor.detach().clone(), metadata)
 
 
-def _wait(journal: Journal) -> None:
+def _wait(journal: EventLog) -> None:
     """Fetch all elements in one round trip."""
     lazy = [index for index, (_, value) in enumerate(journal.entries)
             if isinstance(value, _Tensor) and isinstance(value.elements, LazyTensor)]

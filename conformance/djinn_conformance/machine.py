@@ -21,7 +21,7 @@ import djinn
 from djinn.session.session import Session
 from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.differential import (
-    Line,
+    EagerLine,
     Twin,
     brought_home,
     compare_metadata,
@@ -97,7 +97,7 @@ class Machine(RuleBasedStateMachine):
         self.statistics = statistics
         self.groups = table().groups
         self.history: list[str] = []
-        self.again: list[Line] = []
+        self.again: list[EagerLine] = []
         self.pending: list[type[BaseException]] = []
         self.held: list[torch.Tensor] = []
         self.offsets: dict[str, int] = {}
@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
             self._do(f"del {name}", "drop")
             drawer.values = self.eager.tensors
 
-    def _do(self, text: str, group: str, form: str = "") -> Line:
+    def _do(self, text: str, group: str, form: str = "") -> EagerLine:
         """Run a line on both sides and compare."""
         sizes = {name: value.size() for name, value in self.eager.tensors.items()} if "out=" in text else {}
         line = self.eager.run_first(text, group, self._new_name(form or text))
@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
                 self.eager.run(self.history[-1])
                 self.remote.run(self.history[-1])
 
-    def _mirror(self, line: Line) -> None:
+    def _mirror(self, line: EagerLine) -> None:
         error = line.outcome.error
         self.statistics.counts[line.group] += 1
         self.statistics.counts["refused by eager"] += error is not None
@@ -239,7 +239,7 @@ class Machine(RuleBasedStateMachine):
             if name and not is_known:
                 self.offsets[name] = version_offset(self.remote.space[name], self.eager.space[name])
 
-    def _remember(self, line: Line) -> None:
+    def _remember(self, line: EagerLine) -> None:
         if line.group == "write" and line.outcome.error is None and all(line.known) and not self.pending:
             self.again = [*self.again[-3:], line]
         elif line.group in ("drop", "metadata"):
@@ -387,7 +387,7 @@ class Machine(RuleBasedStateMachine):
         self.statistics.counts["threads"] += count
         self._forget_some(Drawer(data.draw, self.eager.tensors))
 
-    def _program(self, data: Any, index: int) -> tuple[Twin, list[Line]]:
+    def _program(self, data: Any, index: int) -> tuple[Twin, list[EagerLine]]:
         twin = eager_twin()
         first = f"filled((3, 3), torch.float32, {index}).to(device, copy=True)"
         lines = [twin.run_first(first, "create", self._new_name(first))]
@@ -443,7 +443,7 @@ class Machine(RuleBasedStateMachine):
         self.statistics.programs += 1
 
 
-def _run_all(twin: Twin, lines: list[Line], faults: list[str]) -> None:
+def _run_all(twin: Twin, lines: list[EagerLine], faults: list[str]) -> None:
     for line in lines:
         difference = twin.run_again(line)
         if difference:

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeAlias
 
 import torch
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.kinds import Bounds, MemoryFactory, MemoryOptions, Watch
+from djinn_lib_service.kinds import Bounds, MemoryFactory, MemoryOptions, ProgramChecker
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.service import SessionService
 from hypothesis import strategies as st
@@ -61,9 +61,9 @@ def _plugins() -> Plugins:
     return installed_plugins()[0]
 
 
-def _watch() -> Watch:
+def _watch() -> ProgramChecker:
     shapes = _plugins().choose("shapes", "meta")
-    watch: Watch = _plugins().choose("guard", "core").watch(Bounds("cpu"), shapes)
+    watch: ProgramChecker = _plugins().choose("guard", "core").watch(Bounds("cpu"), shapes)
     return watch
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from djinn_conformance.journal import Journal
+from djinn_conformance.journal import EventLog
 from djinn_conformance.remote_calls import sent
 from djinn_conformance.training import Case, training_spec
 
@@ -56,7 +56,7 @@ def _drawn(function: Any, info: Any, dtype: torch.dtype, training: bool) -> list
         return list(function(info, device="cpu", dtype=dtype, requires_grad=True, training=training))
 
 
-def _train(info: Any, dtype: torch.dtype, sample: Any, training: bool, journal: Journal) -> None:
+def _train(info: Any, dtype: torch.dtype, sample: Any, training: bool, journal: EventLog) -> None:
     """Run steps of gradient descent, with random gradients of the results."""
     module = _moved(info, sample, dtype, journal.device).train(training)
     given = sample.forward_input
@@ -82,7 +82,7 @@ def _moved(info: Any, sample: Any, dtype: torch.dtype, device: torch.device) -> 
     return module.to(device).to(dtype)
 
 
-def _descend(module: torch.nn.Module, outputs: list[torch.Tensor], step: int, journal: Journal) -> None:
+def _descend(module: torch.nn.Module, outputs: list[torch.Tensor], step: int, journal: EventLog) -> None:
     if not outputs:
         return
     drawn = torch.Generator().manual_seed(_DATA_SEED + step)
@@ -132,7 +132,7 @@ def _wrong(info: Any) -> Iterator[Case]:
                        partial(_refuse, info, error.module_error_input, training, runs))
 
 
-def _refuse(info: Any, sample: Any, training: bool, runs: bool, journal: Journal) -> None:
+def _refuse(info: Any, sample: Any, training: bool, runs: bool, journal: EventLog) -> None:
     module = _moved(info, sample, torch.float32, journal.device).train(training)
     if runs:
         args, kwargs = sent((sample.forward_input.args, sample.forward_input.kwargs), journal.device)

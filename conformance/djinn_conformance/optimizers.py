@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler, swa_utils
 
-from djinn_conformance.journal import Journal
+from djinn_conformance.journal import EventLog
 from djinn_conformance.training import Case, SchedulerSpec, training_spec
 
 __all__ = ("cases",)
@@ -91,7 +91,7 @@ def _implementations(info: Any, device: torch.device) -> Iterator[tuple[str, dic
 
 def _train(
     info: Any, kwargs: dict[str, Any], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, grouped: bool,
-    journal: Journal,
+    journal: EventLog,
 ) -> None:
     """Run steps; in the middle, load the state into a new optimizer, as from a checkpoint."""
     model = Model(shapes, dtype).to(journal.device)
@@ -113,7 +113,7 @@ def _made(kind: Any, model: Model, kwargs: dict[str, Any], grouped: bool) -> tor
     return optimizer
 
 
-def _step(info: Any, optimizer: torch.optim.Optimizer, model: Model, step: int, journal: Journal) -> None:
+def _step(info: Any, optimizer: torch.optim.Optimizer, model: Model, step: int, journal: EventLog) -> None:
     def closure() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=bool(step % 2))
         loss: torch.Tensor = model()
@@ -133,7 +133,7 @@ def _step(info: Any, optimizer: torch.optim.Optimizer, model: Model, step: int, 
         optimizer.step()
 
 
-def _note(journal: Journal, step: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
+def _note(journal: EventLog, step: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
     journal.note(f"parameters after step {step}", list(model.parts))
     journal.note(f"gradients after step {step}", [_densely(part.grad) for part in model.parts])
     journal.note(f"state after step {step}", optimizer.state_dict())
@@ -156,7 +156,7 @@ def _wrong(info: Any, device: torch.device) -> Iterator[Case]:
                    partial(_refuse, info, error.optimizer_error_input, steps))
 
 
-def _refuse(info: Any, wrong: Any, steps: bool, journal: Journal) -> None:
+def _refuse(info: Any, wrong: Any, steps: bool, journal: EventLog) -> None:
     """Build an optimizer that is invalid or cannot step; if there are only warnings, they count as exceptions."""
     import warnings
 
@@ -195,7 +195,7 @@ def _its_schedulers(info: Any) -> Iterator[Case]:
 
 
 def _schedule(
-    info: Any, kwargs: dict[str, Any], shapes: tuple[tuple[int, ...], ...], makers: Any, journal: Journal
+    info: Any, kwargs: dict[str, Any], shapes: tuple[tuple[int, ...], ...], makers: Any, journal: EventLog
 ) -> None:
     model = Model(shapes, torch.float32).to(journal.device)
     optimizer = _made(info.optim_cls, model, kwargs, grouped=False)
@@ -250,7 +250,7 @@ def _clipping() -> Iterator[Case]:
                            partial(_clip, getattr(torch, name), foreach, norm))
 
 
-def _clip(dtype: torch.dtype, foreach: bool | None, norm: float, journal: Journal) -> None:
+def _clip(dtype: torch.dtype, foreach: bool | None, norm: float, journal: EventLog) -> None:
     model = Model(training_spec().shapes, dtype).to(journal.device)
     model().backward()
     utils = torch.nn.utils
@@ -280,7 +280,7 @@ def _averaging() -> Iterator[Case]:
                        partial(_average, {**options, "use_buffers": with_buffers}))
 
 
-def _average(options: dict[str, Any], journal: Journal) -> None:
+def _average(options: dict[str, Any], journal: EventLog) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
     data = torch.randn(training_spec().steps, 5, 3).to(journal.device)
     model.to(journal.device)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from djinn_conformance.programs import Call, Recording, Ref, fill, new_results, refs_in, written_refs
+from djinn_conformance.programs import RecordedCall, Recording, Ref, fill, new_results, refs_in, written_refs
 
 __all__ = ("Outcome", "Poison", "copied", "has_eager_stream", "perform", "run_contained", "run_eager", "seeded")
 
@@ -78,7 +78,7 @@ def run_eager(recording: Recording, device: torch.device, seed: int | None = Non
     return Outcome(values)
 
 
-def perform(made: Call, values: Mapping[int, Any], device: torch.device) -> list[Any]:
+def perform(made: RecordedCall, values: Mapping[int, Any], device: torch.device) -> list[Any]:
     """Execute one call on known values and list its new results."""
     args = fill(made.args, lambda ref: values[ref.index], device)
     kwargs = fill(made.kwargs, lambda ref: values[ref.index], device)
@@ -110,7 +110,7 @@ def run_contained(
     return outcome
 
 
-def _step(made: Call, position: int, outcome: Outcome, device: torch.device) -> list[Any]:
+def _step(made: RecordedCall, position: int, outcome: Outcome, device: torch.device) -> list[Any]:
     values = outcome.values
     reasons = [value.failures for ref in refs_in([made.args, made.kwargs])
                if isinstance(value := values[ref.index], Poison)]

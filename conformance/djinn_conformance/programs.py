@@ -24,8 +24,20 @@ from djinn.ir.program import (
 )
 from djinn.ir.schema import ReturnKind, facts_of
 
-__all__ = ("Call", "Piece", "Recording", "Ref", "assemble", "call", "fill", "new_results", "numbers_of", "pieces",
-           "refs_in", "written_refs")
+__all__ = (
+    "RecordedCall",
+    "Recording",
+    "Ref",
+    "RunnableProgram",
+    "assemble",
+    "call",
+    "fill",
+    "new_results",
+    "numbers_of",
+    "pieces",
+    "refs_in",
+    "written_refs",
+)
 
 
 @attrs.frozen
@@ -36,7 +48,7 @@ class Ref:
 
 
 @attrs.frozen(repr=False)
-class Call:
+class RecordedCall:
     """One recorded call; tensors among its arguments are `Ref`."""
 
     operator: torch._ops.OpOverload
@@ -64,7 +76,7 @@ class Recording:
 
     inputs: tuple[torch.Tensor, ...]
     """CPU tensors in their state before the first call."""
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
 
     @property
     def results(self) -> int:
@@ -82,9 +94,9 @@ class Recording:
         return f"{inputs}; {'; '.join(lines)}"
 
 
-def call(name: str, *args: Any, results: int = 1, **kwargs: Any) -> Call:
+def call(name: str, *args: Any, results: int = 1, **kwargs: Any) -> RecordedCall:
     """Record a call by the operator's qualified name."""
-    return Call(operator_named(name), args, kwargs, results)
+    return RecordedCall(operator_named(name), args, kwargs, results)
 
 
 def refs_in(item: Any) -> list[Ref]:
@@ -96,7 +108,7 @@ def refs_in(item: Any) -> list[Ref]:
     return [ref for member in item.values() for ref in refs_in(member)] if isinstance(item, Mapping) else []
 
 
-def written_refs(made: Call) -> list[Ref]:
+def written_refs(made: RecordedCall) -> list[Ref]:
     """List the values that a call writes."""
     facts = facts_of(made.operator)
     named = [*zip(facts.argument_names, made.args, strict=False), *made.kwargs.items()]
@@ -159,7 +171,7 @@ def numbers_of(form: Argument, item: Any) -> list[Any]:
 
 
 @attrs.frozen
-class Piece:
+class RunnableProgram:
     """A program with everything needed for one run."""
 
     program: Program
@@ -172,7 +184,7 @@ class Piece:
     """Position of its first step within the recording."""
 
 
-def assemble(recording: Recording, start: int, stop: int, keep: Iterable[int]) -> Piece:
+def assemble(recording: Recording, start: int, stop: int, keep: Iterable[int]) -> RunnableProgram:
     """Convert the calls ``start`` to ``stop`` to a program.
 
     Args:
@@ -206,10 +218,10 @@ def assemble(recording: Recording, start: int, stop: int, keep: Iterable[int]) -
     kept = sorted(index for index in set(keep) if before <= index < before + made_here)
     program = Program(tuple(templates), tuple(steps), len(inputs), tuple(index - before for index in kept))
     check_program(program)
-    return Piece(program, tuple(numbers), tuple(inputs), tuple(kept), start)
+    return RunnableProgram(program, tuple(numbers), tuple(inputs), tuple(kept), start)
 
 
-def pieces(recording: Recording, cuts: Sequence[int], keep: Iterable[int]) -> list[Piece]:
+def pieces(recording: Recording, cuts: Sequence[int], keep: Iterable[int]) -> list[RunnableProgram]:
     """Convert a recording to several programs that pass values on to each other.
 
     Args:

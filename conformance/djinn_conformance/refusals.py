@@ -15,13 +15,13 @@ from djinn_conformance import specs
 from djinn_conformance.capabilities import listens
 from djinn_conformance.families import OperatorSpec
 from djinn_conformance.oracle import copied, perform
-from djinn_conformance.programs import Call, Recording, refs_in
+from djinn_conformance.programs import RecordedCall, Recording, refs_in
 from djinn_conformance.subjects import Subject
 
-__all__ = ("IsRefused", "Refusal", "is_listed", "is_listed_call", "is_overlap_error", "is_refused_call",
+__all__ = ("IsRefused", "RefusedOperators", "is_listed", "is_listed_call", "is_overlap_error", "is_refused_call",
            "leaves_out_overlaps", "overlaps_itself", "parse_refusals", "refusals", "refused_calls", "runnable")
 
-IsRefused: TypeAlias = Callable[[Call, Mapping[int, Any]], bool]
+IsRefused: TypeAlias = Callable[[RecordedCall, Mapping[int, Any]], bool]
 """Decides from a call and its values whether a session may refuse it."""
 _OVERLAP = ("refers to a single memory location", "has a stride of 0")
 """PyTorch's messages on writing a tensor that overlaps itself, or would after resizing."""
@@ -35,7 +35,7 @@ def _pattern(_: object, attribute: attrs.Attribute[str], value: str) -> None:
 
 
 @attrs.frozen
-class Refusal:
+class RefusedOperators:
     """Operators that a server does not run."""
 
     operators: str = attrs.field(validator=[specs.not_blank, _pattern])
@@ -59,10 +59,10 @@ class Refusal:
 
 @attrs.frozen
 class _File:
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RefusedOperators, ...] = ()
 
 
-def parse_refusals(text: str, origin: str) -> tuple[Refusal, ...]:
+def parse_refusals(text: str, origin: str) -> tuple[RefusedOperators, ...]:
     """Parse a file of refusals.
 
     Raises:
@@ -72,7 +72,7 @@ def parse_refusals(text: str, origin: str) -> tuple[Refusal, ...]:
 
 
 @lru_cache(maxsize=1)
-def refusals() -> tuple[Refusal, ...]:
+def refusals() -> tuple[RefusedOperators, ...]:
     """Read ``specs/ops/refusals.toml``."""
     path = specs.folder() / "ops" / "refusals.toml"
     return parse_refusals(path.read_text(encoding="utf-8"), "ops/refusals.toml")
@@ -100,7 +100,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def is_listed_call(made: Call, values: Mapping[int, Any]) -> bool:
+def is_listed_call(made: RecordedCall, values: Mapping[int, Any]) -> bool:
     """Whether a server may refuse a call, or execute it differently, because of a tensor that it writes."""
     ways = {refusal.writes for refusal in refusals() if refusal.covers(made.operator)}
     written = _written(made, values)
@@ -109,7 +109,7 @@ def is_listed_call(made: Call, values: Mapping[int, Any]) -> bool:
         "read" in ways and len(set(used)) < len(used))
 
 
-def _written(made: Call, values: Mapping[int, Any]) -> list[torch.Tensor]:
+def _written(made: RecordedCall, values: Mapping[int, Any]) -> list[torch.Tensor]:
     """List the tensors that a call may write; schemas do not mention that batch norms write their statistics."""
     facts = facts_of(made.operator)
     named = [*zip(facts.argument_names, made.args, strict=False), *made.kwargs.items()]

@@ -24,7 +24,7 @@ from djinn_conformance.assertions import (
     violated,
 )
 from djinn_conformance.oracle import copied, perform, seeded
-from djinn_conformance.programs import Call, Recording, written_refs
+from djinn_conformance.programs import RecordedCall, Recording, written_refs
 
 __all__ = ("MODES", "Attempt", "attempt_eager", "attempt_lazily", "compare_all", "expect_metadata", "expect_same_error",
            "mode_named", "run_program", "unflushed")
@@ -54,7 +54,7 @@ class Attempt:
     error: Exception | None = None
 
 
-def _attempt(calls: Sequence[Call], inputs: Sequence[torch.Tensor], device: torch.device) -> Attempt:
+def _attempt(calls: Sequence[RecordedCall], inputs: Sequence[torch.Tensor], device: torch.device) -> Attempt:
     """Make the preparing calls and then the tested one."""
     values = {-1 - index: tensor for index, tensor in enumerate(inputs)}
     for index, made in enumerate(calls[:-1]):

@@ -20,11 +20,11 @@ import cattrs
 import torch
 
 from djinn_conformance.expectations import expectations
-from djinn_conformance.refusals import Refusal, refusals
+from djinn_conformance.refusals import RefusedOperators, refusals
 from djinn_conformance.tally import IN_PROCESS, SERVED
 from djinn_conformance.training import training_spec
 
-__all__ = ("Count", "Run", "load", "main", "page", "save")
+__all__ = ("Count", "RunCounts", "load", "main", "page", "save")
 
 _ABOUT = {
     "operators": "Samples of PyTorch's operator database (`op_db` of `torch.testing._internal`)",
@@ -52,7 +52,7 @@ _FIELDS = tuple(field.name for field in attrs.fields(Count))
 
 
 @attrs.frozen
-class Run:
+class RunCounts:
     """The counts of a run, and where it ran."""
 
     torch: str
@@ -68,7 +68,7 @@ class Run:
         return f"conformance-torch-{self.torch}-{self.device.partition(':')[0]}"
 
 
-def save(run: Run, folder: Path) -> None:
+def save(run: RunCounts, folder: Path) -> None:
     """Write a run's counts as CSV, with a first line that states their origin."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{run.name}.csv").open("w", encoding="utf-8", newline="") as file:
@@ -79,21 +79,21 @@ def save(run: Run, folder: Path) -> None:
         table.writerows(attrs.astuple(count) for count in run.counts)
 
 
-def load(path: Path) -> Run:
+def load(path: Path) -> RunCounts:
     """Read the output of `save`."""
     with path.open(encoding="utf-8", newline="") as file:
         head = json.loads(file.readline().removeprefix("# "))
         # Older files contain counts of a single session, in the client's process.
         rows = [{"session": IN_PROCESS} | {name: value for name, value in row.items() if name in _FIELDS}
                 for row in csv.DictReader(file)]
-    return Run(**head, counts=tuple(cattrs.Converter().structure(rows, list[Count])))
+    return RunCounts(**head, counts=tuple(cattrs.Converter().structure(rows, list[Count])))
 
 
-def _version(run: Run) -> tuple[int, ...]:
+def _version(run: RunCounts) -> tuple[int, ...]:
     return tuple(int(part) for part in run.torch.partition("+")[0].split(".") if part.isdigit())
 
 
-def page(runs: Iterable[Run]) -> str:
+def page(runs: Iterable[RunCounts]) -> str:
     """Write the page, the newest release first."""
     ordered = sorted(runs, key=lambda run: (_version(run), run.device), reverse=True)
     sections = [part for run in ordered for part in _section(run)]
@@ -115,7 +115,7 @@ the name. The files in `results/` have a line for every operator. "Different" ar
 exceptions below say. Figures of runs before November 22, 2026 are of sessions in process alone."""
 
 
-def _section(run: Run) -> list[str]:
+def _section(run: RunCounts) -> list[str]:
     lines = [f"## PyTorch {run.torch}, executor on `{run.device}`", "",
              f"{run.date}, Python {run.python}, {run.machine}. By operator: [{run.name}.csv](results/{run.name}.csv).",
              ""]
@@ -168,7 +168,7 @@ def _exceptions() -> list[str]:
     return lines
 
 
-def _of_these(item: Refusal) -> str:
+def _of_these(item: RefusedOperators) -> str:
     tagged = f"those tagged `{item.tag}`" if item.tag else "all"
     ways = {"": "", "overlapping": ", if they write a tensor that overlaps itself",
             "read": ", if one tensor is two arguments"}
@@ -199,9 +199,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page", type=Path, required=True, help="the page that is written")
     parser.add_argument("--device", default="cpu", help="device of the executor in that run")
     given = parser.parse_args(arguments)
-    save(Run(torch.__version__.partition("+")[0], platform.python_version(),
-             f"{platform.system()} {platform.machine()}", given.device,
-             datetime.datetime.now(datetime.UTC).date().isoformat(), _counted(given.counts)), given.results)
+    save(RunCounts(torch.__version__.partition("+")[0], platform.python_version(),
+                   f"{platform.system()} {platform.machine()}", given.device,
+                   datetime.datetime.now(datetime.UTC).date().isoformat(), _counted(given.counts)), given.results)
     runs = [load(path) for path in sorted(given.results.glob("conformance-*.csv"))]
     given.page.write_text(page(runs), encoding="utf-8")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from djinn.session.session import Session
-from djinn_conformance.differential import Line, compare_values
+from djinn_conformance.differential import EagerLine, compare_values
 from djinn_conformance.machine import Machine, Statistics
 from djinn_conformance.refusals import overlaps_itself
 
@@ -41,7 +41,7 @@ class ReusingMachine(Machine):
 
     def __init__(self, session: Session, statistics: Statistics) -> None:
         super().__init__(session, statistics)
-        self.lines: list[Line] = []
+        self.lines: list[EagerLine] = []
 
     @initialize(room=st.sampled_from(_ROOM_BYTES))
     def keep(self, room: int) -> None:
@@ -49,12 +49,12 @@ class ReusingMachine(Machine):
         keep_results(self.session, room)
         self.statistics.counts[f"room for {room} bytes"] += 1
 
-    def _remember(self, line: Line) -> None:
+    def _remember(self, line: EagerLine) -> None:
         super()._remember(line)
         if line.group in _PURE and line.outcome.error is None:
             self.lines = [*self.lines[1 - _MOST_LINES:], line]
 
-    def _repeatable(self) -> list[Line]:
+    def _repeatable(self) -> list[EagerLine]:
         there = self.eager.tensors.keys()
         return [line for line in self.lines if there >= set(_NAME.findall(line.text))]
 
@@ -102,7 +102,7 @@ class ReusingMachine(Machine):
         self.statistics.counts["reused"] += reused(self.session) > before
         return names
 
-    def _once_more(self, line: Line, *, waits: bool) -> tuple[str, ...]:
+    def _once_more(self, line: EagerLine, *, waits: bool) -> tuple[str, ...]:
         if not set(_NAME.findall(line.text)) <= self.eager.tensors.keys():
             return ()
         names = self._do(line.text, line.group).names

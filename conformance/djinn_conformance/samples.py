@@ -11,7 +11,7 @@ from djinn_lib_service.operators import operator_named
 from hypothesis import example
 
 from djinn_conformance.oracle import copied, perform, seeded
-from djinn_conformance.programs import Call, Recording, Ref
+from djinn_conformance.programs import RecordedCall, Recording, Ref
 from djinn_conformance.strategies import filled
 
 __all__ = (
@@ -40,7 +40,8 @@ def sample(name: str, *args: Any, **kwargs: Any) -> Recording:
             return Ref(-len(inputs))
         return [take(member) for member in item] if isinstance(item, (list, tuple)) else item
 
-    made = Call(operator_named(f"aten::{name}"), tuple(map(take, args)), {k: take(v) for k, v in kwargs.items()}, 1)
+    made = RecordedCall(operator_named(f"aten::{name}"), tuple(map(take, args)),
+                        {k: take(v) for k, v in kwargs.items()}, 1)
     values = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(inputs)}
     try:
         with torch.no_grad(), seeded(_CPU, 0):

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from djinn.record import devices
 from djinn_conformance.oracle import seeded
 
-__all__ = ("Call", "asking_calls", "calls", "content", "straight_calls")
+__all__ = ("ModelCall", "asking_calls", "calls", "content", "straight_calls")
 
 
 class _Perceptron(nn.Module):
@@ -128,7 +128,7 @@ _ASKING = ((_Branching, _signed), (_Selecting, _signed))
 
 
 @attrs.frozen
-class Call:
+class ModelCall:
     """A call of a small model, which can be repeated."""
 
     kind: type[nn.Module]
@@ -159,22 +159,22 @@ class Call:
         return graph
 
 
-def _drawn(models: Sequence[tuple[type[nn.Module], Any]]) -> st.SearchStrategy[Call]:
-    return st.builds(lambda model, **rest: Call(*model, **rest), st.sampled_from(models), batch=st.integers(1, 3),
+def _drawn(models: Sequence[tuple[type[nn.Module], Any]]) -> st.SearchStrategy[ModelCall]:
+    return st.builds(lambda model, **rest: ModelCall(*model, **rest), st.sampled_from(models), batch=st.integers(1, 3),
                      sign=st.sampled_from((1, -1)), trains=st.booleans(), wants_gradients=st.booleans())
 
 
-def straight_calls() -> st.SearchStrategy[Call]:
+def straight_calls() -> st.SearchStrategy[ModelCall]:
     """Draw calls of models that request no values."""
     return _drawn(_STRAIGHT)
 
 
-def asking_calls() -> st.SearchStrategy[Call]:
+def asking_calls() -> st.SearchStrategy[ModelCall]:
     """Draw calls of models with data-dependent control flow or sizes."""
     return _drawn(_ASKING)
 
 
-def calls() -> st.SearchStrategy[Call]:
+def calls() -> st.SearchStrategy[ModelCall]:
     """Draw calls of all models."""
     return _drawn((*_STRAIGHT, *_ASKING))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from djinn_conformance.operations import Operation, grouped
 from djinn_conformance.oracle import copied, perform, seeded
-from djinn_conformance.programs import Call, Recording, Ref, refs_in
+from djinn_conformance.programs import RecordedCall, Recording, Ref, refs_in
 
 __all__ = ("among", "dense_tensors", "filled", "position", "recordings", "tensors")
 
@@ -163,7 +163,7 @@ class _Drawer:
             return self.draw(_strategy_of(word, first.dim() if first is not None else 2))
         return _literal(word)
 
-    def call(self, operation: Operation) -> Call:
+    def call(self, operation: Operation) -> RecordedCall:
         """Draw a call of an operation; PyTorch may refuse it."""
         first: torch.Tensor | None = None
         args: list[Any] = []
@@ -172,7 +172,7 @@ class _Drawer:
             if first is None and (refs := refs_in(args[-1])):
                 first = self.values[refs[0].index]
         kwargs = {name: self.word(word, first) for name, word in operation.keywords}
-        return Call(operation.operator, tuple(args), kwargs, 0)
+        return RecordedCall(operation.operator, tuple(args), kwargs, 0)
 
 
 def _literal(word: str) -> Any:
@@ -186,7 +186,7 @@ def _literal(word: str) -> Any:
     return word
 
 
-def attempt(made: Call, values: dict[int, Any]) -> Call | None:
+def attempt(made: RecordedCall, values: dict[int, Any]) -> RecordedCall | None:
     """Execute a drawn call and add its results, unless PyTorch refuses it or they are too large."""
     try:
         returned = perform(made, values, _CPU)
@@ -227,7 +227,7 @@ def _recordings(
     inputs = tuple(draw(tensors))
     values: dict[int, Any] = {-1 - index: copied(tensor, _CPU) for index, tensor in enumerate(inputs)}
     drawer = _Drawer(draw, values)
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     with torch.no_grad(), seeded(_CPU, 0):
         for operation in draw(operations):
             made = next(filter(None, (attempt(drawer.call(operation), values) for _ in range(_TRIES))), None)

@@ -10,7 +10,7 @@ import attrs
 from djinn_lib_server.kinds import AdmissionFactory, ServerLoad, TurnOrder
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_server.tenants import Tenant
-from djinn_lib_server.turn_queue import Granted, TurnNotice, TurnQueue, TurnSettings
+from djinn_lib_server.turn_queue import GrantedTurn, TurnNotice, TurnQueue, TurnSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,7 +79,7 @@ class Device:
         else:
             queue.tick(now)
         notices = queue.take()
-        self._turns.update({notice.key: notice.turn for notice in notices if isinstance(notice, Granted)})
+        self._turns.update({notice.key: notice.turn for notice in notices if isinstance(notice, GrantedTurn)})
         return notices
 
     def decisions(self) -> tuple[list[str], list[str], list[float]]:

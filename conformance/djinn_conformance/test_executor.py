@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.capabilities import StoppableProgram, SupportsSpeculation
+from djinn_lib_service.capabilities import SupportsSpeculation, SupportsStop
 from djinn_lib_service.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
-from djinn_lib_service.kinds.executor import CandidProgram, Report, VacatingExecutor
+from djinn_lib_service.kinds.executor import Report, SupportsEffectReport, SupportsOffload
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ from djinn_conformance.execution import compare, execute, known_values, prepare
 from djinn_conformance.laws import law
 from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
 from djinn_conformance.oracle import run_contained, run_eager
-from djinn_conformance.programs import Piece, Recording, Ref, call, pieces, refs_in, written_refs
+from djinn_conformance.programs import Recording, Ref, RunnableProgram, call, pieces, refs_in, written_refs
 from djinn_conformance.specs import law_named
 from djinn_conformance.strategies import dense_tensors, filled, recordings
 from djinn_conformance.subjects import Subject, torch_device
@@ -47,7 +47,7 @@ _EVERY = st.integers(1, 3)
 """Every how many results one is kept."""
 
 
-def _cut(recording: Recording, cuts: list[int], every: int = 1) -> list[Piece]:
+def _cut(recording: Recording, cuts: list[int], every: int = 1) -> list[RunnableProgram]:
     """Cut a recording into programs and keep some of its results."""
     last = len(recording.calls)
     return pieces(recording, [cut for cut in cuts if cut < last], range(0, recording.results, every))
@@ -140,7 +140,7 @@ def test_purity_true(subject: Subject, executor: Executor, recording: Recording)
 def test_effects_true(subject: Subject, executor: Executor, recording: Recording) -> None:
     """Run programs with declared effects, and check everything that they do not mention."""
     (part, compiled), = prepare(executor, _cut(recording, []))
-    if not isinstance(compiled, CandidProgram):
+    if not isinstance(compiled, SupportsEffectReport):
         return
     where, random, effects = f"{subject}: {recording}", executor.random_state(0), compiled.effects
     inputs = [executor.put(recording.inputs[-1 - index]) for index in part.inputs]
@@ -176,7 +176,7 @@ _FAILS_HALFWAY = Recording((filled((3,), torch.float32, 1), _TOO_MANY_DIMENSIONS
 def test_stops_between_steps(subject: Subject, executor: Executor, recording: Recording) -> None:
     """Run with a reason to stop from the start, and with one added when the first step has failed."""
     (part, compiled), = prepare(executor, _cut(recording, []))
-    if not isinstance(compiled, StoppableProgram):
+    if not isinstance(compiled, SupportsStop):
         return
     where, random, reason = f"{subject}: {recording}", executor.random_state(0), RuntimeError("not wanted any more")
 
@@ -213,7 +213,7 @@ def test_stops_between_steps(subject: Subject, executor: Executor, recording: Re
 class _Interrupted:
     """A program whose inputs' memory is released and restored before it runs."""
 
-    def __init__(self, executor: VacatingExecutor, compiled: CompiledProgram, where: str) -> None:
+    def __init__(self, executor: SupportsOffload, compiled: CompiledProgram, where: str) -> None:
         self._executor = executor
         self._compiled = compiled
         self._where = where
@@ -237,7 +237,7 @@ class _Interrupted:
 @example(recording=_ALIASES, cuts=[2, 4])
 def test_vacates_exactly(subject: Subject, executor: Executor, recording: Recording, cuts: list[int]) -> None:
     """Pass views, and values written through views, between programs, with their memory released in between."""
-    if not isinstance(executor, VacatingExecutor):
+    if not isinstance(executor, SupportsOffload):
         return
     parts, where = _cut(recording, cuts), f"{subject}: {recording} cut before {cuts}"
     programs: list[Any] = [(part, _Interrupted(executor, compiled, where))

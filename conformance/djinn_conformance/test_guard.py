@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.kinds import Bounds, CheckedProgram, Guard, Prepared, Watch
+from djinn_lib_service.kinds import Bounds, CheckedProgram, Guard, Prepared, ProgramChecker
 from djinn_lib_service.operators import operator_named
 from hypothesis import example, given
 
@@ -27,7 +27,7 @@ from djinn_conformance.assertions import bytes_of, expect, expect_equal, expect_
 from djinn_conformance.laws import law
 from djinn_conformance.operations import PLAIN, RANDOM, grouped
 from djinn_conformance.oracle import copied, perform, run_eager
-from djinn_conformance.programs import Piece, Recording, Ref, call, fill, pieces
+from djinn_conformance.programs import Recording, Ref, RunnableProgram, call, fill, pieces
 from djinn_conformance.strategies import filled, recordings
 from djinn_conformance.subjects import Subject, installed_plugins
 
@@ -36,7 +36,7 @@ _GIB = 2**30
 _TENSOR, _NUMBER, _NOTHING = TensorArgument(), NumberArgument(), ConstantArgument(None)
 
 
-def watch(plugin: Guard, **bounds: Any) -> Watch:
+def watch(plugin: Guard, **bounds: Any) -> ProgramChecker:
     """Create a guard's watch, with the shape inference that a server would use."""
     return plugin.watch(Bounds(**{"program_bytes": _GIB, **bounds}), installed_plugins()[0].choose("shapes", "meta"))
 
@@ -282,12 +282,12 @@ def _is_refused(plugin: Guard, recording: Recording) -> bool:
     return False
 
 
-def _inputs(part: Piece, recording: Recording) -> list[Any]:
+def _inputs(part: RunnableProgram, recording: Recording) -> list[Any]:
     return [recording.inputs[-1 - index] for index in part.inputs]
 
 
 def _ask_before(
-    checked: CheckedProgram, part: Piece, recording: Recording, values: dict[int, Any], *, makes: bool = True
+    checked: CheckedProgram, part: RunnableProgram, recording: Recording, values: dict[int, Any], *, makes: bool = True
 ) -> None:
     """Check each call, and make it; a call that should have been refused would end the process."""
     known = {-1 - index: tensor for index, tensor in values.items()}

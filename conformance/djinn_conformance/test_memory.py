@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from djinn_lib_service.kinds import MemoryFactory, MemoryOptions, SupportsEviction
-from djinn_lib_service.kinds.executor import RelievedExecutor
+from djinn_lib_service.kinds.executor import SupportsOutOfMemoryRetry
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -95,7 +95,7 @@ def test_in_use_stays(subject: Subject, plugin: MemoryFactory, drawn: Steps, use
             except OutOfMemoryError:
                 return
             executor = sessions.executor
-            if isinstance(executor, RelievedExecutor) and executor.relief is not None:
+            if isinstance(executor, SupportsOutOfMemoryRetry) and executor.relief is not None:
                 executor.relief()
             for handle in handles:
                 value = memory.values[handle]

@@ -40,7 +40,7 @@ _TOTALS = st.dictionaries(_LABELS, st.builds(
 
 
 @attrs.define
-class Source:
+class FakeStatistics:
     """The statistics of a server that does not exist."""
 
     labels: dict[str, TenantTotals] = attrs.field(factory=dict)
@@ -70,7 +70,7 @@ def sample(plugin: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[]
 def opened(subject: Subject, plugin: Any, sample: Callable[[], ServeOptions]) -> Open:
     """Opens an output of some source."""
     @contextmanager
-    def running(source: Source, options: ServeOptions | None = None) -> Iterator[MetricsOutput]:
+    def running(source: FakeStatistics, options: ServeOptions | None = None) -> Iterator[MetricsOutput]:
         output = plugin.open(sample() if options is None else options, source)
         expect(output is not None, "the output for its own options", got=output, wanted="an output", where=str(subject))
         output.start()
@@ -83,11 +83,11 @@ def opened(subject: Subject, plugin: Any, sample: Callable[[], ServeOptions]) ->
 
 
 @pytest.fixture(scope="module")
-def exported(opened: Open) -> Iterator[Callable[[Source], None]]:
+def exported(opened: Open) -> Iterator[Callable[[FakeStatistics], None]]:
     """Exports any source, through one output that stays open."""
-    source = Source()
+    source = FakeStatistics()
     with opened(source) as output:
-        def export(other: Source) -> None:
+        def export(other: FakeStatistics) -> None:
             source.labels, source.own = other.labels, other.own
             output.export()
 
@@ -96,11 +96,11 @@ def exported(opened: Open) -> Iterator[Callable[[Source], None]]:
 
 @law("metrics.takes_all_totals", effort=0.3)
 @given(labels=_TOTALS, own=_STATS)
-def test_takes_all_totals(subject: Subject, exported: Callable[[Source], None], labels: dict[str, TenantTotals],
+def test_takes_all_totals(subject: Subject, exported: Callable[[FakeStatistics], None], labels: dict[str, TenantTotals],
                           own: Counts) -> None:
     """Export statistics of all kinds."""
     try:
-        exported(Source(labels, own))
+        exported(FakeStatistics(labels, own))
     except Exception as error:
         raise AssertionError(f"export: got {type(error).__name__}: {error}, should be no exception [{subject}: "
                              f"{labels}]") from error
@@ -108,10 +108,10 @@ def test_takes_all_totals(subject: Subject, exported: Callable[[Source], None], 
 
 @law("metrics.source_unchanged", effort=0.3)
 @given(labels=_TOTALS, own=_STATS)
-def test_source_unchanged(subject: Subject, exported: Callable[[Source], None], labels: dict[str, TenantTotals],
+def test_source_unchanged(subject: Subject, exported: Callable[[FakeStatistics], None], labels: dict[str, TenantTotals],
                           own: Counts) -> None:
     """Compare the statistics before and after."""
-    source = Source(labels, own)
+    source = FakeStatistics(labels, own)
     before = copy.deepcopy((labels, own))
     exported(source)
     expect_equal((source.labels, source.own), before, "statistics afterwards", str(subject))
@@ -121,7 +121,7 @@ def test_source_unchanged(subject: Subject, exported: Callable[[Source], None], 
 def test_stop_is_final(subject: Subject, opened: Open) -> None:
     """Look for threads."""
     before = set(threading.enumerate())
-    with opened(Source()) as output:
+    with opened(FakeStatistics()) as output:
         output.export()
     left = {thread.name for thread in set(threading.enumerate()) - before if thread.is_alive()}
     expect_equal(left, set(), "threads that are left", str(subject))
@@ -133,7 +133,7 @@ def test_restarts_independently(subject: Subject, opened: Open, sample: Callable
     options = sample()
     for time in ("first", "second"):
         try:
-            with opened(Source({"ann": TenantTotals()}), options) as output:
+            with opened(FakeStatistics({"ann": TenantTotals()}), options) as output:
                 output.export()
         except Exception as error:
             raise AssertionError(f"the {time} output: got {type(error).__name__}: {error}, should be no exception "

@@ -6,7 +6,7 @@ import time
 
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.memory import peak_bytes
 from djinn_lib_schedule.problem import Problem
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
@@ -62,7 +62,9 @@ def _expect_rules(
 
 @law("scheduler.complete", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
-def test_complete(subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]) -> None:
+def test_complete(
+    subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...],
+) -> None:
     """Look for nodes that are missing, duplicated, or made up."""
     schedule = plugin.schedule(graph, devices)
     known = sorted(node.id for node in graph.nodes())
@@ -74,7 +76,7 @@ def test_complete(subject: Subject, plugin: Scheduler, graph: RecordedGraph, dev
 @law("scheduler.order_valid", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_order_valid(
-    subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
+    subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
 ) -> None:
     """Look for edges that point backwards, and for values that cross devices without a transfer."""
     schedule = plugin.schedule(graph, devices)
@@ -90,7 +92,7 @@ def test_order_valid(
 @law("scheduler.devices_known", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_devices_known(
-    subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
+    subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
 ) -> None:
     """Offer one device, then several."""
     for offered in (devices[:1], devices):
@@ -106,7 +108,7 @@ def test_devices_known(
 @law("scheduler.homes_kept", effort=0.4)
 @given(fleet=_fleets())
 def test_homes_kept(
-    subject: Subject, plugin: Scheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
+    subject: Subject, plugin: GraphScheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
 ) -> None:
     """Let several devices hold storages that the graph reads, writes, and views."""
     graph, devices = fleet
@@ -117,7 +119,7 @@ def test_homes_kept(
 @law("scheduler.transfers_minimal", effort=0.4)
 @given(fleet=_fleets())
 def test_transfers_minimal(
-    subject: Subject, plugin: Scheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
+    subject: Subject, plugin: GraphScheduler, fleet: tuple[RecordedGraph, tuple[DeviceInfo, ...]]
 ) -> None:
     """Look for transfers that no node needs, or to where the value already is."""
     graph, devices = fleet
@@ -127,7 +129,7 @@ def test_transfers_minimal(
 @law("scheduler.memory_kept", effort=0.4)
 @given(graph=graphs(), names=_NAMES, share=st.floats(0.0, 1.0))
 def test_memory_kept(
-    subject: Subject, plugin: Scheduler, graph: RecordedGraph, names: list[str], share: float
+    subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, names: list[str], share: float
 ) -> None:
     """Give the first device room for everything, and less to the others."""
     whole = sum(Problem(graph, (DeviceInfo("any"),)).size)
@@ -142,7 +144,7 @@ def test_memory_kept(
 @law("scheduler.deterministic", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_deterministic(
-    subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
+    subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
 ) -> None:
     """Schedule twice, with another graph in between."""
     first = plugin.schedule(graph, devices)
@@ -153,7 +155,7 @@ def test_deterministic(
 @law("scheduler.graph_unchanged", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
 def test_graph_unchanged(
-    subject: Subject, plugin: Scheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
+    subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
 ) -> None:
     """Compare the graph with a copy made before."""
     before = snapshot(graph)
@@ -163,7 +165,7 @@ def test_graph_unchanged(
 
 @law("scheduler.empty_graph")
 @given(devices=_DEVICES)
-def test_empty_graph(subject: Subject, plugin: Scheduler, devices: tuple[DeviceInfo, ...]) -> None:
+def test_empty_graph(subject: Subject, plugin: GraphScheduler, devices: tuple[DeviceInfo, ...]) -> None:
     """Schedule nothing."""
     schedule = plugin.schedule(EMPTY, devices)
     expect_equal((tuple(schedule.order), dict(schedule.devices), tuple(schedule.transfers)), ((), {}, ()),
@@ -171,7 +173,7 @@ def test_empty_graph(subject: Subject, plugin: Scheduler, devices: tuple[DeviceI
 
 
 @law("scheduler.deep_graph")
-def test_deep_graph(subject: Subject, plugin: Scheduler) -> None:
+def test_deep_graph(subject: Subject, plugin: GraphScheduler) -> None:
     """Schedule a long chain."""
     graph, devices = deep_graph(), (DeviceInfo("cpu"), DeviceInfo("cuda:0"))
     graph.edges()

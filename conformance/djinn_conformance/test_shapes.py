@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from djinn.kinds import Inference, OutputSpec, ShapeInference
 from djinn_conformance.assertions import expect, expect_equal, expect_same_spec, violated
-from djinn_conformance.inference import Asked, asked_calls
+from djinn_conformance.inference import InferredCall, asked_calls
 from djinn_conformance.laws import law
 from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, grouped
-from djinn_conformance.programs import Call, Recording
+from djinn_conformance.programs import RecordedCall, Recording
 from djinn_conformance.samples import (
     CHANGING_ARGUMENTS,
     DATA_DEPENDENT,
@@ -41,11 +41,11 @@ def _expect_same(got: OutputSpec | None, wanted: OutputSpec | None, what: str, w
     expect_same_spec(got, wanted, what, where)
 
 
-def _where(subject: Subject, asked: Asked, recording: Recording) -> str:
+def _where(subject: Subject, asked: InferredCall, recording: Recording) -> str:
     return f"{subject}: {asked.call} in {recording}"
 
 
-def _answer(asked: Asked, where: str) -> Inference | None:
+def _answer(asked: InferredCall, where: str) -> Inference | None:
     if isinstance(asked.answer, Exception):
         violated("answer", got=f"{type(asked.answer).__name__}: {asked.answer}", wanted="an Inference or None",
                  where=where)
@@ -116,7 +116,7 @@ def test_wrong_calls_unanswered(subject: Subject, plugin: ShapeInference, record
            where=f"{subject}: {recording}")
 
 
-def _answers(plugin: ShapeInference, recordings: Sequence[Recording]) -> list[list[tuple[Call, Any]]]:
+def _answers(plugin: ShapeInference, recordings: Sequence[Recording]) -> list[list[tuple[RecordedCall, Any]]]:
     """Query every call of every recording; exceptions are compared by type."""
     return [[(asked.call, type(asked.answer) if isinstance(asked.answer, Exception) else asked.answer)
              for asked in asked_calls(plugin, recording)] for recording in recordings]

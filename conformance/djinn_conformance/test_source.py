@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from djinn.session import runtime
 from djinn_conformance.assertions import expect, expect_equal, expect_raises, expect_same_tensor
 from djinn_conformance.laws import law
-from djinn_conformance.small_models import Call, asking_calls, calls, content, straight_calls
+from djinn_conformance.small_models import ModelCall, asking_calls, calls, content, straight_calls
 from djinn_conformance.subjects import Subject
 
 _LAZY = "lazy_dag"
@@ -33,7 +33,7 @@ def _session() -> Iterator[None]:
         runtime.shutdown()
 
 
-def _built(plugin: GraphSource, call: Call) -> Graph:
+def _built(plugin: GraphSource, call: ModelCall) -> Graph:
     args, kwargs = call.given()
     with torch.set_grad_enabled(call.wants_gradients):
         return plugin.build(call.model(), args, kwargs)
@@ -48,7 +48,7 @@ def _expect_same(got: Graph, wanted: Graph, what: str, where: str) -> None:
 
 @law("source.graph_well_formed", effort=0.2)
 @given(call=calls())
-def test_graph_well_formed(subject: Subject, plugin: GraphSource, call: Call) -> None:
+def test_graph_well_formed(subject: Subject, plugin: GraphSource, call: ModelCall) -> None:
     """Go through nodes and edges."""
     with _session():
         graph = _built(plugin, call)
@@ -81,7 +81,7 @@ def test_graph_well_formed(subject: Subject, plugin: GraphSource, call: Call) ->
 
 @law("source.as_recorded", effort=0.4)
 @given(call=calls())
-def test_as_recorded(subject: Subject, plugin: GraphSource, call: Call) -> None:
+def test_as_recorded(subject: Subject, plugin: GraphSource, call: ModelCall) -> None:
     """Compare with a recording of the call."""
     with _session():
         graph = _built(plugin, call)
@@ -92,7 +92,7 @@ def test_as_recorded(subject: Subject, plugin: GraphSource, call: Call) -> None:
 
 @law("source.deterministic", effort=0.2)
 @given(call=calls(), other=calls())
-def test_deterministic(subject: Subject, plugin: GraphSource, call: Call, other: Call) -> None:
+def test_deterministic(subject: Subject, plugin: GraphSource, call: ModelCall, other: ModelCall) -> None:
     """Build a graph twice, with another one in between."""
     graphs = []
     for each in (call, other, call):
@@ -119,7 +119,7 @@ def _states(model: torch.nn.Module) -> list[Any]:
 
 @law("source.model_unchanged", effort=0.4)
 @given(call=calls())
-def test_model_unchanged(subject: Subject, plugin: GraphSource, call: Call) -> None:
+def test_model_unchanged(subject: Subject, plugin: GraphSource, call: ModelCall) -> None:
     """Compare the model and its inputs with their earlier state."""
     model, where = call.model(), f"{subject}: {call}"
     args, kwargs = call.given()
@@ -143,7 +143,7 @@ def test_model_unchanged(subject: Subject, plugin: GraphSource, call: Call) -> N
 
 @law("source.fallback_told", effort=0.4)
 @given(straight=straight_calls(), asking=asking_calls())
-def test_fallback_told(subject: Subject, plugin: GraphSource, straight: Call, asking: Call) -> None:
+def test_fallback_told(subject: Subject, plugin: GraphSource, straight: ModelCall, asking: ModelCall) -> None:
     """Compare a model that requests values with one that does not."""
     with _session():
         usual = _built(plugin, straight)
@@ -159,7 +159,7 @@ def test_fallback_told(subject: Subject, plugin: GraphSource, straight: Call, as
 
 @law("source.sends_nothing_when_traced", effort=0.2)
 @given(call=straight_calls())
-def test_sends_nothing_when_traced(subject: Subject, plugin: GraphSource, call: Call) -> None:
+def test_sends_nothing_when_traced(subject: Subject, plugin: GraphSource, call: ModelCall) -> None:
     """Check a session's counters and tape, and the local generator."""
     model, where = call.model(), f"{subject}: {call}"
     args, kwargs = call.given()

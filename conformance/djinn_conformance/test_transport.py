@@ -41,7 +41,7 @@ from djinn_conformance.assertions import (
     steps,
 )
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address
-from djinn_conformance.harness import Place, open_executor
+from djinn_conformance.harness import InProcessServer, open_executor
 from djinn_conformance.laws import law
 from djinn_conformance.programs import Recording, Ref, call, pieces
 from djinn_conformance.strategies import dense_tensors
@@ -78,7 +78,7 @@ def _fetch(connection: Connection, *handles: int) -> list[torch.Tensor]:
 @law("transport.batch_order", effort=0.3)
 @given(steps=st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(2, 9), st.booleans()), min_size=1, max_size=30))
 @example(steps=[(1, 2, False), (2, 3, False), (1, 4, False), (2, 5, False)])
-def test_batch_order(subject: Subject, place: Place, steps: list[tuple[int, int, bool]]) -> None:
+def test_batch_order(subject: Subject, place: InProcessServer, steps: list[tuple[int, int, bool]]) -> None:
     """Multiply and add alternately, each in a separate batch, some of them with an answer."""
     wanted = 1
     with closing(place.connect()) as connection:
@@ -97,7 +97,7 @@ def test_batch_order(subject: Subject, place: Place, steps: list[tuple[int, int,
 
 @law("transport.tensors_exact")
 @given(tensors=st.lists(dense_tensors(tuple(DTYPES.values())), min_size=1, max_size=4))
-def test_tensors_exact(subject: Subject, place: Place, tensors: list[torch.Tensor]) -> None:
+def test_tensors_exact(subject: Subject, place: InProcessServer, tensors: list[torch.Tensor]) -> None:
     """Send tensors back and forth."""
     with closing(place.connect()) as connection:
         _upload(connection, tensors)
@@ -113,7 +113,7 @@ def test_tensors_exact(subject: Subject, place: Place, tensors: list[torch.Tenso
 @given(requests=st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(1, 5), max_size=6), st.booleans()),
                          min_size=1, max_size=8))
 def test_one_reply_per_request(
-    subject: Subject, place: Place, requests: list[tuple[int, list[int], bool]]
+    subject: Subject, place: InProcessServer, requests: list[tuple[int, list[int], bool]]
 ) -> None:
     """Request various values after various batches without an answer; one of the values does not exist."""
     where = f"{subject}: {requests}"
@@ -147,7 +147,7 @@ def _check_reply(result: Result, tensors: list[torch.Tensor], handles: list[int]
 
 @law("transport.ownership", effort=0.1)
 @given(size=st.sampled_from([1, 1000, _LARGE]), asks=st.booleans())
-def test_ownership(subject: Subject, place: Place, size: int, asks: bool) -> None:
+def test_ownership(subject: Subject, place: InProcessServer, size: int, asks: bool) -> None:
     """Overwrite sent tensors as soon as the call returns, and overwrite received ones."""
     where = f"{subject}: {size} elements"
     wanted = torch.arange(size, dtype=torch.int32)
@@ -169,7 +169,7 @@ def test_ownership(subject: Subject, place: Place, size: int, asks: bool) -> Non
 
 @law("transport.sessions_separate", effort=0.1)
 @given(seeds=st.lists(st.integers(0, 1000), min_size=2, max_size=4, unique=True))
-def test_sessions_separate(subject: Subject, place: Place, seeds: list[int]) -> None:
+def test_sessions_separate(subject: Subject, place: InProcessServer, seeds: list[int]) -> None:
     """Use the same handles and program numbers in several sessions for different things: alternately, then at once."""
     with ExitStack() as stack:
         sessions = [_Session(stack.enter_context(closing(place.connect())), seed) for seed in seeds]
@@ -208,7 +208,7 @@ class _Session:
 @law("transport.error_names_address")
 def test_error_names_address(subject: Subject, plugin: Transport) -> None:
     """Close the other side before and during a session."""
-    with Place(subject) as short:
+    with InProcessServer(subject) as short:
         connection = short.connect()
         _upload(connection, [torch.zeros(4)])
         _fetch(connection, 1)
@@ -241,7 +241,7 @@ def test_address_checked(subject: Subject, plugin: Transport) -> None:
 
 
 @law("transport.closed_is_final")
-def test_closed_is_final(subject: Subject, place: Place) -> None:
+def test_closed_is_final(subject: Subject, place: InProcessServer) -> None:
     """Close twice, then use it."""
     connection = place.connect()
     _upload(connection, [torch.zeros(4)])
@@ -272,7 +272,7 @@ def test_listener_closes(subject: Subject, plugin: Transport) -> None:
 
 @law("transport.counters_monotonic", effort=0.1)
 @given(sizes=st.lists(st.sampled_from([0, 1, 1000, 100_000]), min_size=1, max_size=6))
-def test_counters_monotonic(subject: Subject, place: Place, sizes: list[int]) -> None:
+def test_counters_monotonic(subject: Subject, place: InProcessServer, sizes: list[int]) -> None:
     """Read the counters between transfers."""
     with closing(place.connect()) as connection:
         travels = place.listens
@@ -307,7 +307,7 @@ def _views(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, .
 @example(views=[(torch.arange(12, dtype=torch.int16), (2, 3), (1, 4), 2),
                 (torch.arange(100.0), (4, 3), (33, 0), 0)], order=(5, 4, 3, 2, 1, 0))
 def test_parcels(
-    subject: Subject, place: Place, views: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]],
+    subject: Subject, place: InProcessServer, views: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]],
     order: list[int],
 ) -> None:
     """Send values with all kinds of memory layouts, one that is not a tensor, and one that does not exist."""
@@ -425,7 +425,8 @@ def test_exactly_once(subject: Subject, plan: list[str], asks: list[bool]) -> No
     """Multiply and add alternately while connections break, and request the value now and then."""
     where = f"{subject}: {plan}, {asks}"
     left = list(plan)
-    with Place(subject, lambda channel: _Breaking(channel, left)) as place, closing(place.connect()) as connection:
+    with (InProcessServer(subject, lambda channel: _Breaking(channel, left)) as place,
+          closing(place.connect()) as connection):
         _upload(connection, [torch.tensor([1])])
         connection.submit(Batch([_MULTIPLY, _ADD]), [])
         wanted = 1
@@ -451,7 +452,8 @@ def test_resumed(subject: Subject, plan: list[str], sizes: list[int]) -> None:
     """Upload and fetch while connections break, and overwrite submitted tensors."""
     where = f"{subject}: {plan}, {sizes}"
     left = list(plan)
-    with Place(subject, lambda channel: _Breaking(channel, left)) as place, closing(place.connect()) as connection:
+    with (InProcessServer(subject, lambda channel: _Breaking(channel, left)) as place,
+          closing(place.connect()) as connection):
         for handle, size in enumerate(sizes, 1):
             sent = torch.full((size,), handle, dtype=torch.int32)
             _upload(connection, [sent], handle)

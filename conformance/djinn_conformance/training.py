@@ -15,10 +15,12 @@ import torch
 
 from djinn_conformance import tally
 from djinn_conformance.assertions import Tolerance
-from djinn_conformance.journal import Journal, expect_same_journals, kept
+from djinn_conformance.journal import EventLog, expect_same_journals, kept
 from djinn_conformance.specs import SpecError, folder, is_running, not_blank
 
-__all__ = ("Case", "Expectation", "OptimizerSpec", "SchedulerSpec", "TrainingSpec", "check_all", "training_spec")
+__all__ = (
+    "Case", "OptimizerSpec", "SchedulerSpec", "TrainingExpectation", "TrainingSpec", "check_all", "training_spec",
+)
 
 _SEED = 4711
 _ROUNDING: Tolerance = {torch.float32: (2e-5, 1e-6), torch.float64: (1e-12, 1e-13), torch.bfloat16: (4e-2, 4e-2),
@@ -42,7 +44,7 @@ class Case:
     dtype: str
     direction: str
     sample: str
-    procedure: Callable[[Journal], None]
+    procedure: Callable[[EventLog], None]
 
     def __str__(self) -> str:
         return f"{self.suite}/{self.name}/{self.variant}/{self.dtype}/{self.direction}/{self.sample}"
@@ -55,7 +57,7 @@ class Case:
 
 
 @attrs.frozen
-class Expectation:
+class TrainingExpectation:
     """Cases that are known to differ from eager."""
 
     case: str = attrs.field(validator=not_blank)
@@ -138,7 +140,7 @@ class TrainingSpec:
     module_dtypes: tuple[str, ...]
     schedulers: tuple[SchedulerSpec, ...]
     optimizers: tuple[OptimizerSpec, ...] = ()
-    expectations: tuple[Expectation, ...] = ()
+    expectations: tuple[TrainingExpectation, ...] = ()
 
     def optimizer(self, name: str) -> OptimizerSpec:
         """Return the settings for an optimizer."""
@@ -170,7 +172,7 @@ class _Judge:
     remote: torch.device
     session: str
     faults: list[str] = attrs.field(factory=list)
-    met: set[Expectation] = attrs.field(factory=set)
+    met: set[TrainingExpectation] = attrs.field(factory=set)
 
     def outcome(self, case: Case) -> str:
         """Run a case on both devices: ``equal``, ``different`` as expected, or a ``fault``."""
@@ -220,7 +222,7 @@ def check_all(
         raise AssertionError(f"{len(faults)} cases are not as expected:\n" + "\n".join(faults))
 
 
-def _journals(case: Case, eager: torch.device, remote: torch.device) -> tuple[Journal, Journal]:
+def _journals(case: Case, eager: torch.device, remote: torch.device) -> tuple[EventLog, EventLog]:
     """Run a case with the same random numbers on both devices."""
     journals = []
     for device in (remote, eager):
@@ -229,7 +231,7 @@ def _journals(case: Case, eager: torch.device, remote: torch.device) -> tuple[Jo
     return journals[0], journals[1]
 
 
-def _difference(case: Case, journals: tuple[Journal, Journal], tolerance: Tolerance | None = None) -> str:
+def _difference(case: Case, journals: tuple[EventLog, EventLog], tolerance: Tolerance | None = None) -> str:
     """Describe the differences."""
     try:
         expect_same_journals(*journals, str(case), tolerance)
@@ -238,7 +240,7 @@ def _difference(case: Case, journals: tuple[Journal, Journal], tolerance: Tolera
     return ""
 
 
-def _unexpected(case: Case, expected: Expectation, journals: tuple[Journal, Journal]) -> str:
+def _unexpected(case: Case, expected: TrainingExpectation, journals: tuple[EventLog, EventLog]) -> str:
     """Describe how a difference deviates from the expected one."""
     if expected.status == "rounds":
         return _difference(case, journals, _ROUNDING)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from djinn.ir.schema import facts_of
 from djinn_conformance.families import OperatorSpec
 from djinn_conformance.family_strategies import calls
-from djinn_conformance.programs import Call, Recording, Ref, call
+from djinn_conformance.programs import RecordedCall, Recording, Ref, call
 from djinn_conformance.replays import attempt_eager
 from djinn_conformance.strategies import filled
 
@@ -74,7 +74,7 @@ def variant_calls(draw: st.DrawFn, spec: OperatorSpec) -> Recording:
     [made] = drawn.calls
     functional = attempt_eager(attrs.evolve(drawn, calls=(attrs.evolve(made, operator=_functional(spec)),)))
     results = functional.results or (torch.zeros(0),) * len(outs)
-    inputs, before, given = list(drawn.inputs), list[Call](), dict[str, Any]()
+    inputs, before, given = list(drawn.inputs), list[RecordedCall](), dict[str, Any]()
     for name, result in zip(outs, results, strict=False):
         given[name] = _destination(draw(st.sampled_from(spec.destinations)), result, inputs, before)
     return Recording(tuple(inputs), (*before, attrs.evolve(made, kwargs={**made.kwargs, **given})))
@@ -87,7 +87,7 @@ def _functional(spec: OperatorSpec) -> torch._ops.OpOverload:
     return spec.operator
 
 
-def _destination(kind: str, result: Any, inputs: list[torch.Tensor], before: list[Call]) -> Ref:
+def _destination(kind: str, result: Any, inputs: list[torch.Tensor], before: list[RecordedCall]) -> Ref:
     """Add a destination to the inputs, or make one of the first input."""
     first = inputs[0] if inputs else None
     if kind == "input" and first is not None:

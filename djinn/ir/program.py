@@ -116,7 +116,7 @@ Number: TypeAlias = Any
 
 
 @attrs.frozen
-class Layout:
+class ProgramLayout:
     """A piece of tape in canonical form: its structure, its variable parts, and the numbers in wire format."""
 
     key: tuple[int, ...]

@@ -15,7 +15,7 @@ from djinn.kinds.transport import Connection, Transport
 from djinn.wire.messages import Welcome
 
 if TYPE_CHECKING:
-    from djinn.ir.program import Layout
+    from djinn.ir.program import ProgramLayout
     from djinn.ir.tape import Node, Tape
     from djinn.ir.value import Slot
     from djinn.record.flush_policy import AdaptiveFlush
@@ -145,7 +145,7 @@ class Backend(Protocol):
     def seed(self, seed: int) -> None:
         """Seed the random numbers, after everything pending."""
 
-    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
+    def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
         """Run a segment again that was recorded before, after everything pending.
 
         Args:

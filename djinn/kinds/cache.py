@@ -13,7 +13,7 @@ from djinn.kinds.classifier import Classifier
 from djinn.settings.declared import setting
 
 if TYPE_CHECKING:
-    from djinn.ir.program import Layout
+    from djinn.ir.program import ProgramLayout
     from djinn.ir.tape import Node
     from djinn.ir.value import Slot
 
@@ -37,7 +37,7 @@ class SubmissionCache:
         ("results_reused", "results_dropped", "results_not_fetched", "results_kept", "results_kept_bytes"), 0))
 
     def find(self, nodes: Sequence[Node], released: set[int]) -> tuple[Sequence[tuple[int, int, int]] | None,
-                                                                       Layout | None]:
+                                                                       ProgramLayout | None]:
         """Look up a segment that is about to run.
 
         Args:

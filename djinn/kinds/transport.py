@@ -89,7 +89,7 @@ class Connection(Protocol):
 
 
 @runtime_checkable
-class CancellingConnection(Connection, Protocol):
+class SupportsCancellation(Connection, Protocol):
     """Optional method of a `Connection` that cancels the batches sent so far.
 
     Where interrupts are deferred (see `djinn_lib_interrupts.interrupts`), an interrupt ends the waiting in `submit` and

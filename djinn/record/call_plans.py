@@ -56,7 +56,7 @@ class Binding:
 
 
 @attrs.frozen(eq=False)
-class Plan:
+class CallPlan:
     """How to handle a call whose metadata has been seen before.
 
     Attributes:
@@ -85,7 +85,7 @@ class Plan:
         default_dtype = self.signature.template.default_dtype
         return default_dtype not in ("", DTYPE_NAMES[torch.get_default_dtype()])
 
-    def told(self, results: tuple[TensorSpec | None, ...]) -> Plan:
+    def told(self, results: tuple[TensorSpec | None, ...]) -> CallPlan:
         """Return the plan for later calls, now that the executor has reported the metadata of the results."""
         asked = self.signature
         signature = Signature(asked.template, asked.template_number, results, asked.aliases, asked.writes,
@@ -129,7 +129,7 @@ class Planner:
         self._check_owner = check_owner
         self._templates: dict[Template, int] = {}
 
-    def plan(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def plan(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         """Infer a call's metadata and derive its plan."""
         tensors = lazy_tensors(args, kwargs)
         for tensor in tensors:
@@ -150,7 +150,7 @@ class Planner:
     def _plan_inferred(
         self, binding: Binding, template: Template, ranges: Mapping[str, range], tensors: Sequence[LazyTensor],
         inference: Inference, device: torch.device,
-    ) -> Plan:
+    ) -> CallPlan:
         flat: list[TensorSpec | None] = []
         lengths = []
         for kind, result in zip(binding.facts.returns, inference.results, strict=True):
@@ -170,7 +170,7 @@ class Planner:
         self, binding: Binding, template: Template, ranges: Mapping[str, range], tensors: Sequence[LazyTensor],
         lengths: tuple[int, ...], flat: tuple[TensorSpec | None, ...] | None = None,
         changed: tuple[tuple[int, TensorSpec], ...] | None = None,
-    ) -> Plan:
+    ) -> CallPlan:
         facts = binding.facts
         asks = flat is None
         aliases: list[int] = []
@@ -190,7 +190,7 @@ class Planner:
                               read, phase)
         is_single = (not asks and not template.default_dtype and facts.returns == (ReturnKind.TENSOR,)
                      and specs[0] is not None)
-        return Plan(
+        return CallPlan(
             signature=signature,
             single=specs[0] if is_single else None,
             may_be_view=any(alias >= 0 for alias in aliases),

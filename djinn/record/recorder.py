@@ -19,7 +19,7 @@ import torch
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
 from djinn.kinds.interop import HostInterop
-from djinn.record.call_plans import Binding, Plan, change_metadata
+from djinn.record.call_plans import Binding, CallPlan, change_metadata
 from djinn.record.devices import logical_device
 from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.tensor import LazyTensor, user_line, wrap
@@ -39,8 +39,8 @@ class RecordingSession(Protocol):
     pace: AdaptiveFlush
     mixer: HostInterop
 
-    def ask(self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
-            numbers: Sequence[Any]) -> tuple[Any, Plan | None]:
+    def ask(self, plan: CallPlan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
+            numbers: Sequence[Any]) -> tuple[Any, CallPlan | None]:
         """Run an operation at once whose results the executor alone can tell."""
 
     def stream(self) -> None:
@@ -60,15 +60,15 @@ class Recorder:
         `dispatch` may be called from any thread, also from autograd's.
     """
 
-    def __init__(self, session: RecordingSession, bind: Callable[[Any], Binding], plan: Callable[..., Plan], *,
+    def __init__(self, session: RecordingSession, bind: Callable[[Any], Binding], plan: Callable[..., CallPlan], *,
                  is_debugging: bool) -> None:
         self._session = session
         self._bind = bind
         self._plan = plan
         self._bindings: dict[int, Binding] = {}
         self._crossing: dict[int, Binding] = {}
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._older: dict[tuple[Any, ...], Plan] = {}
+        self._plans: dict[tuple[Any, ...], CallPlan] = {}
+        self._older: dict[tuple[Any, ...], CallPlan] = {}
         self.numbers = itertools.count(1)
         self.append = session.tape.nodes.append
         self.released = session.released.append
@@ -125,12 +125,12 @@ class Recorder:
             self._remember(hashable, plan)
         return self.apply(plan, args, kwargs, slots, numbers)
 
-    def _remember(self, key: tuple[Any, ...], plan: Plan) -> None:
+    def _remember(self, key: tuple[Any, ...], plan: CallPlan) -> None:
         if len(self._plans) >= MAX_PLANS:
             self._plans, self._older = {}, self._plans
         self._plans[key] = plan
 
-    def _recalled(self, key: tuple[Any, ...]) -> Plan | None:
+    def _recalled(self, key: tuple[Any, ...]) -> CallPlan | None:
         plan = self._older.pop(key, None)
         if plan is not None:
             self._remember(key, plan)
@@ -144,7 +144,7 @@ class Recorder:
         return slots, numbers
 
     def apply(
-        self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], slots: list[Slot], numbers: list[Any]
+        self, plan: CallPlan, args: tuple[Any, ...], kwargs: dict[str, Any], slots: list[Slot], numbers: list[Any]
     ) -> Any:
         """Record a call whose plan is known; ``slots`` and ``numbers`` are the output of `scan`."""
         signature = plan.signature
@@ -175,7 +175,7 @@ class Recorder:
         return result
 
     def new_results(
-        self, plan: Plan, args: tuple[Any, ...], slots: list[Slot]
+        self, plan: CallPlan, args: tuple[Any, ...], slots: list[Slot]
     ) -> tuple[tuple[Slot, ...], list[LazyTensor | None]]:
         """Create slots and lazy tensors for the new results of an operation, ``None`` for absent ones."""
         outputs = []
@@ -193,7 +193,7 @@ class Recorder:
         return tuple(outputs), made
 
     @staticmethod
-    def making(plan: Plan, args: tuple[Any, ...]) -> AbstractContextManager[Any]:
+    def making(plan: CallPlan, args: tuple[Any, ...]) -> AbstractContextManager[Any]:
         """Return the context in which results are created: a view of an inference tensor must be one, too."""
         outside = plan.may_be_view and torch.is_inference_mode_enabled() and not _is_inference(args)
         return _inference_mode(False) if outside else nullcontext()

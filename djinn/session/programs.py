@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from djinn.ir.phase import ExecutionPhase
-from djinn.ir.program import Layout, Program, Step, Template
+from djinn.ir.program import Program, ProgramLayout, Step, Template
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.wire.messages import Command, Define, Forget, Run, to_wire
@@ -33,7 +33,7 @@ class KnownProgram:
     """Positions of nodes that may reveal the program's phase."""
 
 
-def lay_out(nodes: Sequence[Node], released: set[int]) -> Layout:
+def lay_out(nodes: Sequence[Node], released: set[int]) -> ProgramLayout:
     """Separate structure from handles and numbers. Neither shapes nor numbers are part of the structure."""
     operands: dict[Slot, int] = {}
     key: list[int] = []
@@ -59,10 +59,10 @@ def lay_out(nodes: Sequence[Node], released: set[int]) -> Layout:
             produced += 1
         key.append(produced)
     key += keep
-    return Layout(tuple(key), tuple(inputs), to_wire(numbers), tuple(keep), tuple(outputs))
+    return ProgramLayout(tuple(key), tuple(inputs), to_wire(numbers), tuple(keep), tuple(outputs))
 
 
-def program_of(nodes: Sequence[Node], layout: Layout) -> Program:
+def program_of(nodes: Sequence[Node], layout: ProgramLayout) -> Program:
     """Convert a layout to a program."""
     templates: dict[int, int] = {}
     bodies: list[Template] = []
@@ -118,8 +118,8 @@ class ProgramTable:
         return None if self._phase is before else self._phase
 
     def commands(
-        self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None, freed: Sequence[int] = ()
-    ) -> tuple[list[Command], Sequence[Node], Layout]:
+        self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout | None = None, freed: Sequence[int] = ()
+    ) -> tuple[list[Command], Sequence[Node], ProgramLayout]:
         """Create the commands that run a piece of tape.
 
         Args:

@@ -23,7 +23,7 @@ from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegi
 from djinn.kinds.cache import CacheSettings, SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
 from djinn.kinds.interop import HostInterop
-from djinn.record.call_plans import Binding, Plan, Planner, change_metadata
+from djinn.record.call_plans import Binding, CallPlan, Planner, change_metadata
 from djinn.record.dispatcher import dispatcher
 from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.recorder import Recorder
@@ -163,9 +163,9 @@ class Session:
             return self.backend.fetch(slots, whole=self.flush_every > 0)
 
     def ask(
-        self, plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
+        self, plan: CallPlan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Sequence[Slot],
         numbers: Sequence[Any],
-    ) -> tuple[Any, Plan | None]:
+    ) -> tuple[Any, CallPlan | None]:
         """Run an operation at once and fetch only the metadata of its results.
 
         Returns:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, ScheduleError, SessionClosedError, TransportError
-from djinn.ir.program import Layout
+from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.kinds.backend import Arrange
 from djinn.kinds.cache import SubmissionCache
-from djinn.kinds.transport import CancellingConnection
+from djinn.kinds.transport import SupportsCancellation
 from djinn.record.flush_policy import AdaptiveFlush
 from djinn.session.programs import ProgramTable
 from djinn.wire.failures import to_exception
@@ -176,7 +176,7 @@ class SingleBackend:
         self._take(None)
         self._commands.append(Seed(seed))
 
-    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
+    def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
         """Run a piece of tape again, after everything pending.
 
         Args:
@@ -200,7 +200,7 @@ class SingleBackend:
         """Cancel the submitted work."""
         # As if it had failed: it has to be computed again.
         self._cache.answered(failed=True)
-        if isinstance(self.connection, CancellingConnection) and self._broken is None:
+        if isinstance(self.connection, SupportsCancellation) and self._broken is None:
             self.connection.cancel()
 
     def close(self) -> None:
@@ -253,7 +253,7 @@ class SingleBackend:
         self.live_handles -= len(held)
 
     def _add(
-        self, nodes: Sequence[Node], released: set[int], layout: Layout | None = None, held: Sequence[int] = ()
+        self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout | None = None, held: Sequence[int] = ()
     ) -> None:
         commands, ordered, layout = self._programs.commands(nodes, released, layout, held)
         self._commands += commands

@@ -30,7 +30,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "analyzer": Kind("djinn_lib_graph.kinds:Analyzer"),
     "pattern": Kind("djinn_lib_graph.kinds:Pattern"),
     "exporter": Kind("djinn_lib_graph.kinds:Exporter"),
-    "scheduler": Kind("djinn_lib_schedule.kinds:Scheduler", "single"),
+    "scheduler": Kind("djinn_lib_schedule.kinds:GraphScheduler", "single"),
     "backend": Kind("djinn.kinds:BackendFactory", "fleet"),
     "cache": Kind("djinn.kinds:CacheFactory", "results"),
     "memory": Kind("djinn_lib_service.kinds:MemoryFactory", "tiered"),

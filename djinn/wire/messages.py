@@ -442,7 +442,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     is_packed: bool = False
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class AliasedTensor(msgspec.Struct, frozen=True, array_like=True):
     """One of several values whose shared memory is sent whole.
 
     Attributes:
@@ -478,7 +478,7 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
     item: TensorHeader | Plain | None = None
     layout: Layout | None = None
     failure: Failure | None = None
-    members: tuple[Member, ...] = ()
+    members: tuple[AliasedTensor, ...] = ()
     told: tuple[Failure, ...] = ()
 
 

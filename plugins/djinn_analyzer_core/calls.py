@@ -17,7 +17,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 @attrs.frozen(eq=False)
-class Call:
+class OperatorCall:
     """A call of an operator that this PyTorch has."""
 
     operator: Any
@@ -85,7 +85,7 @@ def bind(
     node: GraphNode,
     operands: Sequence[TensorSpec | None],
     results: Sequence[TensorSpec | None],
-) -> Call:
+) -> OperatorCall:
     """Bind a node's arguments to their names.
 
     Args:
@@ -101,7 +101,7 @@ def bind(
     for argument in schema:
         if argument.name not in bound and argument.has_default_value():
             bound[argument.name] = argument.default_value
-    made = Call(facts.operator, bound, results)
+    made = OperatorCall(facts.operator, bound, results)
     if node.outputs and not any(results):
         made = attrs.evolve(made, results=made.inferred())
     return made

@@ -18,7 +18,7 @@ import torch
 from djinn_lib_graph.graph import GraphNode
 
 from djinn.ir.spec import TensorSpec
-from djinn_analyzer_core.calls import Call, Shape, bind, on_meta
+from djinn_analyzer_core.calls import OperatorCall, Shape, bind, on_meta
 from djinn_analyzer_core.facts import OperatorFacts
 
 _log = logging.getLogger("djinn.analyzer")
@@ -65,7 +65,7 @@ def _registered(operator: torch._ops.OpOverload, name: str) -> Callable[..., Any
     return made
 
 
-def _by_registry(formula: Callable[..., Any], call: Call) -> int:
+def _by_registry(formula: Callable[..., Any], call: OperatorCall) -> int:
     """Apply PyTorch's formula, which takes tensors or their shapes."""
     positional, named = call.on_meta()
     results = [on_meta(spec) for spec in call.results]
@@ -76,34 +76,34 @@ def _rows(shape: Shape) -> int:
     return math.prod(shape[:-1])
 
 
-def _linear(call: Call) -> int:
+def _linear(call: OperatorCall) -> int:
     return 2 * call.elements * call.shape("input")[-1]
 
 
-def _product(call: Call) -> int:
+def _product(call: OperatorCall) -> int:
     """Count a product with rows of ``self``: each element of the result is one sum over its last dimension."""
     return 2 * call.elements * call.shape("self")[-1]
 
 
-def _matrix_vector(call: Call) -> int:
+def _matrix_vector(call: OperatorCall) -> int:
     return 2 * math.prod(call.shape("mat"))
 
 
-def _addmm(call: Call) -> int:
+def _addmm(call: OperatorCall) -> int:
     return 2 * call.elements * call.shape("mat1")[-1]
 
 
-def _addbmm(call: Call) -> int:
+def _addbmm(call: OperatorCall) -> int:
     return 2 * math.prod(call.shape("batch1")) * call.shape("batch2")[-1]
 
 
-def _contraction(call: Call, left: str = "self", right: str = "other") -> int:
+def _contraction(call: OperatorCall, left: str = "self", right: str = "other") -> int:
     """Count a product of two tensors without common free dimensions, for any dimensions that are summed over."""
     first, second = math.prod(call.shape(left)), math.prod(call.shape(right))
     return 2 * math.isqrt(first * second * call.elements)
 
 
-def _grouped_mm(call: Call) -> int:
+def _grouped_mm(call: OperatorCall) -> int:
     """Count grouped products: the operand that is split into groups is processed once, not once per group."""
     left, right = call.shape("self"), call.shape("mat2")
     if len(left) == len(right) == 3:
@@ -111,34 +111,34 @@ def _grouped_mm(call: Call) -> int:
     return 2 * left[-2] * left[-1] * right[-1]
 
 
-def _convolution(call: Call) -> int:
+def _convolution(call: OperatorCall) -> int:
     weight = call.shape("weight")
     positions = call.elements // (call.out[1] if len(call.out) == len(weight) else call.out[0])
     return 2 * positions * math.prod(weight)
 
 
-def _transposed_convolution(call: Call) -> int:
+def _transposed_convolution(call: OperatorCall) -> int:
     given, weight = call.shape("input"), call.shape("weight")
     positions = math.prod(given) // (given[1] if len(given) == len(weight) else given[0])
     return 2 * positions * math.prod(weight)
 
 
-def _conv_tbc(call: Call) -> int:
+def _conv_tbc(call: OperatorCall) -> int:
     return 2 * _rows(call.out) * math.prod(call.shape("weight"))
 
 
-def _attention(call: Call) -> int:
+def _attention(call: OperatorCall) -> int:
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
     return 2 * _rows(query) * key[-2] * (query[-1] + value[-1])
 
 
-def _attention_backward(call: Call) -> int:
+def _attention_backward(call: OperatorCall) -> int:
     """Count the scores once more, then two products for each of the two of the forward pass."""
     query, key, value = (call.shape(name) for name in ("query", "key", "value"))
     return 2 * _rows(query) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
-def _layers(call: Call) -> int:
+def _layers(call: OperatorCall) -> int:
     """Count recurrent layers: each matrix once for each element of each sequence."""
     given = call.shape("data" if "data" in call.arguments else "input")
     weights = [*call.shapes("params"), *call.shapes("weight"), *call.shapes("weights")]
@@ -146,27 +146,27 @@ def _layers(call: Call) -> int:
     return 2 * _rows(given) * sum(math.prod(weight) for weight in weights if len(weight) == 2)
 
 
-def _cell(call: Call) -> int:
+def _cell(call: OperatorCall) -> int:
     return 2 * _rows(call.shape("input")) * (math.prod(call.shape("w_ih")) + math.prod(call.shape("w_hh")))
 
 
-def _bilinear(call: Call) -> int:
+def _bilinear(call: OperatorCall) -> int:
     return 2 * _rows(call.shape("input1")) * math.prod(call.shape("weight"))
 
 
-def _own_attention(call: Call, given: str = "query") -> int:
+def _own_attention(call: OperatorCall, given: str = "query") -> int:
     """Count attention with its projections, as `torch.nn.MultiheadAttention` calls it for inference."""
     query = call.shape(given)
     length = (call.shape("key") if given == "query" else query)[-2]
     return 2 * _rows(query) * query[-1] * (4 * query[-1] + 2 * length)
 
 
-def _encoder_layer(call: Call) -> int:
+def _encoder_layer(call: OperatorCall) -> int:
     inner = math.prod(call.shape("ffn_weight_1")) + math.prod(call.shape("ffn_weight_2"))
     return _own_attention(call, "src") + 2 * _rows(call.shape("src")) * inner
 
 
-def _einsum(call: Call) -> int:
+def _einsum(call: OperatorCall) -> int:
     """Contract from left to right; a pair without a common dimension to sum over needs no matrix product."""
     terms, arrow, result = str(call.arguments["equation"]).replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
@@ -196,7 +196,7 @@ def _labels(term: str, dimensions: int) -> list[str]:
     return [*before, *(f"...{hidden - place}" for place in range(hidden)), *after]
 
 
-FORMULAS: Mapping[str, Callable[[Call], int]] = MappingProxyType({
+FORMULAS: Mapping[str, Callable[[OperatorCall], int]] = MappingProxyType({
     "linear": _linear,
     "matmul": _product,
     **dict.fromkeys(("_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm"), _product),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from djinn_lib_graph.metadata import Modality
 
 from djinn.ir.spec import TensorSpec
-from djinn_analyzer_core.stages import Stage
+from djinn_analyzer_core.stages import TrainingStage
 from djinn_analyzer_core.survey import Survey
 
 TEXT, VISION, AUDIO, DECODED, INDEX = 1, 2, 4, 8, 16
@@ -26,7 +26,7 @@ def modality_of(bits: int) -> Modality:
 
 def modalities(
     found: Survey,
-    stages: Sequence[Stage],
+    stages: Sequence[TrainingStage],
     caches: Collection[str],
     decoding: Collection[int],
     known: Mapping[str, int],
@@ -63,7 +63,7 @@ def modalities(
         meets.append(not is_index and kinds & (kinds - 1) != 0 and all(mask & KINDS != kinds for mask in given))
         for base in found.makes[position]:
             carried[base] = carried.get(base, 0) | made
-        if node.writes and stages[position] is Stage.FORWARD:
+        if node.writes and stages[position] is TrainingStage.FORWARD:
             for value in node.writes:
                 if not found.is_outside(value):
                     carried[found.base(value)] = carried.get(found.base(value), 0) | made

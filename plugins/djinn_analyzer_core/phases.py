@@ -12,7 +12,7 @@ from djinn_lib_graph.kinds import PatternMatch
 
 from djinn.ir.phase import ExecutionPhase
 from djinn_analyzer_core.modality import DECODED, KINDS, VISION
-from djinn_analyzer_core.stages import Division, Stage
+from djinn_analyzer_core.stages import Division, TrainingStage
 from djinn_analyzer_core.survey import Survey
 
 Phase: TypeAlias = tuple[ExecutionPhase, float]
@@ -76,8 +76,9 @@ def phases_of(
     training = _training(found, division)
     nodes: list[Phase] = []
     for position, (stage, step) in enumerate(zip(division.stages, division.steps, strict=True)):
-        if stage is not Stage.FORWARD:
-            nodes.append((ExecutionPhase.BACKWARD if stage is Stage.BACKWARD else ExecutionPhase.OPTIMIZER_STEP, 0.9))
+        if stage is not TrainingStage.FORWARD:
+            is_backward = stage is TrainingStage.BACKWARD
+            nodes.append((ExecutionPhase.BACKWARD if is_backward else ExecutionPhase.OPTIMIZER_STEP, 0.9))
         elif step in training:
             nodes.append((ExecutionPhase.TRAINING_FORWARD, 0.9))
         elif kinds[position] is _Kind.CACHED or (step in language and _is_mixed(bits[position])):
@@ -94,7 +95,7 @@ def _attentions(found: Survey, division: Division, matches: Sequence[PatternMatc
     made = []
     for match in matches:
         nodes = sorted(found.positions[node] for node in match.nodes)
-        if match.pattern == "attention" and division.stages[nodes[-1]] is Stage.FORWARD:
+        if match.pattern == "attention" and division.stages[nodes[-1]] is TrainingStage.FORWARD:
             told = match.metadata
             made.append(_Attention(nodes, division.steps[nodes[-1]], bool(told.get("is_cross")),
                                    _length(told.get("query_length")), _length(told.get("key_length"))))
@@ -178,7 +179,7 @@ def _carried(
     brought: dict[int, int] = {}
     said: dict[int, Phase] = {}
     for position, step in enumerate(division.steps if able else ()):
-        if step not in able or division.stages[position] is not Stage.FORWARD:
+        if step not in able or division.stages[position] is not TrainingStage.FORWARD:
             continue
         if found.facts[position].name == "embedding" and len(found.operands[position]) > 1:
             index = found.operands[position][1]
@@ -274,10 +275,10 @@ def _training(found: Survey, division: Division) -> set[int]:
     """Return the steps whose forward values a backward pass reads."""
     steps: set[int] = set()
     for position, node in enumerate(found.nodes):
-        if division.stages[position] is Stage.BACKWARD:
+        if division.stages[position] is TrainingStage.BACKWARD:
             for value in node.inputs:
                 source = found.producer.get(value)
-                if source is not None and division.stages[source] is Stage.FORWARD:
+                if source is not None and division.stages[source] is TrainingStage.FORWARD:
                     steps.add(division.steps[source])
     return steps
 
@@ -302,7 +303,7 @@ def _steps(
     """Determine the phase of each step: that of its decoder, or else that of most of its nodes."""
     counts: dict[int, dict[Phase, int]] = {}
     for position, step in enumerate(division.steps):
-        if division.stages[position] is Stage.FORWARD:
+        if division.stages[position] is TrainingStage.FORWARD:
             known = counts.setdefault(step, {})
             # Nodes between calls count only if there are no others.
             weight = len(nodes) if not division.inside or division.inside[position] else 1

@@ -10,7 +10,7 @@ from djinn_lib_graph.metadata import DataResidency
 
 from djinn.ir.spec import TensorSpec
 from djinn_analyzer_core.calls import names_of_operands
-from djinn_analyzer_core.stages import Stage
+from djinn_analyzer_core.stages import TrainingStage
 from djinn_analyzer_core.survey import Survey
 
 Residency: TypeAlias = tuple[DataResidency, float]
@@ -47,7 +47,7 @@ def cache_values(found: Survey, matches: Sequence[PatternMatch]) -> dict[str, fl
 
 def residencies(
     found: Survey,
-    stages: Sequence[Stage],
+    stages: Sequence[TrainingStage],
     matches: Sequence[PatternMatch],
     caches: Mapping[str, float],
     told: Mapping[str, Residency],
@@ -75,9 +75,9 @@ def residencies(
         for value, base in zip(node.outputs, found.makes[position], strict=True):
             if base in said:
                 made[value] = said[base]
-            elif stages[position] is Stage.FORWARD:
+            elif stages[position] is TrainingStage.FORWARD:
                 made[value] = said[base] = activation
-            elif stages[position] is Stage.BACKWARD:
+            elif stages[position] is TrainingStage.BACKWARD:
                 made[value] = said[base] = DataResidency.GRADIENT, 0.8
             else:
                 kept = _is_kept_state(found, value, stages)
@@ -85,17 +85,17 @@ def residencies(
     return made
 
 
-def _is_kept_state(found: Survey, value: str, stages: Sequence[Stage]) -> bool:
+def _is_kept_state(found: Survey, value: str, stages: Sequence[TrainingStage]) -> bool:
     """Whether the optimizer will write a value that it makes again: moments, momentum."""
     made = found.nodes[found.producer[value]]
     if found.facts[found.producer[value]].name not in ("zeros_like", "full_like", "clone", "zeros"):
         return False
     return len(made.outputs) == 1 and any(
         value in found.nodes[reader].writes for reader in found.readers.get(value, ())
-        if stages[reader] is Stage.OPTIMIZER)
+        if stages[reader] is TrainingStage.OPTIMIZER)
 
 
-def _outside(found: Survey, value: str, stages: Sequence[Stage], in_attention: set[int]) -> Residency:
+def _outside(found: Survey, value: str, stages: Sequence[TrainingStage], in_attention: set[int]) -> Residency:
     """Determine the kind of an outside value from its use."""
     spec = found.specs.get(value)
     if spec is None or not (spec.dtype.is_floating_point or spec.dtype.is_complex):
@@ -111,7 +111,7 @@ def _outside(found: Survey, value: str, stages: Sequence[Stage], in_attention: s
                 pending += [output for output in node.outputs if output not in seen]
                 seen.update(node.outputs)
                 continue
-            is_written |= stages[reader] is Stage.OPTIMIZER and name in node.writes
+            is_written |= stages[reader] is TrainingStage.OPTIMIZER and name in node.writes
             guess = _by_use(found, reader, name, spec, stages[reader], in_attention)
             best = max(best, guess, key=lambda residency: residency[1])
     if is_written and best[0] is not DataResidency.PERSISTENT_WEIGHT:
@@ -126,10 +126,10 @@ def _is_alone(found: Survey, reader: int) -> bool:
 
 
 def _by_use(
-    found: Survey, reader: int, name: str, spec: TensorSpec, stage: Stage, in_attention: set[int]
+    found: Survey, reader: int, name: str, spec: TensorSpec, stage: TrainingStage, in_attention: set[int]
 ) -> Residency:
     node, facts = found.nodes[reader], found.facts[reader]
-    if stage is Stage.OPTIMIZER:
+    if stage is TrainingStage.OPTIMIZER:
         return _UNKNOWN
     argument = names_of_operands(facts, node).get(node.inputs.index(name), "")
     if argument in _PARAMETERS or (facts.name, argument) in _PARAMETERS_OF or (

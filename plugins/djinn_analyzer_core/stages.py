@@ -18,7 +18,7 @@ _BEGINS = frozenset(
 _CONVOLUTIONS = frozenset("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d".split())
 
 
-class Stage(enum.IntEnum):
+class TrainingStage(enum.IntEnum):
     """A stage of a training step; work without gradients is forward."""
 
     FORWARD = 0
@@ -26,7 +26,7 @@ class Stage(enum.IntEnum):
     OPTIMIZER = 2
 
 
-STAGES = {"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimizer": Stage.OPTIMIZER}
+STAGES = {"forward": TrainingStage.FORWARD, "backward": TrainingStage.BACKWARD, "optimizer": TrainingStage.OPTIMIZER}
 """By the name that an origin uses."""
 
 
@@ -34,7 +34,7 @@ STAGES = {"forward": Stage.FORWARD, "backward": Stage.BACKWARD, "optimizer": Sta
 class Division:
     """The division of a graph into stages and steps, by position."""
 
-    stages: Sequence[Stage]
+    stages: Sequence[TrainingStage]
     steps: Sequence[int]
     """Step number: one call of a model, or a section that looks like one."""
     inside: Sequence[bool] = ()
@@ -54,30 +54,30 @@ def _is_seed(found: Survey, position: int) -> bool:
             and spec.dtype.is_floating_point)
 
 
-def _stages(found: Survey) -> list[Stage]:
-    stages = [Stage.FORWARD] * len(found.nodes)
+def _stages(found: Survey) -> list[TrainingStage]:
+    stages = [TrainingStage.FORWARD] * len(found.nodes)
     if not any(facts.is_backward or _is_seed(found, position) for position, facts in enumerate(found.facts)):
         return stages
     grounded = _grounded(found)
-    now, derived, state, began = Stage.FORWARD, set[str](), set[str](), 0
+    now, derived, state, began = TrainingStage.FORWARD, set[str](), set[str](), 0
     for position, (node, facts) in enumerate(zip(found.nodes, found.facts, strict=True)):
         bases = found.reads[position]
         reads = not (derived.isdisjoint(bases) and state.isdisjoint(bases))
         if facts.is_backward or _is_seed(found, position):
-            now = Stage.BACKWARD
-        elif now is Stage.BACKWARD and _is_optimizer(found, position, derived, state, reads=reads):
-            now, began = Stage.OPTIMIZER, position - _copied(found, position)
+            now = TrainingStage.BACKWARD
+        elif now is TrainingStage.BACKWARD and _is_optimizer(found, position, derived, state, reads=reads):
+            now, began = TrainingStage.OPTIMIZER, position - _copied(found, position)
             for earlier in range(began, position):
                 stages[earlier] = now
                 state.update(found.nodes[earlier].outputs)
         elif now and not reads and (facts.name in _BEGINS or (
-                now is Stage.OPTIMIZER and not node.writes and not _initialises(found, position))):
-            now, derived = Stage.FORWARD, set()
+                now is TrainingStage.OPTIMIZER and not node.writes and not _initialises(found, position))):
+            now, derived = TrainingStage.FORWARD, set()
             for earlier in _prepared(found, position, grounded):
                 stages[earlier] = now
-        if now is Stage.BACKWARD and (facts.is_backward or reads or _is_seed(found, position)):
+        if now is TrainingStage.BACKWARD and (facts.is_backward or reads or _is_seed(found, position)):
             derived.update(map(found.base, (*node.outputs, *node.writes)))
-        elif now is Stage.OPTIMIZER:
+        elif now is TrainingStage.OPTIMIZER:
             # A value that no forward pass has read is not a weight; it occurs again in the next step.
             state.update(found.base(value) for value in node.outputs if not found.is_view[position])
             state.update(base for base in map(found.base, node.writes) if found.readers.get(base, (0,))[0] >= began)
@@ -134,7 +134,7 @@ def _prepared(found: Survey, start: int, grounded: Sequence[bool]) -> range:
     return range(first, start)
 
 
-def _steps(found: Survey, stages: Sequence[Stage], matches: Sequence[PatternMatch]) -> list[int]:
+def _steps(found: Survey, stages: Sequence[TrainingStage], matches: Sequence[PatternMatch]) -> list[int]:
     """Number the steps: a step begins if a forward pass follows another stage, or enters by the same door again.
 
     A door is a table that is looked up, or the first convolution. A grown cache that grows again also begins a step.
@@ -143,10 +143,10 @@ def _steps(found: Survey, stages: Sequence[Stage], matches: Sequence[PatternMatc
     grounded, grown = _grounded(found), _growths(found, matches)
     doors: dict[str, int] = {}
     caches: set[str] = set()
-    step, last_work, before = 0, -1, Stage.FORWARD
+    step, last_work, before = 0, -1, TrainingStage.FORWARD
     for position, stage in enumerate(stages):
-        begins = stage is Stage.FORWARD and before is not Stage.FORWARD
-        door = _door(found, position) if stage is Stage.FORWARD else None
+        begins = stage is TrainingStage.FORWARD and before is not TrainingStage.FORWARD
+        door = _door(found, position) if stage is TrainingStage.FORWARD else None
         begins |= door is not None and last_work > doors.get(door, last_work)
         cache, result = grown.get(position, ("", ""))
         begins |= cache in caches

@@ -12,7 +12,7 @@ from djinn_lib_graph.metadata import DataLineage, DataResidency, Evidence, Tier
 from djinn.ir.phase import ExecutionPhase
 from djinn_analyzer_core.meaning import Meaning
 from djinn_analyzer_core.modality import KINDS, modality_of
-from djinn_analyzer_core.stages import Stage
+from djinn_analyzer_core.stages import TrainingStage
 from djinn_analyzer_core.survey import Survey
 
 WHOLES = frozenset({"llm", "vision_encoder"})
@@ -76,7 +76,7 @@ def add_meaning(known: dict[str, Any], found: Survey, meaning: Meaning, position
     known["data_residency"] = residency
     known["modality"] = modality_of(meaning.bits[position])
     known["is_gradient"] = residency is DataResidency.GRADIENT
-    known["is_activation"] = residency is DataResidency.EPHEMERAL_ACTIVATION and stage is Stage.FORWARD
+    known["is_activation"] = residency is DataResidency.EPHEMERAL_ACTIVATION and stage is TrainingStage.FORWARD
     known["kv_cache_related"] = not (
         caches.isdisjoint(found.reads[position]) and caches.isdisjoint(found.makes[position]))
     known["priority"] = PRIORITIES[phase] + (WAITED_FOR if known.get("requires_sync") else 0)
@@ -133,7 +133,7 @@ def _layers(found: Survey, matches: Sequence[PatternMatch], meaning: Meaning) ->
     layer = -1
     for position, place in ordered:
         match = matches[place]
-        if meaning.division.stages[position] is not Stage.FORWARD:
+        if meaning.division.stages[position] is not TrainingStage.FORWARD:
             continue
         if match.pattern in ("norm", "kv_cache"):
             waiting.append(match)

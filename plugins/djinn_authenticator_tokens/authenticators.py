@@ -18,7 +18,7 @@ from djinn_lib_server.options import ServeOptions, TokenOptions
 from djinn_lib_server.tenants import AuthenticatedClient, Tenant, granted, token_ended
 
 from djinn.errors import ConfigurationError, RefusedError, TokenEndedError
-from djinn_authenticator_tokens.tokens import Entry, TokenFile, Tokens
+from djinn_authenticator_tokens.tokens import TokenFile, TokenRecord, Tokens
 
 __all__ = ("SharedToken", "TokenAuthentication", "TokenFileTenants")
 
@@ -156,7 +156,7 @@ class TokenFileTenants(Authenticator):
             return None
         return self._tenant(tenant.name, entry)
 
-    def _tenant(self, name: str, entry: Entry) -> Tenant:
+    def _tenant(self, name: str, entry: TokenRecord) -> Tenant:
         return Tenant(name, granted(entry.limits, self._defaults), entry.key, entry.weight)
 
     def _refresh(self) -> None:

@@ -22,7 +22,7 @@ from msgspec import Meta
 from djinn.errors import ConfigurationError
 from djinn_authenticator_tokens.expiry import LATEST_S
 
-__all__ = ("Entry", "Secret", "TokenFile", "Tokens", "default_path")
+__all__ = ("Secret", "TokenFile", "TokenRecord", "Tokens", "default_path")
 
 TOKEN_BYTES = 32
 _SALT_BYTES = 16
@@ -58,7 +58,7 @@ class Secret(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return not self.expires or now_s < self.expires
 
 
-class Entry(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class TokenRecord(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The stored record of a tenant: its newest token, its other valid tokens, and its limits.
 
     Attributes:
@@ -94,7 +94,7 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     version: Annotated[int, Meta(ge=1, le=1)] = 1
-    tenants: dict[Annotated[str, Meta(pattern=NAME)], Entry] = {}
+    tenants: dict[Annotated[str, Meta(pattern=NAME)], TokenRecord] = {}
 
     def find(self, token: str) -> tuple[str, Secret] | None:
         """Return a token's tenant and record. The time this takes reveals nothing about the token."""
@@ -155,8 +155,8 @@ class TokenFile:
 
         Args:
             name: The tenant.
-            weight: See `Entry.weight`.
-            limits: See `Entry.limits`.
+            weight: See `TokenRecord.weight`.
+            limits: See `TokenRecord.limits`.
             expires: When it expires, in seconds since 1970; 0: never.
 
         Raises:
@@ -166,7 +166,7 @@ class TokenFile:
             raise ConfigurationError(f"{name!r} is no name of a tenant.",
                                      hint="Use up to 64 letters, digits, dots, dashes and underscores.")
         token, secret = _made(expires)
-        entry = Entry(secret.salt, secret.digest, secret.created, secret.expires, weight, limits or Limits())
+        entry = TokenRecord(secret.salt, secret.digest, secret.created, secret.expires, weight, limits or Limits())
         with self._locked():
             if name in self.read().tenants:
                 raise ConfigurationError(f"There is a token for {name!r} already.",
@@ -217,14 +217,14 @@ class TokenFile:
             return None
         return found.st_mtime_ns, found.st_ino, found.st_size
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> TokenRecord:
         entry = self.read().tenants.get(name)
         if entry is None:
             raise ConfigurationError(f"There is no token for {name!r} in {self.path}.",
                                      hint="See which there are: djinn token list")
         return entry
 
-    def _put(self, name: str, entry: Entry | None) -> None:
+    def _put(self, name: str, entry: TokenRecord | None) -> None:
         others = {other: kept for other, kept in self.read().tenants.items() if other != name}
         self._write(Tokens(tenants=others if entry is None else others | {name: entry}))
 

@@ -12,7 +12,7 @@ from djinn.ir.value import Slot
 
 
 @attrs.define(eq=False)
-class Held:
+class DirectoryEntry:
     """Metadata of one value that an executor holds."""
 
     storage: int
@@ -40,7 +40,7 @@ class Directory:
     def __init__(self, executors: int) -> None:
         self.homes: dict[int, int] = {}
         self.held_bytes = [0] * executors
-        self._values: dict[int, Held] = {}
+        self._values: dict[int, DirectoryEntry] = {}
         self._members: dict[int, set[int]] = {}
         self._sizes: dict[int, int] = {}
 
@@ -50,7 +50,7 @@ class Directory:
     def __len__(self) -> int:
         return len(self._values)
 
-    def find(self, number: int) -> Held | None:
+    def find(self, number: int) -> DirectoryEntry | None:
         """Return the metadata of a value, if an executor holds it."""
         return self._values.get(number)
 
@@ -64,7 +64,7 @@ class Directory:
         held = self._values.get(number)
         return held is not None and (self.homes[held.storage] == executor or executor in held.copies)
 
-    def members_of(self, storage: int) -> Iterator[tuple[int, Held]]:
+    def members_of(self, storage: int) -> Iterator[tuple[int, DirectoryEntry]]:
         """Iterate over the live values of a storage."""
         for number in self._members.get(storage, ()):
             yield number, self._values[number]
@@ -76,7 +76,7 @@ class Directory:
             self.homes[storage] = executor
             self._sizes[storage] = 0 if spec is None else spec.reach_bytes
             self.held_bytes[executor] += self._sizes[storage]
-        self._values[slot.number] = Held(storage, 0 if spec is None else spec.size_bytes, view)
+        self._values[slot.number] = DirectoryEntry(storage, 0 if spec is None else spec.size_bytes, view)
         self._members.setdefault(storage, set()).add(slot.number)
 
     def rehouse(self, slot: Slot) -> None:
@@ -144,7 +144,7 @@ class Directory:
         self._leave(number, held)
         return executors
 
-    def _leave(self, number: int, held: Held) -> None:
+    def _leave(self, number: int, held: DirectoryEntry) -> None:
         members = self._members[held.storage]
         members.discard(number)
         if not members:

@@ -15,7 +15,7 @@ from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection
 from djinn.settings import Config
 from djinn_backend_fleet.fleet import Fleet
-from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, Member
+from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, FleetMember
 
 
 class FleetFactory:
@@ -41,7 +41,8 @@ class FleetFactory:
 
 def _automatic(connections: Sequence[Connection], context: BackendContext) -> Placement:
     found = [load(identity_of(connection)) for connection in connections]
-    members = [Member(f"{context.device.type}:{index}", connection.welcome, known.profile, home_link=known.home_link)
+    members = [FleetMember(f"{context.device.type}:{index}", connection.welcome, known.profile,
+                           home_link=known.home_link)
                for index, (connection, known) in enumerate(zip(connections, found, strict=True))]
     return AutomaticPlacement(context.plugins.choose("scheduler", "latency"), members, _annotated)
 

@@ -14,7 +14,7 @@ from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.errors import ConfigurationError
-from djinn.ir.program import Layout
+from djinn.ir.program import ProgramLayout
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
@@ -23,7 +23,7 @@ from djinn.kinds.cache import SubmissionCache
 from djinn.record.flush_policy import AdaptiveFlush
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
-from djinn_backend_fleet.directory import Directory, Held
+from djinn_backend_fleet.directory import Directory, DirectoryEntry
 from djinn_backend_fleet.views import view_chain
 
 
@@ -176,7 +176,7 @@ class Fleet:
             if not self.placement.shares_generator or executor == self._drawn_at:
                 link.seed(seed)
 
-    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
+    def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
         """Run a piece of tape again, behind everything pending; see `djinn.kinds.backend.Backend.run`."""
         self._take(None)
         self._distribute(self.placement.place(nodes, released, self.where), set(released))
@@ -345,7 +345,7 @@ class Fleet:
             self._repeat(node, executor)
 
     def _size_of(self, number: int) -> int:
-        held: Held | None = self.where.find(number)
+        held: DirectoryEntry | None = self.where.find(number)
         return 0 if held is None else held.size_bytes
 
     def _repeat(self, node: Node, executor: int) -> None:

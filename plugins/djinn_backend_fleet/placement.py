@@ -12,7 +12,7 @@ import torch
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import Graph
 from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.placing import Placed, ValueDirectory
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
@@ -68,7 +68,7 @@ def _device_index(node: Node) -> int:
 
 
 @attrs.frozen
-class Member:
+class FleetMember:
     """Known properties of one executor of a fleet."""
 
     id: str
@@ -101,7 +101,7 @@ class AutomaticPlacement:
         return 1
 
     def __init__(
-        self, scheduler: Scheduler, members: Sequence[Member], annotate: Callable[[Graph], Graph]
+        self, scheduler: GraphScheduler, members: Sequence[FleetMember], annotate: Callable[[Graph], Graph]
     ) -> None:
         self._scheduler = scheduler
         self._members = list(members)

@@ -14,7 +14,7 @@ from djinn.errors import RecoveryBudgetError
 from djinn.ir.value import Slot
 from djinn.wire.messages import GENERATOR_HANDLE
 from djinn_backend_replay.budget import CHECKPOINT_SHARE, Budget
-from djinn_backend_replay.checkpoints import Candidate, Plan, plan
+from djinn_backend_replay.checkpoints import FetchCandidate, FetchPlan, plan
 from djinn_backend_replay.entries import Generators
 from djinn_backend_replay.journal import Journal
 from djinn_backend_replay.replaying import ReplayTarget
@@ -103,7 +103,7 @@ class Checkpointer:
                          f"{CHECKPOINT_SHARE:.0%} of the time: there is one every {takes_s / CHECKPOINT_SHARE:.3g} s",
                          "Use a faster connection, or set recovery_budget_s to what is good enough for you.")
 
-    def fetch(self, hands: ReplayTarget, found: Plan) -> None:
+    def fetch(self, hands: ReplayTarget, found: FetchPlan) -> None:
         """Fetch the planned values and the random states, and drop the operations that produced them."""
         began_s = self._clock()
         states = [Slot(GENERATOR_HANDLE, index) for index in range(len(self._devices))]
@@ -144,7 +144,7 @@ class Checkpointer:
             self._poisoned = {number for number in (*self._poisoned, slots[0].number) if number in self._journal.live}
             return {}
 
-    def _refuse(self, found: Plan, kind: str, why: str, hint: str) -> None:
+    def _refuse(self, found: FetchPlan, kind: str, why: str, hint: str) -> None:
         """Warn that a recovery may take longer than the budget, once for each reason."""
         log.debug("no checkpoint: %s", why)
         replay_s, limit_s = self._journal.replay_s, self._budget.limit_s
@@ -155,7 +155,7 @@ class Checkpointer:
                 f"recovery_budget_s is {limit_s:g}: {why}.", hint=hint))
 
 
-def _is_as_expected(tensor: Any, candidate: Candidate) -> bool:
+def _is_as_expected(tensor: Any, candidate: FetchCandidate) -> bool:
     spec = candidate.spec
     return (isinstance(tensor, torch.Tensor) and tensor.dtype == spec.dtype and tensor.size() == spec.size
             and tensor.stride() == spec.stride)

@@ -12,7 +12,7 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.wire.tensors import is_dense
-from djinn_backend_replay.entries import Entry, Generators, Snapshot, Upload, is_plain_view
+from djinn_backend_replay.entries import Entry, Generators, Snapshot, UploadEntry, is_plain_view
 from djinn_backend_replay.journal import Journal, kept_bytes, needed_entries
 from djinn_backend_replay.retained import Kept
 
@@ -23,7 +23,7 @@ MIN_WEIGHED_SHARE = 0.01
 
 
 @attrs.frozen(eq=False)
-class Candidate:
+class FetchCandidate:
     """A storage that could be fetched: its owner's slot and metadata, and the operations that make its other values."""
 
     slot: Slot
@@ -37,7 +37,7 @@ class Candidate:
 
 
 @attrs.frozen(eq=False)
-class Plan:
+class FetchPlan:
     """The storages to fetch.
 
     Attributes:
@@ -48,14 +48,14 @@ class Plan:
         left_bytes: Bytes kept afterwards, including these storages.
     """
 
-    candidates: Sequence[Candidate]
+    candidates: Sequence[FetchCandidate]
     operations: int
     left_s: float
     size_bytes: int
     left_bytes: int
 
 
-def candidates_of(journal: Journal, excluded: Collection[int] = ()) -> list[Candidate]:
+def candidates_of(journal: Journal, excluded: Collection[int] = ()) -> list[FetchCandidate]:
     """List storages that operations have written, and whose values can all be rebuilt from one dense tensor."""
     producers: dict[int, Node] = {}
     specs: dict[int, TensorSpec | None] = {}
@@ -66,7 +66,7 @@ def candidates_of(journal: Journal, excluded: Collection[int] = ()) -> list[Cand
             changed.discard(entry.number)
             specs[entry.number] = entry.spec
             producers.update((slot.number, node) for node in entry.nodes for slot in node.outputs)
-        elif isinstance(entry, Upload):
+        elif isinstance(entry, UploadEntry):
             specs[entry.number] = entry.spec
         elif isinstance(entry, Node):
             _look_at(entry, producers, specs, changed, tainted, journal)
@@ -81,7 +81,7 @@ def candidates_of(journal: Journal, excluded: Collection[int] = ()) -> list[Cand
             continue
         nodes = _views(storage, numbers, producers)
         if nodes is not None:
-            found.append(Candidate(journal.live[storage], spec, nodes))
+            found.append(FetchCandidate(journal.live[storage], spec, nodes))
     return found
 
 
@@ -118,7 +118,7 @@ def _views(owner: int, numbers: Sequence[int], producers: dict[int, Node]) -> li
     return list(nodes.values())
 
 
-def plan(journal: Journal, costs: Sequence[float], bytes_per_s: float, excluded: Collection[int] = ()) -> Plan:
+def plan(journal: Journal, costs: Sequence[float], bytes_per_s: float, excluded: Collection[int] = ()) -> FetchPlan:
     """Choose the storages to fetch.
 
     Args:
@@ -141,10 +141,10 @@ def plan(journal: Journal, costs: Sequence[float], bytes_per_s: float, excluded:
             chosen, needed, left_s = others, without, without_s
     size_bytes = sum(candidate.spec.size_bytes for candidate in chosen)
     left_bytes = sum(map(kept_bytes, compress(journal.entries, needed)))
-    return Plan(chosen, journal.node_count, left_s, size_bytes, left_bytes + size_bytes)
+    return FetchPlan(chosen, journal.node_count, left_s, size_bytes, left_bytes + size_bytes)
 
 
-def _after(journal: Journal, candidates: Sequence[Candidate]) -> list[bool]:
+def _after(journal: Journal, candidates: Sequence[FetchCandidate]) -> list[bool]:
     """Return which entries a recovery would still need if these storages and the random states were known."""
     empty = Kept.nothing()
     more: list[Entry] = [Generators((), ""), *(candidate.snapshot(empty) for candidate in candidates)]

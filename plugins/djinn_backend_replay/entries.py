@@ -18,7 +18,7 @@ GENERATOR: Final = 0
 
 
 @attrs.define(eq=False)
-class Upload:
+class UploadEntry:
     """A tensor that was uploaded, or a new state of one device's random generator.
 
     Attributes:
@@ -39,7 +39,7 @@ class Upload:
 
 
 @attrs.frozen(eq=False)
-class Seed:
+class SeedEntry:
     """A seed for the random generators of all devices."""
 
     seed: int
@@ -88,7 +88,7 @@ class Cut:
     node_s: float | None = None
 
 
-Entry: TypeAlias = Node | Upload | Seed | Generators | Snapshot | Cut
+Entry: TypeAlias = Node | UploadEntry | SeedEntry | Generators | Snapshot | Cut
 
 
 def outputs_of(entry: Entry) -> Sequence[Any]:

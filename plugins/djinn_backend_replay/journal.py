@@ -13,7 +13,16 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.wire.messages import GENERATOR_HANDLE
-from djinn_backend_replay.entries import GENERATOR, Cut, Entry, Generators, Seed, Snapshot, Upload, is_plain_view
+from djinn_backend_replay.entries import (
+    GENERATOR,
+    Cut,
+    Entry,
+    Generators,
+    SeedEntry,
+    Snapshot,
+    UploadEntry,
+    is_plain_view,
+)
 from djinn_backend_replay.retained import Kept, size_of
 
 log = logging.getLogger("djinn.recovery")
@@ -130,14 +139,14 @@ class Journal:
         else:
             kept = Kept.of(tensor)
             self.size_bytes += kept.size_bytes
-        self.entries.append(Upload(number, kept, device, spec, why, is_whole))
+        self.entries.append(UploadEntry(number, kept, device, spec, why, is_whole))
         if number != GENERATOR_HANDLE:
             self.live[number] = Slot(number, number)
             self._storages[number] = number
 
     def add_seed(self, seed: int) -> None:
         """Record that the random generators are seeded."""
-        self.entries.append(Seed(seed))
+        self.entries.append(SeedEntry(seed))
 
     def cancel(self) -> None:
         """Record a cancellation: of the operations since the last answer, some have run and the others never will.
@@ -159,8 +168,8 @@ class Journal:
                 if signature.is_random:
                     lost[GENERATOR_HANDLE] = None
         unknown = TensorSpec(torch.Size(), (), 0, torch.uint8, torch.device("cpu"))
-        self.entries += [Upload(number, None, None, spec or unknown, "it was being computed when the session was "
-                                "interrupted", is_whole=False) for number, spec in lost.items()]
+        self.entries += [UploadEntry(number, None, None, spec or unknown, "it was being computed when the session was "
+                                     "interrupted", is_whole=False) for number, spec in lost.items()]
         self.settled = len(self.entries)
 
     def add_checkpoint(self, snapshots: Sequence[Snapshot], generators: Generators | None) -> None:
@@ -241,7 +250,7 @@ class Journal:
     def spec_of(self, number: int) -> TensorSpec | None:
         """Look up a value's metadata, for messages and plans; slow."""
         for entry in reversed(self.entries):
-            if isinstance(entry, Upload) and entry.number == number:
+            if isinstance(entry, UploadEntry) and entry.number == number:
                 return entry.spec
             if isinstance(entry, Node):
                 for slot, spec in zip(entry.outputs, entry.signature.results, strict=False):
@@ -321,7 +330,7 @@ def needed_entries(entries: Sequence[Entry], journal: Journal, more: Sequence[En
     return needed[:len(entries)]
 
 
-def _is_needed(entry: Upload | Seed | Generators | Snapshot | Cut, values: set[int], reads: set[int],
+def _is_needed(entry: UploadEntry | SeedEntry | Generators | Snapshot | Cut, values: set[int], reads: set[int],
                journal: Journal) -> bool:
     """Return whether a non-operation entry is needed, and remove the needs that it satisfies."""
     if isinstance(entry, Cut):
@@ -333,10 +342,10 @@ def _is_needed(entry: Upload | Seed | Generators | Snapshot | Cut, values: set[i
             # Of several storages that count as one, the snapshot contains only one.
             reads.discard(entry.number)
         return is_needed
-    if isinstance(entry, Upload) and entry.number != GENERATOR_HANDLE:
+    if isinstance(entry, UploadEntry) and entry.number != GENERATOR_HANDLE:
         return entry.number in values
     is_needed = GENERATOR in reads
-    if not isinstance(entry, Upload) or entry.is_whole:
+    if not isinstance(entry, UploadEntry) or entry.is_whole:
         reads.discard(GENERATOR)
     return is_needed
 
@@ -345,5 +354,5 @@ def kept_bytes(entry: Entry) -> int:
     """Return the bytes of the tensors kept for an entry."""
     if isinstance(entry, Generators):
         return sum(size_of(state) for _, state in entry.states)
-    kept = entry.kept if isinstance(entry, (Upload, Snapshot)) else None
+    kept = entry.kept if isinstance(entry, (UploadEntry, Snapshot)) else None
     return 0 if kept is None else kept.size_bytes

@@ -15,7 +15,7 @@ from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn import errors
 from djinn.errors import DjinnError, SessionClosedError, TokenEndedError, TransportError
-from djinn.ir.program import Layout
+from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection, RemoteExecutor, SubmissionCache
@@ -161,7 +161,7 @@ class Recovering:
         self._losses.restore(GENERATOR_HANDLE)
         self._handed_over(lambda hands: hands.backend.seed(seed))
 
-    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> None:
+    def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
         """Run a piece of tape again, behind everything pending; see `djinn.kinds.backend.Backend.run`."""
         self._take(None)
         own, gone = repeated(nodes, released, self._numbers, self.journal)

@@ -13,7 +13,7 @@ from djinn.errors import DjinnError
 from djinn.ir.tape import Node, Tape
 from djinn.kinds import Backend
 from djinn.wire.messages import GENERATOR_HANDLE
-from djinn_backend_replay.entries import Cut, Entry, Generators, Seed, Snapshot, Upload, outputs_of
+from djinn_backend_replay.entries import Cut, Entry, Generators, SeedEntry, Snapshot, UploadEntry, outputs_of
 from djinn_backend_replay.journal import Journal
 from djinn_backend_replay.losses import LostValues
 from djinn_backend_replay.retained import Kept, size_of
@@ -126,14 +126,14 @@ class Replay:
             # It failed the first time as well; the server does not know the results, as before.
             log.debug("refused again: %s", error)
 
-    def _put(self, entry: Upload | Seed | Generators | Snapshot) -> None:
+    def _put(self, entry: UploadEntry | SeedEntry | Generators | Snapshot) -> None:
         backend = self._hands.backend
-        if isinstance(entry, Seed):
+        if isinstance(entry, SeedEntry):
             backend.seed(entry.seed)
             self.losses.restore(GENERATOR_HANDLE)
         elif isinstance(entry, Generators):
             self._put_generators(entry)
-        elif isinstance(entry, Upload):
+        elif isinstance(entry, UploadEntry):
             why = self._why_lost(entry)
             if why:
                 self.losses.lose(entry.number, why)
@@ -146,7 +146,7 @@ class Replay:
             self._put_snapshot(entry)
 
     @staticmethod
-    def _why_lost(entry: Upload) -> str:
+    def _why_lost(entry: UploadEntry) -> str:
         if entry.kept is None:
             return entry.why
         return "" if entry.kept.is_unchanged else "the tensor that it was sent from has been changed since"
@@ -188,7 +188,7 @@ def _last_uses(entries: Sequence[Entry], live: set[int]) -> dict[int, list[int]]
                 last[slot.number] = position
         for slot in outputs_of(entry):
             last[slot.number] = position
-        if isinstance(entry, (Upload, Snapshot)):
+        if isinstance(entry, (UploadEntry, Snapshot)):
             last[entry.number] = position
     leaving: dict[int, list[int]] = {}
     for number, position in last.items():

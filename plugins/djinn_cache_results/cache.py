@@ -18,7 +18,7 @@ import msgspec
 import torch
 from djinn_lib_service.tensor_bytes import buffer_of
 
-from djinn.ir.program import Layout
+from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.kinds.cache import SubmissionCache
@@ -150,12 +150,14 @@ class ResultCache(SubmissionCache):
         self._kept = self._kept_bytes = 0
         self._reused = self._dropped = self._not_fetched = 0
 
-    def find(self, nodes: Sequence[Node], released: set[int]) -> tuple[Sequence[tuple[int, int, int]] | None, Layout]:
+    def find(
+        self, nodes: Sequence[Node], released: set[int],
+    ) -> tuple[Sequence[tuple[int, int, int]] | None, ProgramLayout]:
         """Look up a segment that is about to run."""
         layout = lay_out(nodes, released)
         return self._find(nodes, layout), layout
 
-    def _find(self, nodes: Sequence[Node], layout: Layout) -> tuple[tuple[int, int, int], ...] | None:
+    def _find(self, nodes: Sequence[Node], layout: ProgramLayout) -> tuple[tuple[int, int, int], ...] | None:
         """Find a piece that is about to run among those that were run, or remember it.
 
         Returns:

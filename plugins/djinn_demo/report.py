@@ -18,7 +18,7 @@ COUNTERS = ("operations", "programs_sent", "round_trips", "bytes_sent", "bytes_r
 
 
 @attrs.frozen
-class Row:
+class DemoRow:
     """One piece of work, done locally and remotely."""
 
     name: str
@@ -28,7 +28,7 @@ class Row:
 
 
 @attrs.define
-class Report:
+class DemoReport:
     """Collects results.
 
     Attributes:
@@ -36,7 +36,7 @@ class Report:
     """
 
     exact: bool
-    rows: list[Row] = attrs.field(factory=list)
+    rows: list[DemoRow] = attrs.field(factory=list)
     differences: list[str] = attrs.field(factory=list)
 
     @property
@@ -54,7 +54,7 @@ class Report:
         djinn.synchronize()
         end = time.perf_counter()
         stats = djinn.stats()
-        self.rows.append(Row(name, middle - begin, end - middle, {name: stats[name] for name in COUNTERS}))
+        self.rows.append(DemoRow(name, middle - begin, end - middle, {name: stats[name] for name in COUNTERS}))
         return expected, result
 
     def check(self, what: str, equal: bool, detail: str = "") -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from djinn.ir.spec import TensorSpec
 
 
-class Call(Protocol):
+class GraphCall(Protocol):
     """One call: a recording, or a repetition of one."""
 
     def fetch(self) -> list[torch.Tensor]:
@@ -40,7 +40,7 @@ class Crossing:
     guarded: list[int]
 
 
-def fetch(call: Call, crossing: Crossing, operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+def fetch(call: GraphCall, crossing: Crossing, operands: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Execute a call, within local autograd if it has gradients."""
     if not crossing.differentiable:
         return call.fetch()

@@ -14,11 +14,11 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from djinn.session import runtime
 from djinn.wire.tensors import is_dense
-from djinn_dynamo.bridge import Call, Crossing, fetch
-from djinn_dynamo.plans import Plan, PlannedCall, make_plan
-from djinn_dynamo.recording import Recording, record
+from djinn_dynamo.bridge import Crossing, GraphCall, fetch
+from djinn_dynamo.plans import PlannedCall, RecordingPlan, make_plan
+from djinn_dynamo.recording import RecordedGraphCall, record
 from djinn_dynamo.results import Results
-from djinn_dynamo.weights import Copies, check
+from djinn_dynamo.weights import RemoteWeights, check
 
 if TYPE_CHECKING:
     from djinn.record.tensor import LazyTensor
@@ -34,7 +34,7 @@ MAX_PLANS = 32
 class _Known:
     """The state kept from the first call with some metadata."""
 
-    plan: Plan | None
+    plan: RecordingPlan | None
     results: Results
     written: dict[int, int]
     crossing: Crossing
@@ -73,7 +73,7 @@ class CompiledGraph:
         self._depends_on_data = any(
             free_unbacked_symbols(node.meta.get("example_value")) for node in module.graph.nodes)
         self._known: OrderedDict[tuple[Any, ...], _Known] = OrderedDict()
-        self._copies = Copies()
+        self._copies = RemoteWeights()
         self._session: weakref.ref[Session] | None = None
         self._sorts: _Sorts | None = None
 
@@ -132,7 +132,7 @@ class CompiledGraph:
     def _first(
         self, session: Session, arguments: Sequence[Any], operands: Sequence[torch.Tensor],
         lazy: Sequence[LazyTensor],
-    ) -> tuple[_Known, Call | None]:
+    ) -> tuple[_Known, GraphCall | None]:
         """Record the first call with some metadata."""
         try:
             recording = record(session, lambda leaves: self._run_on(arguments, leaves), operands, lazy)
@@ -181,7 +181,7 @@ class CompiledGraph:
         made: Sequence[Any] = torch.func.functional_call(self._module, own, tuple(replaced))
         return made
 
-    def _finish(self, call: Call, known: _Known, operands: Sequence[torch.Tensor]) -> list[Any]:
+    def _finish(self, call: GraphCall, known: _Known, operands: Sequence[torch.Tensor]) -> list[Any]:
         try:
             home = fetch(call, known.crossing, operands)
         except BaseException:
@@ -235,7 +235,7 @@ def _key(
     )
 
 
-def _must_run_here(recording: Recording, operands: Sequence[torch.Tensor]) -> bool:
+def _must_run_here(recording: RecordedGraphCall, operands: Sequence[torch.Tensor]) -> bool:
     """Whether the aliasing of results or written operands in eager mode cannot be reproduced."""
     if recording.changes_metadata or any(recording.leaves[index].requires_grad for index in recording.written.values()):
         return True

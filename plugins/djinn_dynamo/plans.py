@@ -11,8 +11,8 @@ import torch
 from djinn.ir.value import Slot, Value
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.wire.tensors import is_dense
-from djinn_dynamo.recording import Recording, is_repeatable, listen
-from djinn_dynamo.segments import Piece, make_piece
+from djinn_dynamo.recording import RecordedGraphCall, is_repeatable, listen
+from djinn_dynamo.segments import Segment, make_piece
 
 if TYPE_CHECKING:
     from djinn.ir.spec import TensorSpec
@@ -31,7 +31,7 @@ class _Backward:
         given: Slot and metadata of each gradient; ``None`` for an operand without one.
     """
 
-    piece: Piece
+    piece: Segment
     saved: list[Slot]
     operands: list[Slot]
     incoming: list[Slot]
@@ -39,7 +39,7 @@ class _Backward:
 
 
 @attrs.frozen(eq=False)
-class Plan:
+class RecordingPlan:
     """The repeatable part of a recording; holds none of its values.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
         kept: Other results of the forward pass that the backward pass needs: slot and position.
     """
 
-    forward: Piece
+    forward: Segment
     backward: _Backward | None
     operands: list[Slot]
     constants: list[LazyTensor]
@@ -76,7 +76,7 @@ class _Claims:
 class PlannedCall:
     """One repetition of a recording."""
 
-    def __init__(self, session: Session, plan: Plan, lazy: Sequence[LazyTensor], handles: list[int]) -> None:
+    def __init__(self, session: Session, plan: RecordingPlan, lazy: Sequence[LazyTensor], handles: list[int]) -> None:
         self._session = session
         self._plan = plan
         self._lazy = [*lazy, *plan.constants]
@@ -119,7 +119,7 @@ class PlannedCall:
         return [None if pair is None else next(home) for pair in plan.given]
 
 
-def make_plan(recording: Recording, slots: Sequence[Slot]) -> Plan | None:
+def make_plan(recording: RecordedGraphCall, slots: Sequence[Slot]) -> RecordingPlan | None:
     """Prepare a recording for repetition.
 
     Args:
@@ -146,14 +146,14 @@ def make_plan(recording: Recording, slots: Sequence[Slot]) -> Plan | None:
     positions = {slot: position for position, slot in enumerate(operands)}
     gives = {slot: position for position, slot in enumerate(forward.gives)}
     outside = {slot for _, slot in wanted}
-    return Plan(
+    return RecordingPlan(
         forward, backward, operands, constants, [positions[slot] for slot in forward.reads],
         wanted=[(spec, gives[slot] if slot in gives else -1 - positions[slot]) for spec, slot in wanted],
         kept=[(slot, position) for slot, position in gives.items() if slot not in outside],
     )
 
 
-def _plan_backward(recording: Recording, operands: list[Slot]) -> _Backward | None:
+def _plan_backward(recording: RecordedGraphCall, operands: list[Slot]) -> _Backward | None:
     session = recording.session
     outputs = [recording.results.wanted[position] for position in recording.differentiable]
     with torch.inference_mode(mode=False):

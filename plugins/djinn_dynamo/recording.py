@@ -14,7 +14,7 @@ from djinn.ir.value import Slot
 from djinn.record.tensor import LazyTensor, wrap
 from djinn_dynamo.remote_mode import recording_remotely
 from djinn_dynamo.results import Fetched, Results, sort_out
-from djinn_dynamo.segments import Piece, can_be_repeated
+from djinn_dynamo.segments import Segment, can_be_repeated
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
@@ -25,7 +25,7 @@ _LEAVES_VALUES = "aten::detach_"
 
 
 @attrs.define(eq=False)
-class Recording:
+class RecordedGraphCall:
     """One recorded call of a graph; it also represents that call itself.
 
     Attributes:
@@ -75,7 +75,7 @@ class Recording:
 def record(
     session: Session, run: Callable[[Sequence[Any]], Sequence[Any]], operands: Sequence[torch.Tensor],
     lazy: Sequence[LazyTensor],
-) -> Recording:
+) -> RecordedGraphCall:
     """Run a graph on lazy tensors.
 
     Args:
@@ -98,7 +98,7 @@ def record(
     first = len(results.wanted)
     results.wanted += [leaves[index] for index in written]
     produced = {slot for node in nodes for slot in node.outputs}
-    return Recording(
+    return RecordedGraphCall(
         session, leaves, results, dict(enumerate(written, first)), nodes, list(dict.fromkeys(differentiable)),
         constants=[tensor for tensor in made if tensor._value.slot not in produced],
         changes_metadata=any(leaf._value.spec is not spec for leaf, spec in zip(leaves, specs, strict=True)),
@@ -132,7 +132,7 @@ class _Listener:
 
 
 def is_repeatable(
-    session: Session, nodes: Sequence[Node], piece: Piece, known: set[Slot], constants: Sequence[LazyTensor]
+    session: Session, nodes: Sequence[Node], piece: Segment, known: set[Slot], constants: Sequence[LazyTensor]
 ) -> bool:
     """Whether nodes may run again: they do not depend on data, and their inputs are known and unchanged."""
     constant = {tensor._value.slot for tensor in constants}

@@ -20,7 +20,7 @@ class Constant:
 
 
 @attrs.frozen
-class Operand:
+class GraphOperand:
     """An operand of the graph, itself."""
 
     index: int
@@ -46,7 +46,7 @@ class Fetched:
 
 
 @attrs.frozen
-class Part:
+class BlockView:
     """A view of a block that is downloaded because several results share it."""
 
     index: int
@@ -55,7 +55,7 @@ class Part:
     storage_offset: int
 
 
-Form: TypeAlias = Constant | Operand | View | Fetched | Part
+Form: TypeAlias = Constant | GraphOperand | View | Fetched | BlockView
 
 
 @attrs.define
@@ -85,9 +85,9 @@ def _made(form: Form, home: Sequence[torch.Tensor], operands: Sequence[torch.Ten
         return home[form.index]
     if isinstance(form, Constant):
         return form.value
-    if isinstance(form, Operand):
+    if isinstance(form, GraphOperand):
         return operands[form.index]
-    if isinstance(form, Part):
+    if isinstance(form, BlockView):
         return home[form.index].as_strided(form.size, form.stride, form.storage_offset)
     base = operands[form.index].detach() if form.is_detached else operands[form.index]
     return base.as_strided(form.size, form.stride, base.storage_offset() + form.storage_offset)
@@ -114,7 +114,7 @@ def sort_out(returned: Sequence[Any], leaves: Sequence[LazyTensor], *, different
         index = storages.get(slot.storage)
         if index is not None:
             geometry = (tuple(spec.size), spec.stride, spec.storage_offset)
-            made[id(result)] = Operand(index) if result is leaves[index] else View(
+            made[id(result)] = GraphOperand(index) if result is leaves[index] else View(
                 index, *geometry, spec.dtype, is_detached=not result.requires_grad)
         elif differentiable or sharing[slot.storage, spec.dtype] == 1:
             made[id(result)] = Fetched(len(wanted))
@@ -125,8 +125,8 @@ def sort_out(returned: Sequence[Any], leaves: Sequence[LazyTensor], *, different
             if slot.storage not in blocks:
                 blocks[slot.storage] = Fetched(len(wanted))
                 wanted.append(result.as_strided((end - begin,), (1,), begin))  # type: ignore[arg-type]  # stays lazy
-            made[id(result)] = Part(blocks[slot.storage].index, tuple(spec.size), spec.stride,
-                                    spec.storage_offset - begin)
+            made[id(result)] = BlockView(blocks[slot.storage].index, tuple(spec.size), spec.stride,
+                                         spec.storage_offset - begin)
     return Results([made[id(r)] if isinstance(r, LazyTensor) else Constant(r) for r in returned], wanted)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 from djinn_lib_service.operators import operator_named
 
-from djinn.ir.program import Layout
+from djinn.ir.program import ProgramLayout
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.tape import Node, without_dead
 from djinn.ir.value import Slot
@@ -28,7 +28,7 @@ _DEPENDENT = (OperationClass.DATA_DEPENDENT, OperationClass.TRIGGER)
 
 
 @attrs.frozen(eq=False)
-class Piece:
+class Segment:
     """A prepared layout of nodes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Piece:
     gives: list[Slot]
     _nodes: Sequence[Node]
     _released: set[int]
-    _layout: Layout
+    _layout: ProgramLayout
     _inputs: list[Slot]
     _outputs: list[Slot]
 
@@ -62,11 +62,11 @@ class Piece:
         given = [slot.number for slot in self._outputs]
         was = self._layout
         session.backend.run(self._nodes, self._released,
-                         Layout(was.key, tuple(handles), was.numbers, was.keep, tuple(given)))
+                         ProgramLayout(was.key, tuple(handles), was.numbers, was.keep, tuple(given)))
         return given
 
 
-def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) -> Piece:
+def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) -> Segment:
     """Lay out the nodes that compute ``wanted``, and all nodes with side effects."""
     kept = set(wanted)
     released = {slot.number for node in nodes for slot in node.outputs if slot not in kept}
@@ -84,8 +84,8 @@ def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) 
     layout = lay_out(own, released)
     gives = [slot for node in nodes for slot in node.outputs if slot in kept]
     short = _short_keys.setdefault(session, {}).setdefault(layout.key, (-next(_numbers),))
-    return Piece(reads, gives, own, released, attrs.evolve(layout, key=short), [copies[slot] for slot in reads],
-                 [copies[slot] for slot in gives])
+    return Segment(reads, gives, own, released, attrs.evolve(layout, key=short), [copies[slot] for slot in reads],
+                   [copies[slot] for slot in gives])
 
 
 def can_be_repeated(session: Session, nodes: Sequence[Node]) -> bool:

@@ -72,7 +72,7 @@ class Weight:
         _notice()
 
 
-class Copies:
+class RemoteWeights:
     """The remote copies of the parameters and buffers of one compiled graph.
 
     There may be hundreds, and they rarely change, so the data that a call needs is precomputed.

@@ -19,7 +19,8 @@ import torch
 from djinn.wire.tensors import is_dense
 from djinn_executor_cuda.graph_eligibility import Form, alignment_of, form_of, storage_of
 
-__all__ = ("MAX_RECORDINGS", "NotRecordedError", "Recorder", "Recording", "Shelf", "Take", "places_of", "record")
+__all__ = ("MAX_RECORDINGS", "CaptureAttempt", "CapturedGraph", "GraphRecorder", "NotRecordedError", "Shelf",
+           "places_of", "record")
 
 MAX_RECORDINGS = 64
 """Maximum recordings of one executor, for all programs and sessions; the least recently played is dropped first."""
@@ -29,7 +30,7 @@ class NotRecordedError(Exception):
     """A program cannot be recorded. This has no effect, and the program runs as before."""
 
 
-class Take(Protocol):
+class CaptureAttempt(Protocol):
     """A recording made by a device.
 
     Attributes:
@@ -47,7 +48,7 @@ class Take(Protocol):
         """Release its memory; it is not played any more."""
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records a device's work.
 
     Attributes:
@@ -64,7 +65,7 @@ class Recorder(Protocol):
     def rehearse(self, run: Callable[[], list[Any]]) -> list[Any]:
         """Run in the same way as for a recording, so that one-time initializations happen before it."""
 
-    def record(self, run: Callable[[], list[Any]]) -> Take:
+    def record(self, run: Callable[[], list[Any]]) -> CaptureAttempt:
         """Record without executing: no existing tensor changes.
 
         Raises:
@@ -113,7 +114,7 @@ class _Bound:
     address: int
 
 
-class Recording:
+class CapturedGraph:
     """A program, recorded for inputs of certain forms, and for certain numbers.
 
     Args:
@@ -126,12 +127,12 @@ class Recording:
     """
 
     def __init__(
-        self, take: Take, bound: dict[int, _Bound], copied: dict[int, torch.Tensor], written: frozenset[int],
+        self, take: CaptureAttempt, bound: dict[int, _Bound], copied: dict[int, torch.Tensor], written: frozenset[int],
         outlets: Sequence[_Outlet], sources: Sequence[torch.Tensor],
     ) -> None:
         self.size_bytes = take.size_bytes + sum(buffer.untyped_storage().nbytes() for buffer in copied.values())
         self.plays = 0
-        self._take: Take | None = take
+        self._take: CaptureAttempt | None = take
         self._bound = list(bound.items())
         self._copied = list(copied.items())
         self._copied_forms: list[tuple[int, Form | None]] = [(index, form_of(buffer, buffer.device))
@@ -191,9 +192,9 @@ class Recording:
 
 
 def record(
-    recorder: Recorder, function: Callable[[list[Any], Sequence[Any]], list[Any]], inputs: Sequence[torch.Tensor],
+    recorder: GraphRecorder, function: Callable[[list[Any], Sequence[Any]], list[Any]], inputs: Sequence[torch.Tensor],
     numbers: Sequence[Any], changed: set[int], written: frozenset[int], wanted: Sequence[Any],
-) -> Recording:
+) -> CapturedGraph:
     """Record a program for inputs like these.
 
     Args:
@@ -217,7 +218,7 @@ def record(
         if places_of(take.results) != wanted:
             raise NotRecordedError("the results have another form than in a run")
         outlets, sources = _outlets(take.results, inputs, bound, copied)
-        made = Recording(take, bound, copied, written, outlets, sources)
+        made = CapturedGraph(take, bound, copied, written, outlets, sources)
         if made.size_bytes > recorder.limit_bytes:
             raise NotRecordedError(f"it needs {made.size_bytes} bytes, and {recorder.limit_bytes} are the limit")
     except NotRecordedError:
@@ -288,12 +289,12 @@ class Shelf:
         Any thread.
     """
 
-    def __init__(self, recorder: Recorder, *, limit: int = MAX_RECORDINGS) -> None:
+    def __init__(self, recorder: GraphRecorder, *, limit: int = MAX_RECORDINGS) -> None:
         self.recorder = recorder
         self.metadata_changes = 0
         self._limit = limit
         self._lock = threading.RLock()
-        self._recordings: OrderedDict[weakref.ref[Recording], int] = OrderedDict()
+        self._recordings: OrderedDict[weakref.ref[CapturedGraph], int] = OrderedDict()
         self._plays = 0
         self._made = 0
         self._failed = 0
@@ -310,7 +311,7 @@ class Shelf:
             return {"recordings": len(self._recordings), "recording_bytes": self.size_bytes, "recorded": self._made,
                     "not_recorded": self._failed, "played": self._plays}
 
-    def add(self, recording: Recording) -> None:
+    def add(self, recording: CapturedGraph) -> None:
         """Add a recording, evicting others if needed."""
         with self._lock:
             self._made += 1
@@ -327,7 +328,7 @@ class Shelf:
         """Count a program that could not be recorded."""
         self._failed += 1
 
-    def play(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> list[Any]:
+    def play(self, recording: CapturedGraph, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """Play a recording that fits."""
         with self._lock:
             self._plays += 1
@@ -344,6 +345,6 @@ class Shelf:
                 if recording is not None:
                     recording.close()
 
-    def _forget(self, reference: weakref.ref[Recording]) -> None:
+    def _forget(self, reference: weakref.ref[CapturedGraph]) -> None:
         with self._lock:
             self._recordings.pop(reference, None)

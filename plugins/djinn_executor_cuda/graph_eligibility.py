@@ -14,13 +14,13 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.operators import operator_named
-from djinn_lib_torch.calls import Call, written_names
+from djinn_lib_torch.calls import BoundCall, written_names
 
 from djinn.ir.program import Program
 from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 
-__all__ = ("MIN_SAVED", "Candidate", "Form", "Stage", "alignment_of", "can_be_recorded", "changes_metadata",
+__all__ = ("MIN_SAVED", "CaptureCandidate", "Form", "GraphStage", "alignment_of", "can_be_recorded", "changes_metadata",
            "digest_of_numbers", "form_of", "forms_of", "storage_of", "watched")
 
 MIN_SAVED = 8
@@ -110,7 +110,7 @@ def storage_of(tensor: torch.Tensor) -> int:
     return name
 
 
-def watched(program: Program, calls: Sequence[Call], written: set[int]) -> list[Call]:
+def watched(program: Program, calls: Sequence[BoundCall], written: set[int]) -> list[BoundCall]:
     """Return calls that record which storages they write."""
     made = []
     for template, call in zip(program.templates, calls, strict=True):
@@ -134,7 +134,7 @@ def _noting(
     return call
 
 
-class Stage(enum.Enum):
+class GraphStage(enum.Enum):
     """How to execute a run."""
 
     RUN = enum.auto()
@@ -146,7 +146,7 @@ class Stage(enum.Enum):
 
 
 @attrs.define(eq=False)
-class Candidate:
+class CaptureCandidate:
     """The runs of one program with one signature.
 
     Attributes:
@@ -174,20 +174,20 @@ class Candidate:
         self.strikes = MAX_STRIKES
         self._seen.clear()
 
-    def observe(self, inputs: Sequence[torch.Tensor]) -> Stage:
+    def observe(self, inputs: Sequence[torch.Tensor]) -> GraphStage:
         """Count a run, and decide how to execute it."""
         if self.is_hopeless:
-            return Stage.RUN
+            return GraphStage.RUN
         changed = self._changed_since(inputs)
         self._seen = [weakref.ref(value) for value in inputs]
         self.changed |= changed
         if self.tied is not None and not self.tied.isdisjoint(changed):
             self._strike()
-            return Stage.RUN
+            return GraphStage.RUN
         self.runs += 1
         if self.runs < RUNS_BEFORE_RECORDING:
-            return Stage.RUN
-        return Stage.REHEARSE if self.tied is None else Stage.RECORD
+            return GraphStage.RUN
+        return GraphStage.REHEARSE if self.tied is None else GraphStage.RECORD
 
     def rehearsed(self, tied: Iterable[int]) -> None:
         """Record which inputs are tied."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 from djinn_lib_service.kinds.executor import RandomState, Report
-from djinn_lib_torch.calls import Call
+from djinn_lib_torch.calls import BoundCall
 from djinn_lib_torch.codegen import Compiled
 from djinn_lib_torch.executor import TorchProgram
 from djinn_lib_torch.interpreter import interpret
@@ -21,12 +21,12 @@ from djinn_lib_torch.random import TorchRandomState
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
-from djinn_executor_cuda.cuda_graphs import NotRecordedError, Recording, Shelf, places_of, record
+from djinn_executor_cuda.cuda_graphs import CapturedGraph, NotRecordedError, Shelf, places_of, record
 from djinn_executor_cuda.graph_eligibility import (
     MIN_SAVED,
-    Candidate,
+    CaptureCandidate,
     Form,
-    Stage,
+    GraphStage,
     can_be_recorded,
     changes_metadata,
     digest_of_numbers,
@@ -50,10 +50,10 @@ _log = logging.getLogger("djinn.executor")
 class _Known:
     """The state of one signature: the history of its runs, and its recording."""
 
-    candidate: Candidate = attrs.field(factory=Candidate)
+    candidate: CaptureCandidate = attrs.field(factory=CaptureCandidate)
     written: frozenset[int] = frozenset()
     places: list[Any] = attrs.field(factory=list)
-    recording: Recording | None = None
+    recording: CapturedGraph | None = None
 
 
 class RecordedProgram(TorchProgram):
@@ -63,14 +63,14 @@ class RecordedProgram(TorchProgram):
     """
 
     def __init__(
-        self, program: Program, calls: Sequence[Call], lock: threading.RLock, device: torch.device, shelf: Shelf, *,
-        min_saved: int = MIN_SAVED, relieve: Callable[[], bool] = lambda: False,
+        self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock, device: torch.device, shelf: Shelf,
+        *, min_saved: int = MIN_SAVED, relieve: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(program, calls, lock, relieve)
         self._device = device
         self._shelf = shelf
         self._known: OrderedDict[tuple[_Terms, tuple[Form, ...]], _Known] = OrderedDict()
-        self._latest: tuple[_Terms, int, Recording] | None = None
+        self._latest: tuple[_Terms, int, CapturedGraph] | None = None
         """The last recording played, with the number of metadata changes at that time."""
         self._is_watched = can_be_recorded(program, min_saved=min_saved)
         self._changes_metadata = changes_metadata(program)
@@ -80,7 +80,7 @@ class RecordedProgram(TorchProgram):
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or in part (`djinn_lib_service.capabilities.StoppableProgram`). A recording is played whole."""
+        """Run once, or in part (`djinn_lib_service.capabilities.SupportsStop`). A recording is played whole."""
         if not self._is_watched or not self._shelf.recorder.is_usable:
             if self._changes_metadata:
                 self._shelf.metadata_changes += 1
@@ -108,7 +108,7 @@ class RecordedProgram(TorchProgram):
             self._shelf.metadata_changes += 1
         return super().run_without(inputs, numbers, random, report, refused, stop)
 
-    def _found(self, terms: _Terms, inputs: Sequence[Any]) -> Recording | None:
+    def _found(self, terms: _Terms, inputs: Sequence[Any]) -> CapturedGraph | None:
         """Find a recording that fits; compares all forms only if it is not the last one."""
         changes = self._shelf.metadata_changes
         if self._latest is not None:
@@ -151,7 +151,7 @@ class RecordedProgram(TorchProgram):
     ) -> list[Any]:
         candidate = known.candidate
         stage = candidate.observe(inputs)
-        if stage is Stage.RECORD:
+        if stage is GraphStage.RECORD:
             recording = self._recorded(known, inputs, numbers)
             if recording is not None and recording.fits(inputs):
                 return self._shelf.play(recording, inputs)
@@ -162,7 +162,7 @@ class RecordedProgram(TorchProgram):
             return report(step, error)
 
         state = random.get() if self._is_random else None
-        if stage is Stage.REHEARSE:
+        if stage is GraphStage.REHEARSE:
             results = self._rehearse(known, inputs, numbers, random, note)
         else:
             results = super().run_until(stop, inputs, numbers, random, note)
@@ -195,7 +195,7 @@ class RecordedProgram(TorchProgram):
                                   if storage in written or storage in shown)
         return results
 
-    def _recorded(self, known: _Known, inputs: list[Any], numbers: Sequence[Any]) -> Recording | None:
+    def _recorded(self, known: _Known, inputs: list[Any], numbers: Sequence[Any]) -> CapturedGraph | None:
         """Record the program, if that is possible, without running it."""
         if self._compiled is None:
             self._compiled = Compiled(self._program, self._calls, self._relieve)

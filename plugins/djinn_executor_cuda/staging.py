@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-__all__ = ("PIECE_BYTES", "STAGING_BYTES", "Lane", "Passing", "Ring", "Staging")
+__all__ = ("PIECE_BYTES", "STAGING_BYTES", "CopyLane", "Passing", "Ring", "Staging")
 
 STAGING_BYTES = 2**25
 """Page-locked memory of one direction."""
@@ -32,7 +32,7 @@ class Passing(Protocol):
         """Wait until it has finished."""
 
 
-class Lane(Protocol):
+class CopyLane(Protocol):
     """Copies in the order of the calls, concurrently with the device's other work."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Passing:
@@ -101,7 +101,7 @@ class Staging:
     """
 
     def __init__(
-        self, lane: Lane, allocate: Callable[[int], torch.Tensor], release: Callable[[torch.Tensor], None], *,
+        self, lane: CopyLane, allocate: Callable[[int], torch.Tensor], release: Callable[[torch.Tensor], None], *,
         length: int = STAGING_BYTES, piece: int = PIECE_BYTES,
     ) -> None:
         if not 0 < piece <= length // 2:

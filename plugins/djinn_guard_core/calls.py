@@ -15,11 +15,11 @@ from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
 from djinn_guard_core.preconditions import KernelError, too_large
 from djinn_guard_core.sizes import RESULT_BYTES, size_rule
 
-__all__ = ("Asked", "check_of")
+__all__ = ("CallChecker", "check_of")
 
 
 @attrs.frozen(eq=False)
-class Asked:
+class CallChecker:
     """Checks one call; see `djinn_lib_service.kinds.guard.CallCheck`.
 
     Attributes:
@@ -71,7 +71,7 @@ class Asked:
             raise too_large(self.operator.name(), size_bytes, 0, self.limit_bytes)
 
 
-def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
+def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> CallChecker | None:
     """Return the check for an overload; ``None`` if its kernel needs none."""
     base = base_of(operator)
     is_own = operator.namespace == "aten"
@@ -86,5 +86,5 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Asked | None:
         return None
     arguments = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    return Asked(operator, base, tuple(argument.name for argument in arguments), defaults, arrange, rules, size_of,
-                 limit_bytes)
+    return CallChecker(operator, base, tuple(argument.name for argument in arguments), defaults, arrange, rules,
+                       size_of, limit_bytes)

@@ -15,7 +15,7 @@ from djinn.ir.schema import ReturnKind, SchemaFacts
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec, ShapeInference
 from djinn.wire.tensors import DTYPES
-from djinn_guard_core.calls import Asked
+from djinn_guard_core.calls import CallChecker
 from djinn_guard_core.fast_sizes import QUICK, Metadata
 
 __all__ = ("UNKNOWN", "Answer", "Answers", "Called")
@@ -52,7 +52,7 @@ class Called:
     facts: SchemaFacts
     given: tuple[tuple[str, Any], ...]
     positional: int
-    check: Asked | None
+    check: CallChecker | None
     default_dtype: str
     aliases: tuple[tuple[int, ...], ...]
     numbers: int

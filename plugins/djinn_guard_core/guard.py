@@ -44,7 +44,7 @@ class CoreGuard:
         self._is_warm = False
 
     def prepare(self) -> None:
-        """Make PyTorch import its meta kernels; see `djinn_lib_service.kinds.guard.PreparedGuard`."""
+        """Make PyTorch import its meta kernels; see `djinn_lib_service.kinds.guard.SupportsPreparation`."""
         self._is_warm = True
         _warm_up()
 
@@ -66,7 +66,7 @@ def _warm_up() -> None:
 
 
 class CoreWatch:
-    """The guard of one session; see `djinn_lib_service.kinds.guard.Watch`."""
+    """The guard of one session; see `djinn_lib_service.kinds.guard.ProgramChecker`."""
 
     def __init__(self, bounds: Bounds, shapes: ShapeInference) -> None:
         self._bounds = bounds
@@ -74,7 +74,7 @@ class CoreWatch:
         self._called: dict[Template, Called] = {}
 
     def check(self, program: Program) -> CheckedSteps:
-        """Check a program; see `djinn_lib_service.kinds.guard.Watch.check`."""
+        """Check a program; see `djinn_lib_service.kinds.guard.ProgramChecker.check`."""
         if len(program.templates) > MAX_TEMPLATES:
             raise ProtocolError(f"A program of {len(program.templates)} templates; {MAX_TEMPLATES} is the limit.")
         called = [self._look_at(template) for template in program.templates]

@@ -25,7 +25,7 @@ from djinn_lib_service.kinds import Prepared
 from djinn.ir.schema import facts_of
 from djinn_guard_core.preconditions import expect, too_large
 
-__all__ = ("Arrangement", "Layout", "arrangement_of", "base_of", "is_proven", "layout_of",
+__all__ = ("Arrangement", "StridedLayout", "arrangement_of", "base_of", "is_proven", "layout_of",
            "proven_groups")
 
 OVERLAPS_ITSELF = ("unsupported operation: more than one element of the written-to tensor refers to a single memory "
@@ -37,7 +37,7 @@ READ_AND_WRITTEN = ("unsupported operation: some elements of the input tensor an
 """The message of eager PyTorch, for the cases that it checks."""
 
 
-class Layout(Enum):
+class StridedLayout(Enum):
     """The memory layout of a tensor's elements."""
 
     DENSE = "dense"
@@ -49,24 +49,24 @@ class Layout(Enum):
 
 
 @lru_cache(maxsize=4096)
-def layout_of(size: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
+def layout_of(size: tuple[int, ...], stride: tuple[int, ...]) -> StridedLayout:
     """Classify a layout, dimension by dimension; it counts as overlapping unless that proves distinct locations."""
     if 0 in size:
-        return Layout.DENSE
+        return StridedLayout.DENSE
     reach, dense = 0, 1
-    layout = Layout.DENSE
+    layout = StridedLayout.DENSE
     for step, extent in sorted((step, extent) for extent, step in zip(size, stride, strict=True) if extent > 1):
         if step <= reach:
-            return Layout.OVERLAPPING
+            return StridedLayout.OVERLAPPING
         if step != dense:
-            layout = Layout.GAPS
+            layout = StridedLayout.GAPS
         reach += (extent - 1) * step
         dense = step * extent
     return layout
 
 
-def _layout(tensor: torch.Tensor) -> Layout:
-    return Layout.DENSE if tensor.is_contiguous() else layout_of(tuple(tensor.shape), tensor.stride())
+def _layout(tensor: torch.Tensor) -> StridedLayout:
+    return StridedLayout.DENSE if tensor.is_contiguous() else layout_of(tuple(tensor.shape), tensor.stride())
 
 
 @attrs.frozen
@@ -230,10 +230,10 @@ class _Arranging:
 
     def _write(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         layout = _layout(tensor)
-        expect(layout is not Layout.OVERLAPPING, OVERLAPS_ITSELF)
+        expect(layout is not StridedLayout.OVERLAPPING, OVERLAPS_ITSELF)
         if self._of.is_proven:
             return tensor
-        if layout is Layout.GAPS and name not in self._of.as_they_are:
+        if layout is StridedLayout.GAPS and name not in self._of.as_they_are:
             copy = self._copy(tensor)
             self.copies.append((tensor, copy))
             return copy
@@ -254,7 +254,7 @@ class _Arranging:
             return self._copy(tensor)
         if name in self._of.as_they_are or (name in self._of.rows and _has_dense_rows(tensor)):
             return tensor
-        return tensor if _layout(tensor) is Layout.DENSE else self._copy(tensor)
+        return tensor if _layout(tensor) is StridedLayout.DENSE else self._copy(tensor)
 
     def _is_written(self, tensor: torch.Tensor) -> bool:
         """Whether an element of the tensor may be in memory that is written."""
@@ -267,7 +267,7 @@ class _Arranging:
     def _has_to_be_apart(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether the kernel would reject this tensor because it writes there; it cannot detect that with gaps."""
         in_place = self._of.in_place
-        if in_place is None or _layout(tensor) is not Layout.DENSE:
+        if in_place is None or _layout(tensor) is not StridedLayout.DENSE:
             return False
         return name not in in_place or _reach(tensor) not in self._ranges
 

@@ -113,11 +113,11 @@ class CheckedSteps:
 
     @property
     def taken_bytes(self) -> int:
-        """Memory that the last run holds at any time; see `djinn_lib_service.kinds.guard.SizingProgram`."""
+        """Memory that the last run holds at any time; see `djinn_lib_service.kinds.guard.SupportsSizing`."""
         return 0 if self._last is None else self._last.most_bytes
 
     def measure(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
-        """Estimate a run step by step; see `djinn_lib_service.kinds.guard.SizingProgram`."""
+        """Estimate a run step by step; see `djinn_lib_service.kinds.guard.SupportsSizing`."""
         self._last = None
         self.refused(inputs, numbers)
         return self.taken_bytes

@@ -25,7 +25,7 @@ from torch.autograd import forward_ad
 
 from djinn.ir.schema import ReturnKind
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.record.call_plans import Plan
+from djinn.record.call_plans import CallPlan
 from djinn.record.recorder import scan
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
@@ -53,7 +53,7 @@ _apply: Callable[..., Any]
 _unknown: Any = object()
 _by_value: Any = object()
 """Marker: the real numbers of a call are part of the key."""
-_shortcuts: dict[tuple[Any, ...], tuple[Plan, list[Any] | None] | None] = {}
+_shortcuts: dict[tuple[Any, ...], tuple[CallPlan, list[Any] | None] | None] = {}
 """By function and arguments, as described by `djinn.record.recorder.scan`: the plan, and the operation's numbers,
 including defaults, if they are the same for every such call. ``None`` where there is no shortcut. If an operation has
 several results, the function returned the first one."""
@@ -195,7 +195,7 @@ def _reals(numbers: list[Any]) -> tuple[Any, ...]:
                   for number in numbers if type(number) is float or type(number) is complex])
 
 
-def _plan_of(signature: Signature) -> Plan | None:
+def _plan_of(signature: Signature) -> CallPlan | None:
     """Return the plan of an operation that only creates new tensors, independently of its numbers."""
     binding = _session.recorder.binding(operator_named(signature.template.operator))
     count = len(signature.results)
@@ -209,5 +209,5 @@ def _plan_of(signature: Signature) -> Plan | None:
     )
     if not is_simple:
         return None
-    return Plan(signature=signature, single=signature.results[0] if count == 1 else None, may_be_view=False,
-                asks=False, kinds=binding.facts.returns, lengths=(1,) * count, written=(None,) * count)
+    return CallPlan(signature=signature, single=signature.results[0] if count == 1 else None, may_be_view=False,
+                    asks=False, kinds=binding.facts.returns, lengths=(1,) * count, written=(None,) * count)

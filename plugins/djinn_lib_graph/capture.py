@@ -22,7 +22,7 @@ from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import RecordedGraph
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
-from djinn_lib_graph.provenance import Watch
+from djinn_lib_graph.provenance import ModuleTracker
 
 _local = threading.local()
 _GRADIENTS = frozenset({torch.Tensor.backward, torch.autograd.grad})
@@ -47,7 +47,7 @@ class Captured:
     """
 
     model: Any
-    _watch: Watch
+    _watch: ModuleTracker
     _lock: Any = attrs.field(factory=threading.Lock, init=False)
     _known: tuple[int, RecordedGraph, MetadataPlaceholder] | None = attrs.field(default=None, init=False)
 
@@ -90,7 +90,7 @@ class Captured:
 class _RemoteFactories(TorchFunctionMode):
     """Gives factories without a device the remote one, and detects the beginning of a backward pass."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ModuleTracker) -> None:
         super().__init__()
         self._watch = watch
         self._others = {*_device_constructors(), *_GRADIENTS}
@@ -124,7 +124,7 @@ def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
             module of the model has hooks for this, which makes some of PyTorch's modules take their slower path.
     """
     session = runtime.current()
-    watch = Watch(session, model, modules)
+    watch = ModuleTracker(session, model, modules)
     captured = Captured(model, watch)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(watch.stop)

@@ -34,7 +34,7 @@ _NO_NUMBER = 1 << 63
 
 
 _Stamp: TypeAlias = tuple[int, str]
-"""Call and place, as `Watch` numbers them, and who recorded the node."""
+"""Call and place, as `ModuleTracker` numbers them, and who recorded the node."""
 
 
 class _Thread:
@@ -79,7 +79,7 @@ class _Hook:
         return _Hook, ()
 
 
-class Watch:
+class ModuleTracker:
     """Keeps the nodes that one thread records, and that autograd records on other threads on its behalf.
 
     Args:

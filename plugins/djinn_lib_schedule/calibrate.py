@@ -18,7 +18,7 @@ from djinn.errors import DjinnError, PluginError, PluginValidationError
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_lib_schedule import profiles as kept
-from djinn_lib_schedule.fitting import Call, Measured, fit
+from djinn_lib_schedule.fitting import Measured, MeasuredCall, fit
 from djinn_lib_schedule.placing import SupportsPlacement, pinned
 from djinn_lib_schedule.profiles import Calibration
 from djinn_lib_schedule.schedule import LinkProfile
@@ -188,7 +188,7 @@ class _Trial:
     """All runs of one workload so far, in groups of consecutive runs."""
 
     workload: Workload
-    calls: tuple[Call, ...]
+    calls: tuple[MeasuredCall, ...]
     taken: tuple[tuple[float, ...], ...]
 
     @property
@@ -203,14 +203,14 @@ class _Trial:
         return max(runs) / min(runs)
 
 
-def _calls(run: Callable[[], Any]) -> tuple[Call, ...]:
+def _calls(run: Callable[[], Any]) -> tuple[MeasuredCall, ...]:
     """Record a run, and derive what its operations compute and move."""
     with capture(modules=False) as captured:
         results = run()
     annotated = annotate_graph(captured.graph)
     del results
-    return tuple(Call(node.operation, float(meaning.flops), float(meaning.bytes_read + meaning.bytes_written),
-                      meaning.memory_pattern)
+    return tuple(MeasuredCall(node.operation, float(meaning.flops), float(meaning.bytes_read + meaning.bytes_written),
+                              meaning.memory_pattern)
                  for node in captured.graph.nodes() for meaning in (annotated.nodes[node.id],))
 
 

@@ -10,9 +10,9 @@ from djinn_lib_schedule.colocation import Homes, find_homes
 from djinn_lib_schedule.memory import peak_bytes
 from djinn_lib_schedule.order import arranged, ranks_of
 from djinn_lib_schedule.problem import NOWHERE, Problem
-from djinn_lib_schedule.schedule import CachingPolicy, CostEstimate, ExecutionSchedule, Span, Transfer
+from djinn_lib_schedule.schedule import CachingPolicy, CostEstimate, ExecutionSchedule, StepSpan, Transfer
 from djinn_lib_schedule.semantics import meaning_of
-from djinn_lib_schedule.timing import Rehearsal
+from djinn_lib_schedule.timing import Simulation
 
 _LONGEST_CHAIN = 8
 _LARGE_BYTES = 1_000_000
@@ -52,7 +52,7 @@ def settled(homes: Homes, placement: Sequence[int]) -> list[int]:
     return [placement[group] if homes.pinned[group] == NOWHERE else homes.pinned[group] for group in homes.group]
 
 
-class _Completion(Rehearsal):
+class _Completion(Simulation):
     """Simulates a schedule and records the transfers."""
 
     def __init__(self, problem: Problem, homes: Homes, place: Sequence[int], order: Sequence[int]) -> None:
@@ -60,7 +60,7 @@ class _Completion(Rehearsal):
         self._place = place
         self._order = order
         self._names = [device.id for device in problem.devices]
-        self._transfers: dict[Transfer, Span] = {}
+        self._transfers: dict[Transfer, StepSpan] = {}
         self._moved: set[tuple[int, int, int]] = set()
         """Value, target, and the node that produced the current version."""
         self._replicas: dict[int, list[int]] = {}
@@ -100,7 +100,7 @@ class _Completion(Rehearsal):
         for node in order:
             device = self._place[node]
             begin, end = self.run(node, device)
-            spans[nodes[node].id] = Span(begin, end)
+            spans[nodes[node].id] = StepSpan(begin, end)
             latency_s = max(latency_s, end)
             self._count(node, device)
             for value in problem.writes[node]:
@@ -247,7 +247,7 @@ class _Completion(Rehearsal):
         self._moved.add((value, device, after))
         transfer = Transfer(problem.values[value], self._names[source], self._names[device],
                             "" if after == NOWHERE else problem.nodes[after].id, problem.size[value])
-        self._transfers[transfer] = Span(begin, end)
+        self._transfers[transfer] = StepSpan(begin, end)
         return super().move(value, source, device, begin, end)
 
     def run(self, node: int, device: int) -> tuple[float, float]:

@@ -76,7 +76,7 @@ def execute(
         Exception: Any exception of an operation.
     """
     chosen = _strategy_named(strategy)
-    run = Run(runtime.current(), schedule, inputs, outputs)
+    run = ScheduledRun(runtime.current(), schedule, inputs, outputs)
     session = run.session
     if chosen is ExecutionStrategy.LOCAL:
         return run.at_home()
@@ -119,7 +119,7 @@ def results_of(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
     return found
 
 
-class Run:
+class ScheduledRun:
     """One execution; everything is looked up and checked before anything runs.
 
     Attributes:

@@ -10,7 +10,7 @@ from djinn_lib_graph.metadata import MemoryPattern
 
 from djinn_lib_schedule.schedule import DeviceProfile, OperationProfile, Rate, Sample
 
-__all__ = ("Call", "Measured", "fit")
+__all__ = ("Measured", "MeasuredCall", "fit")
 
 SMALL_BYTES = 64 << 10
 SMALL_FLOPS = 1e5
@@ -21,7 +21,7 @@ _USUAL = DeviceProfile()
 
 
 @attrs.frozen
-class Call:
+class MeasuredCall:
     """One call within a workload."""
 
     operation: str
@@ -40,7 +40,7 @@ class Measured:
     """A workload, its calls, and how long a run of it took."""
 
     name: str
-    calls: tuple[Call, ...]
+    calls: tuple[MeasuredCall, ...]
     seconds: float
 
     @property

@@ -10,7 +10,7 @@ from djinn_lib_graph.graph import Graph
 from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 
 
-class Scheduler(Protocol):
+class GraphScheduler(Protocol):
     """Creates a schedule from a graph. Called once per program, not once per run."""
 
     name: str

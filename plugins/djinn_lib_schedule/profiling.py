@@ -16,10 +16,10 @@ from djinn_lib_trace.spans import connections_through
 from djinn.session import runtime
 from djinn.wire.messages import Batch, Rerun, Result, Send, Timing
 from djinn.wire.messages import Run as RunCommand
-from djinn_lib_schedule.execution import Run, flushing
+from djinn_lib_schedule.execution import ScheduledRun, flushing
 from djinn_lib_schedule.inputs import Inputs
 from djinn_lib_schedule.lazy_tuple import LazyTuple
-from djinn_lib_schedule.schedule import ExecutionSchedule, Span
+from djinn_lib_schedule.schedule import ExecutionSchedule, StepSpan
 
 if TYPE_CHECKING:
     from djinn.kinds import Connection
@@ -33,7 +33,7 @@ class MeasuredPiece:
 
     device: str
     nodes: tuple[str, ...]
-    span: Span
+    span: StepSpan
 
 
 @attrs.frozen
@@ -43,7 +43,7 @@ class MeasuredTransfer:
     value: str
     source: str
     target: str
-    span: Span
+    span: StepSpan
 
 
 @attrs.frozen
@@ -71,7 +71,7 @@ def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int =
         ScheduleError, InputsError: As for `djinn.execute`.
         Exception: Any exception of an operation.
     """
-    run = Run(runtime.current(), schedule, inputs, None)
+    run = ScheduledRun(runtime.current(), schedule, inputs, None)
     session = run.session
     names = [name for name, _ in sorted(run.positions.items(), key=lambda item: item[1])]
     ends = run.ends(max(1, -(-len(schedule.order) // max(1, pieces))))
@@ -88,7 +88,7 @@ def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int =
                        tuple(_shifted(move, begin_s) for move in moves))
 
 
-def _pass(run: Run, ends: dict[int, int]) -> tuple[dict[int, list[int]], LazyTuple]:
+def _pass(run: ScheduledRun, ends: dict[int, int]) -> tuple[dict[int, list[int]], LazyTuple]:
     """Run once, in pieces.
 
     Returns:
@@ -152,9 +152,9 @@ class _Watch(ConnectionWrapper):
                 self.sent[command.parcel] = command.handle, command.peer
         return msgspec.structs.replace(batch, timed=True)
 
-    def span(self, timing: Timing) -> Span:
+    def span(self, timing: Timing) -> StepSpan:
         """Convert a timing to the clock of this machine."""
-        return Span((timing.begin_ns + self._offset_ns) / 1e9, (timing.end_ns + self._offset_ns) / 1e9)
+        return StepSpan((timing.begin_ns + self._offset_ns) / 1e9, (timing.end_ns + self._offset_ns) / 1e9)
 
     def told(self, kind: str) -> list[Timing]:
         """List the timings of a kind, in order."""
@@ -176,7 +176,7 @@ def _pieces(
         before = cuts[last]
         if spans:
             nodes = schedule.order[first : last + 1]
-            found.append(MeasuredPiece(device, nodes, Span(spans[0].begin_s, spans[-1].end_s)))
+            found.append(MeasuredPiece(device, nodes, StepSpan(spans[0].begin_s, spans[-1].end_s)))
     return found
 
 
@@ -190,10 +190,10 @@ def _moves(watches: Sequence[_Watch], names: Sequence[str]) -> list[MeasuredTran
                 source, begin_s = begun[timing.number]
                 handle, _ = watches[source].sent[timing.number]
                 end_s = max(begin_s, watch.span(timing).end_s)
-                found.append(MeasuredTransfer(f"v{handle}", names[source], names[target], Span(begin_s, end_s)))
+                found.append(MeasuredTransfer(f"v{handle}", names[source], names[target], StepSpan(begin_s, end_s)))
     return found
 
 
 def _shifted(measured: Any, begin_s: float) -> Any:
     span = measured.span
-    return attrs.evolve(measured, span=Span(span.begin_s - begin_s, span.end_s - begin_s))
+    return attrs.evolve(measured, span=StepSpan(span.begin_s - begin_s, span.end_s - begin_s))

@@ -20,7 +20,7 @@ from djinn_lib_graph.graph import GraphNode
 from djinn_lib_graph.html_page import page
 
 from djinn_lib_schedule.profiling import MeasuredPiece, MeasuredTransfer, Measurement
-from djinn_lib_schedule.schedule import ExecutionSchedule, Span
+from djinn_lib_schedule.schedule import ExecutionSchedule, StepSpan
 from djinn_lib_schedule.semantics import meaning_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class DeviceRow:
 class Bar:
     """An item on a lane of the timeline."""
 
-    span: Span
+    span: StepSpan
     name: str
     """Name of the operation or value."""
     detail: str = ""
@@ -75,7 +75,7 @@ class Bar:
 
 
 @attrs.frozen
-class Lane:
+class TimelineLane:
     """The activity of one device or link, in order of time."""
 
     name: str
@@ -117,7 +117,7 @@ class Explanation:
         return tuple(rows)
 
     @cached_property
-    def lanes(self) -> tuple[Lane, ...]:
+    def lanes(self) -> tuple[TimelineLane, ...]:
         """Devices with planned and measured work, then links."""
         schedule = self.schedule
         nodes = {node.id: node for node in schedule.graph.nodes()} if schedule.graph else {}
@@ -126,7 +126,7 @@ class Explanation:
             planned = [_node_bar(nodes.get(node), node, schedule.spans[node]) for node in schedule.order
                        if schedule.devices[node] == row.device and node in schedule.spans]
             measured = [_piece_bar(piece, nodes) for piece in self.measured if piece.device == row.device]
-            lanes += [Lane(row.device, kind, _by_time(bars))
+            lanes += [TimelineLane(row.device, kind, _by_time(bars))
                       for kind, bars in (("planned", planned), ("measured", measured)) if bars]
         links: dict[tuple[str, str], list[Bar]] = {}
         for move, span in schedule.transfer_spans.items():
@@ -137,7 +137,7 @@ class Explanation:
             moved.setdefault((measured_move.source, measured_move.target), []).append(
                 Bar(measured_move.span, measured_move.value, "", "transfer"))
         for source, target in sorted({*links, *moved}):
-            lanes += [Lane(f"{source} → {target}", kind, _by_time(found[source, target]))
+            lanes += [TimelineLane(f"{source} → {target}", kind, _by_time(found[source, target]))
                       for kind, found in (("link", links), ("measured", moved)) if (source, target) in found]
         return tuple(lanes)
 
@@ -275,7 +275,7 @@ def seconds(time_s: float) -> str:
     return f"{time_s * 1e9:.3g} ns" if time_s else "0 s"
 
 
-def _length_s(span: Span) -> float:
+def _length_s(span: StepSpan) -> float:
     return span.end_s - span.begin_s
 
 
@@ -288,7 +288,7 @@ def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def _node_bar(node: GraphNode | None, identifier: str, span: Span) -> Bar:
+def _node_bar(node: GraphNode | None, identifier: str, span: StepSpan) -> Bar:
     if node is None:
         return Bar(span, identifier, node=identifier)
     meaning = meaning_of(node)
@@ -309,7 +309,7 @@ def _by_time(bars: Iterable[Bar]) -> tuple[Bar, ...]:
     return tuple(sorted(bars, key=lambda bar: (bar.span.begin_s, bar.span.end_s)))
 
 
-def _end_s(lanes: Sequence[Lane]) -> float:
+def _end_s(lanes: Sequence[TimelineLane]) -> float:
     return max((bar.span.end_s for lane in lanes for bar in lane.bars), default=0.0)
 
 

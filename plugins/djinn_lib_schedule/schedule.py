@@ -178,7 +178,7 @@ class Transfer:
 
 
 @attrs.frozen
-class Span:
+class StepSpan:
     """When a step runs, in seconds from the beginning of the graph."""
 
     begin_s: float
@@ -226,9 +226,9 @@ class ExecutionSchedule:
     """By value; missing values are freed after their last use."""
     budgets: Mapping[str, int] = attrs.field(factory=dict)
     """Largest number of bytes held at once, by device, including bytes held before."""
-    spans: Mapping[str, Span] = attrs.field(factory=dict)
+    spans: Mapping[str, StepSpan] = attrs.field(factory=dict)
     """When each node is expected to run."""
-    transfer_spans: Mapping[Transfer, Span] = attrs.field(factory=dict)
+    transfer_spans: Mapping[Transfer, StepSpan] = attrs.field(factory=dict)
     """When each transfer is expected to happen."""
     estimate: CostEstimate = CostEstimate()
     flags: frozenset[str] = frozenset()

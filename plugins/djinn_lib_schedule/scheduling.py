@@ -19,11 +19,11 @@ from djinn.session import runtime
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.costs import CostModel
 from djinn_lib_schedule.inputs import alive_values, outside_values
-from djinn_lib_schedule.kinds import Scheduler as SchedulerPlugin
+from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.placing import SupportsPlacement
 from djinn_lib_schedule.profiles import calibration_of
-from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span
+from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, StepSpan
 from djinn_lib_schedule.semantics import meaning_of, with_meaning
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:
     return infos
 
 
-def _scheduler_named(name: str) -> SchedulerPlugin:
+def _scheduler_named(name: str) -> GraphScheduler:
     known = analysis._plugins().registered("scheduler")
     answers = known.get(name, [])
     if not answers:
@@ -151,7 +151,7 @@ def _scheduler_named(name: str) -> SchedulerPlugin:
         raise AmbiguousPluginError(f"Several schedulers are called {name!r}: "
                                    f"{' and '.join(entry.plugin for entry in answers)}.",
                                    hint="Switch one off with DJINN_PLUGINS=-NAME, or uninstall it.")
-    found: SchedulerPlugin = answers[0].value
+    found: GraphScheduler = answers[0].value
     return found
 
 
@@ -171,7 +171,7 @@ def _completed(made: ExecutionSchedule, graph: Graph, infos: Sequence[DeviceInfo
     if not made.spans and len({*made.devices.values()}) == 1 and not made.transfers:
         costs, begin_s, spans = CostModel(infos), 0.0, {}
         for node in map(graph.get_node, made.order):
-            spans[node.id] = Span(begin_s, begin_s + costs.node_seconds(node, made.devices[node.id]))
+            spans[node.id] = StepSpan(begin_s, begin_s + costs.node_seconds(node, made.devices[node.id]))
             begin_s = spans[node.id].end_s
         more["spans"] = spans
     if made.estimate == CostEstimate():

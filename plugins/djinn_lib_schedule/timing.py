@@ -16,7 +16,7 @@ _GENERATOR_BYTES = 5056
 """Size of the state of PyTorch's CPU generator, the largest one."""
 
 
-class Rehearsal:
+class Simulation:
     """Simulates nodes one after the other, each as early as possible.
 
     A device runs one node at a time, in the order of the calls. A link carries one value at a time, in the order in
@@ -50,9 +50,9 @@ class Rehearsal:
             if maker == NOWHERE and problem.root[value] in self.home:
                 self.locate(value, NOWHERE)
 
-    def copy(self, place: Sequence[int]) -> Rehearsal:
+    def copy(self, place: Sequence[int]) -> Simulation:
         """Copy the current state; the copy continues with its own placement."""
-        made = object.__new__(Rehearsal)
+        made = object.__new__(Simulation)
         made.problem, made._homes, made._place = self.problem, self._homes, place
         made.free, made.home, made.where = self.free.copy(), self.home.copy(), [at.copy() for at in self.where]
         made._links, made._written, made._returned = self._links.copy(), self._written.copy(), self._returned.copy()
@@ -203,7 +203,7 @@ class Rehearsal:
 
 def makespan(problem: Problem, homes: Homes, place: Sequence[int], order: Sequence[int]) -> float:
     """Predict how long nodes take in this order on these devices, plus a small penalty for transfers."""
-    rehearsal = Rehearsal(problem, homes, place)
+    rehearsal = Simulation(problem, homes, place)
     run = rehearsal.run
     last = 0.0
     for node in order:

@@ -17,7 +17,7 @@ import attrs
 
 from djinn_lib_server.kinds.admission import TurnOrder
 
-__all__ = ("Granted", "Recalled", "TurnNotice", "TurnQueue", "TurnSettings")
+__all__ = ("GrantedTurn", "RecalledTurn", "TurnNotice", "TurnQueue", "TurnSettings")
 
 
 @attrs.frozen
@@ -40,7 +40,7 @@ class TurnSettings:
 
 
 @attrs.frozen
-class Granted:
+class GrantedTurn:
     """A tenant may use the device until this turn is recalled."""
 
     key: str
@@ -48,7 +48,7 @@ class Granted:
 
 
 @attrs.frozen
-class Recalled:
+class RecalledTurn:
     """Others are waiting: the turn must be given back when there is nothing to run, or after the given time."""
 
     key: str
@@ -56,7 +56,7 @@ class Recalled:
     left_s: float
 
 
-TurnNotice: TypeAlias = Granted | Recalled
+TurnNotice: TypeAlias = GrantedTurn | RecalledTurn
 
 
 class _State(enum.Enum):
@@ -184,7 +184,7 @@ class TurnQueue:
                 self._end(flow)
             elif flow.state is _State.HOLDING and not flow.is_hurried:
                 flow.is_hurried = True
-                self._orders.append(Recalled(flow.key, flow.turn, 0.0))
+                self._orders.append(RecalledTurn(flow.key, flow.turn, 0.0))
             if flow.state is _State.HOLDING and flow.until_s + self.settings.patience_s <= now:
                 flow.is_overdue = True
         self._go_on(now)
@@ -252,7 +252,7 @@ class TurnQueue:
         self._order.grant(flow.key)
         flow.state, flow.turn = _State.HOLDING, self._count
         flow.granted_s = now
-        self._orders.append(Granted(flow.key, flow.turn))
+        self._orders.append(GrantedTurn(flow.key, flow.turn))
 
     def _go_on(self, now: float, newcomer: _Flow | None = None) -> None:
         """Fill free places, and recall as many turns as there are tenants still waiting."""
@@ -277,4 +277,4 @@ class TurnQueue:
     def _recall(self, flow: _Flow, now: float, until_s: float) -> None:
         if until_s < flow.until_s and not flow.is_hurried:
             flow.until_s, flow.is_hurried = until_s, until_s <= now
-            self._orders.append(Recalled(flow.key, flow.turn, until_s - now))
+            self._orders.append(RecalledTurn(flow.key, flow.turn, until_s - now))

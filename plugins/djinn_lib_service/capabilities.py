@@ -13,7 +13,7 @@ from djinn_lib_service.kinds.guard import CallCheck
 
 
 @runtime_checkable
-class SharingExecutor(Protocol):
+class SupportsSharing(Protocol):
     """Optional methods of an `Executor` that avoid copies where memory can be shared."""
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ class Allowance(Protocol):
 
 
 @runtime_checkable
-class CheckingExecutor(Protocol):
+class SupportsCheckedCompile(Protocol):
     """Optional method of an `Executor` that checks calls before it makes them."""
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> CompiledProgram:
@@ -91,7 +91,7 @@ class CheckingExecutor(Protocol):
 
 
 @runtime_checkable
-class SettlingExecutor(Protocol):
+class SupportsSettling(Protocol):
     """Optional method of an `Executor` that waits for the device."""
 
     def settle(self) -> None:
@@ -103,7 +103,7 @@ class SettlingExecutor(Protocol):
 
 
 @runtime_checkable
-class LosableExecutor(Protocol):
+class SupportsDeviceLoss(Protocol):
     """Optional method of an `Executor` whose process can lose the device."""
 
     def loss(self) -> str:
@@ -130,12 +130,12 @@ class SupportsSkippedSteps(CompiledProgram, Protocol):
             random: The session's random numbers.
             report: Called for a step that raises.
             refused: By position: the steps to leave out, and the exception that each raises instead.
-            stop: See `StoppableProgram`.
+            stop: See `SupportsStop`.
         """
 
 
 @runtime_checkable
-class StoppableProgram(CompiledProgram, Protocol):
+class SupportsStop(CompiledProgram, Protocol):
     """Optional method of a `CompiledProgram` that can stop between two steps."""
 
     def run_until(

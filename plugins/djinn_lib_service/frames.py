@@ -26,7 +26,7 @@ MAX_GREETING_BYTES = 4096
 """Largest header before the other side has identified itself; such a frame has no body."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class FrameHeader(msgspec.Struct, frozen=True):
     """The decoded fixed part of a frame."""
 
     sequence: int
@@ -44,7 +44,7 @@ def decode_head(
     *,
     max_header_bytes: int = MAX_HEADER_BYTES,
     max_body_bytes: int = MAX_BODY_BYTES,
-) -> Head:
+) -> FrameHeader:
     """Decode the fixed part of a frame and check its lengths against the limits.
 
     Raises:
@@ -65,7 +65,7 @@ def decode_head(
         raise ProtocolError(f"A header of {header_bytes} bytes; {max_header_bytes} is the limit.")
     if body_bytes > max_body_bytes:
         raise ProtocolError(f"A body of {body_bytes} bytes; {max_body_bytes} is the limit.")
-    return Head(sequence, header_bytes, body_bytes)
+    return FrameHeader(sequence, header_bytes, body_bytes)
 
 
 def decode_header(data: bytes | bytearray | memoryview, body_bytes: int) -> Message:

@@ -14,7 +14,7 @@ from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Rerun, Run
 from djinn_lib_service.capabilities import SupportsSkippedSteps, SupportsSpeculation, Turns
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kinds import RandomState, SessionMemory
-from djinn_lib_service.program_table import DefinedPrograms, KnownProgram
+from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.speculation import Speculator
@@ -95,7 +95,7 @@ class ProgramRuns:
         if run.released:
             self._values.free(run.released)
 
-    def _computed(self, known: KnownProgram | None, run: Run) -> list[Any]:
+    def _computed(self, known: DefinedProgram | None, run: Run) -> list[Any]:
         """Return the outputs of a run."""
         if known is None:
             raise ProtocolError(f"Program {run.program} was never defined.")
@@ -111,7 +111,7 @@ class ProgramRuns:
             raise ProtocolError("Handle 0 is reserved.")
         return self._execute(known, run)
 
-    def _executed(self, known: KnownProgram, run: Run) -> list[Any]:
+    def _executed(self, known: DefinedProgram, run: Run) -> list[Any]:
         """Run a program on inputs that are ready."""
         program, body = known.program, known.definition.body
 

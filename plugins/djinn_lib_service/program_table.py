@@ -10,18 +10,18 @@ import attrs
 from djinn.errors import UnknownOperatorError
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Define, Poisoned
-from djinn_lib_service.capabilities import Allowance, CheckingExecutor, StoppableProgram
+from djinn_lib_service.capabilities import Allowance, SupportsCheckedCompile, SupportsStop
 from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState, Report
-from djinn_lib_service.kinds.guard import CheckedProgram, Watch
+from djinn_lib_service.kinds.guard import CheckedProgram, ProgramChecker
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.program_check import check_program
 from djinn_lib_service.reports import Failures
 
-__all__ = ("DefinedPrograms", "KnownProgram")
+__all__ = ("DefinedProgram", "DefinedPrograms")
 
 
 @attrs.frozen
-class KnownProgram:
+class DefinedProgram:
     """A defined program.
 
     Attributes:
@@ -36,7 +36,7 @@ class KnownProgram:
     program: CompiledProgram | None = None
     checked: CheckedProgram | None = None
     failed: Poisoned | None = None
-    stoppable: StoppableProgram | None = None
+    stoppable: SupportsStop | None = None
 
     @property
     def changes_metadata(self) -> bool:
@@ -49,7 +49,7 @@ class KnownProgram:
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run it; if it is stoppable, only until there is a reason to stop. See `StoppableProgram.run_until`."""
+        """Run it; if it is stoppable, only until there is a reason to stop. See `SupportsStop.run_until`."""
         if self.stoppable is not None:
             return self.stoppable.run_until(stop, inputs, numbers, random, report)
         assert self.program is not None, "only what was made ready is run"
@@ -70,18 +70,18 @@ class DefinedPrograms:
     """
 
     def __init__(self, executor: Executor, failures: Failures, allowance: Allowance | None = None,
-                 watch: Watch | None = None) -> None:
+                 watch: ProgramChecker | None = None) -> None:
         self._executor = executor
         self._failures = failures
         self._allowance = allowance
         self._watch = watch
-        self._known: dict[int, KnownProgram] = {}
+        self._known: dict[int, DefinedProgram] = {}
         self.get = self._known.get
 
     def define(self, command: Define) -> None:
         """Check and compile a program. If that fails, each of its runs fails for the same reason."""
         made = self._failures.attempt(lambda: self._compiled(command))
-        self._known[command.program] = KnownProgram(command, failed=made) if isinstance(made, Poisoned) else made
+        self._known[command.program] = DefinedProgram(command, failed=made) if isinstance(made, Poisoned) else made
 
     def forget(self, programs: Iterable[int]) -> None:
         """Drop programs."""
@@ -92,7 +92,7 @@ class DefinedPrograms:
         """Drop all programs."""
         self._known.clear()
 
-    def _compiled(self, command: Define) -> KnownProgram:
+    def _compiled(self, command: Define) -> DefinedProgram:
         if self._allowance is not None:
             self._allowance.admit_program(command.body)
         check_program(command.body)
@@ -100,11 +100,11 @@ class DefinedPrograms:
         body, executor = command.body, self._executor
         if checked is None or not checked.calls:
             program = executor.compile(body)
-        elif isinstance(executor, CheckingExecutor):
+        elif isinstance(executor, SupportsCheckedCompile):
             program = executor.compile_checked(body, checked.calls)
         else:
             names = sorted({body.templates[template].operator for template in checked.calls})
             raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
                                        hint="Serve with an executor that has `compile_checked`.")
-        return KnownProgram(command, program, checked,
-                            stoppable=program if isinstance(program, StoppableProgram) else None)
+        return DefinedProgram(command, program, checked,
+                              stoppable=program if isinstance(program, SupportsStop) else None)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
-from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.capabilities import SupportsSettling
 from djinn_lib_service.failures import name_of, text_of
 from djinn_lib_service.kinds.executor import Executor
 
@@ -153,7 +153,7 @@ class RunTime:
 
     def __init__(self, executor: Executor, attempt: Callable[[Callable[[], None]], Any]) -> None:
         is_asynchronous = executor.device.partition(":")[0] != "cpu"
-        self._settle = executor.settle if is_asynchronous and isinstance(executor, SettlingExecutor) else None
+        self._settle = executor.settle if is_asynchronous and isinstance(executor, SupportsSettling) else None
         self._attempt = attempt
         self.is_wanted = False
         self._first_ns = 0

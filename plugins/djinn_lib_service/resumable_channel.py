@@ -16,7 +16,7 @@ import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, TransportError
 from djinn.wire.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
-from djinn_lib_service.kinds.transport import BoundedChannel, Channel, CountedChannel, DigestingChannel
+from djinn_lib_service.kinds.transport import Channel, SupportsByteCounts, SupportsDigests, SupportsReceiveLimit
 from djinn_lib_service.resumption import ServerEnd, no_session
 
 __all__ = ("ResumableChannel", "ResumableSessions", "digest_of")
@@ -60,8 +60,8 @@ class _Line:
     """
 
     channel: Channel
-    digesting: DigestingChannel | None
-    counted: CountedChannel | None
+    digesting: SupportsDigests | None
+    counted: SupportsByteCounts | None
     pollable: _Pollable | None
     watched: _Watched | None
     heard_bytes: int = 0
@@ -69,8 +69,8 @@ class _Line:
     @classmethod
     def of(cls, channel: Channel) -> _Line:
         """Look up the abilities of a connection."""
-        return cls(channel, channel if isinstance(channel, DigestingChannel) else None,
-                   channel if isinstance(channel, CountedChannel) else None,
+        return cls(channel, channel if isinstance(channel, SupportsDigests) else None,
+                   channel if isinstance(channel, SupportsByteCounts) else None,
                    channel if isinstance(channel, _Pollable) else None,
                    channel if isinstance(channel, _Watched) else None)
 
@@ -133,13 +133,13 @@ class ResumableChannel:
 
     @property
     def admit_body(self) -> Callable[[int], None] | None:
-        """Called before a body is read; see `djinn_lib_service.kinds.transport.BoundedChannel`."""
+        """Called before a body is read; see `djinn_lib_service.kinds.transport.SupportsReceiveLimit`."""
         return self._admit_body
 
     @admit_body.setter
     def admit_body(self, admit: Callable[[int], None] | None) -> None:
         self._admit_body = admit
-        if self._line is not None and isinstance(self._line.channel, BoundedChannel):
+        if self._line is not None and isinstance(self._line.channel, SupportsReceiveLimit):
             self._line.channel.admit_body = admit
 
     @property
@@ -270,7 +270,7 @@ class ResumableChannel:
                 raise TransportError(f"The connection to {channel.peer} came too late: there is a newer one.")
             self._end.found(answered)
             self.peer, self._line = channel.peer, _Line.of(channel)
-            if isinstance(channel, BoundedChannel):
+            if isinstance(channel, SupportsReceiveLimit):
                 channel.admit_body = self._admit_body
             self._changed.notify_all()
 

@@ -29,7 +29,7 @@ from djinn.wire.messages import (
 from djinn_lib_service.capabilities import Allowance, Turns
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.kinds import Executor, MemoryManager, SessionMemory, Watch
+from djinn_lib_service.kinds import Executor, MemoryManager, ProgramChecker, SessionMemory
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.peer_values import PeerValues
 from djinn_lib_service.program_runs import ProgramRuns
@@ -69,7 +69,7 @@ class SessionService:
 
     def __init__(self, executor: Executor, *, seed: int = 0, travels: bool = False,
                  contents: Contents | None = None, post: Post | None = None,
-                 allowance: Allowance | None = None, watch: Watch | None = None, turns: Turns | None = None,
+                 allowance: Allowance | None = None, watch: ProgramChecker | None = None, turns: Turns | None = None,
                  manager: MemoryManager | None = None) -> None:
         self._random = executor.random_state(seed)
         self._predictor = RunPredictor()

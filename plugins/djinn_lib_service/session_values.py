@@ -12,7 +12,7 @@ from djinn.errors import LimitError, OutOfMemoryError, ProtocolError, UnknownHan
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Recall, Upload
 from djinn.wire.tensors import header_of
-from djinn_lib_service.capabilities import Allowance, SharingExecutor
+from djinn_lib_service.capabilities import Allowance, SupportsSharing
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
 from djinn_lib_service.reports import Failures
@@ -50,7 +50,7 @@ class SessionValues:
         self._contents = contents
         self._allowance = allowance
         self._not_admitted: Poisoned | None = None
-        shared = executor if travels and memory.can_share and isinstance(executor, SharingExecutor) else None
+        shared = executor if travels and memory.can_share and isinstance(executor, SupportsSharing) else None
         # Nothing may write to kept contents, so the value must be a copy.
         self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
         self.adopt = memory.with_room_to_put(executor.put if shared is None else shared.adopt)

@@ -16,7 +16,7 @@ import torch
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
-from djinn.wire.messages import Failure, Layout, Member, Parcel, Plain, TensorHeader
+from djinn.wire.messages import AliasedTensor, Failure, Layout, Parcel, Plain, TensorHeader
 from djinn.wire.tensors import DTYPE_NAMES, dtype_named, header_of, is_dense
 from djinn_lib_service.frames import MAX_BODY_BYTES
 from djinn_lib_service.tensor_bytes import MAX_DIMENSIONS, empty_from, size_bytes
@@ -71,11 +71,11 @@ def pack_family(
     """
     starts: dict[int, int] = {}
     memory: list[torch.Tensor] = []
-    members: list[Member] = []
+    members: list[AliasedTensor] = []
     length = 0
     for value in values:
         if isinstance(value, Failure):
-            members.append(Member(failure=value))
+            members.append(AliasedTensor(failure=value))
             continue
         header, storage = header_of(value), value.untyped_storage()
         if storage._cdata not in starts:
@@ -85,7 +85,7 @@ def pack_family(
             memory.append(get(_bytes_of(value)))
             length += gap + storage.nbytes()
         offset = starts[storage._cdata] // value.itemsize + int(value.storage_offset())
-        members.append(Member(header.dtype, header.size, header.stride, offset, value.is_conj(), value.is_neg()))
+        members.append(AliasedTensor(header.dtype, header.size, header.stride, offset, value.is_conj(), value.is_neg()))
     flat = memory[0] if len(memory) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *memory])
     return Parcel(number, header_of(flat), members=tuple(members)), [flat]
 

@@ -135,7 +135,7 @@ class DedupConnection:
         return after(settled, result), data
 
     def cancel(self) -> None:
-        """Cancel the programs sent so far; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        """Cancel the programs sent so far; see `djinn.kinds.transport.SupportsCancellation.cancel`."""
         cancel = getattr(self._connection, "cancel", None)
         if cancel is not None:
             cancel()

@@ -50,7 +50,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {"aten::mkldnn_rnn_layer": _recurren
 
 
 @attrs.frozen
-class Call:
+class BoundCall:
     """A template bound to an operator.
 
     Attributes:
@@ -82,7 +82,7 @@ class Resolved:
     value: Any
 
 
-def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck] | None = None) -> list[Call]:
+def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck] | None = None) -> list[BoundCall]:
     """Bind every template of a program.
 
     Args:
@@ -124,7 +124,7 @@ def _empty_what_reaches_beyond(arguments: Sequence[Any]) -> None:
                 tensor.resize_(0)
 
 
-def _bind(template: Template, device: torch.device) -> Call:
+def _bind(template: Template, device: torch.device) -> BoundCall:
     if template.operator in _REFUSED:
         raise UnknownOperatorError(f"{template.operator} is not run here.", hint="It would touch the server's files.")
     if _UNCHECKED.fullmatch(template.operator):
@@ -149,7 +149,7 @@ def _bind(template: Template, device: torch.device) -> Call:
         if isinstance(argument, NumberArgument) and name.startswith("dropout"):
             probabilities.append(numbers)
         numbers += _count_numbers(argument)
-    return Call(
+    return BoundCall(
         function=_under(template.default_dtype, _FUNCTIONS.get(template.operator, operator._op)),
         arguments=tuple(_resolve(argument, device) for argument in template.arguments),
         keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
@@ -224,7 +224,7 @@ def _count_numbers(argument: Argument) -> int:
     return 1 if isinstance(argument, NumberArgument) else 0
 
 
-def results_of(call: Call, returned: Any) -> list[Any]:
+def results_of(call: BoundCall, returned: Any) -> list[Any]:
     """Return the new results of a call in the order in which a program numbers them."""
     if not call.returns:
         return []

@@ -16,7 +16,7 @@ from djinn_lib_service.kinds.executor import Report
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.ir.schema import ReturnKind
 from djinn.wire.messages import Poisoned
-from djinn_lib_torch.calls import Call, Resolved
+from djinn_lib_torch.calls import BoundCall, Resolved
 from djinn_lib_torch.interpreter import interpret, last_uses
 
 _FIRST_STEP_LINE = 3
@@ -27,7 +27,7 @@ class Compiled:
     """A program as one Python function."""
 
     def __init__(
-        self, program: Program, calls: Sequence[Call], relieve: Callable[[], bool] = lambda: False
+        self, program: Program, calls: Sequence[BoundCall], relieve: Callable[[], bool] = lambda: False
     ) -> None:
         self._program = program
         self._calls = calls
@@ -88,7 +88,7 @@ def _locate(traceback: TracebackType | None) -> tuple[int | None, dict[str, Any]
     return None, {}
 
 
-def _compile(program: Program, calls: Sequence[Call]) -> Callable[..., list[Any]]:
+def _compile(program: Program, calls: Sequence[BoundCall]) -> Callable[..., list[Any]]:
     constants: dict[str, Any] = {"halt": _stop}
 
     def constant(value: Any, prefix: str) -> str:
@@ -125,7 +125,7 @@ def _compile(program: Program, calls: Sequence[Call]) -> Callable[..., list[Any]
     return made
 
 
-def _targets(call: Call, results: list[str]) -> str:
+def _targets(call: BoundCall, results: list[str]) -> str:
     """Return the left side of the assignment, with brackets that unpack lists of the announced length."""
     kinds = call.returns
     if not kinds or all(kind is ReturnKind.WRITTEN for kind in kinds):

@@ -10,7 +10,7 @@ from djinn_lib_service.operators import operator_named
 
 from djinn.ir.program import Argument, ListArgument, Program, Step, Template, TensorArgument, count_tensors
 from djinn.ir.schema import SchemaFacts, facts_of
-from djinn_lib_torch.calls import Call, written_names
+from djinn_lib_torch.calls import BoundCall, written_names
 
 __all__ = ("effects_of",)
 
@@ -21,7 +21,7 @@ _PIECEWISE = ("index_", "scatter", "masked_", "slice_scatter", "select_scatter")
 """Prefixes of the operators that write some elements of a tensor."""
 
 
-def effects_of(program: Program, calls: Sequence[Call]) -> Effects:
+def effects_of(program: Program, calls: Sequence[BoundCall]) -> Effects:
     """Derive the effects of a program."""
     found = _Found(program)
     produced = 0

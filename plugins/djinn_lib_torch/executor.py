@@ -15,7 +15,7 @@ from djinn_lib_service.tensor_bytes import whole_of
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.ir.program import Program
 from djinn.wire.tensors import to_dense_cpu
-from djinn_lib_torch.calls import Call, bind
+from djinn_lib_torch.calls import BoundCall, bind
 from djinn_lib_torch.codegen import Compiled
 from djinn_lib_torch.effects import effects_of
 from djinn_lib_torch.interpreter import interpret
@@ -49,29 +49,29 @@ class TorchExecutor:
         return self.compile_checked(program, {})
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
-        """Resolve every operator, and check calls; see `djinn_lib_service.capabilities.CheckingExecutor`."""
+        """Resolve every operator, and check calls; see `djinn_lib_service.capabilities.SupportsCheckedCompile`."""
         return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
 
     def relieve(self) -> bool:
-        """Ask the registered callback to free memory; see `djinn_lib_service.kinds.executor.RelievedExecutor`."""
+        """Ask the callback to free memory; see `djinn_lib_service.kinds.executor.SupportsOutOfMemoryRetry`."""
         return self.relief is not None and self.relief()
 
     def can_vacate(self, storage: torch.UntypedStorage) -> bool:
-        """Whether the memory of a storage can be freed; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        """Whether the memory of a storage can be freed; see `djinn_lib_service.kinds.executor.SupportsOffload`."""
         return storage.device == self._device and bool(storage.resizable())
 
     def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Copy a storage to the host; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        """Copy a storage to the host; see `djinn_lib_service.kinds.executor.SupportsOffload`."""
         with self._lock:
             return self.get(whole_of(storage))
 
     def vacate(self, storage: torch.UntypedStorage) -> None:
-        """Free the memory of a storage; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        """Free the memory of a storage; see `djinn_lib_service.kinds.executor.SupportsOffload`."""
         with self._lock:
             storage.resize_(0)
 
     def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
-        """Allocate memory for a storage again and fill it; see `djinn_lib_service.kinds.executor.VacatingExecutor`."""
+        """Allocate memory for a storage again and fill it; see `djinn_lib_service.kinds.executor.SupportsOffload`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             storage.resize_(data.numel())
             whole_of(storage).copy_(data)
@@ -88,11 +88,11 @@ class TorchExecutor:
             return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SharingExecutor`."""
+        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SupportsSharing`."""
         return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SharingExecutor`."""
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SupportsSharing`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
@@ -115,7 +115,7 @@ class TorchProgram:
     """
 
     def __init__(
-        self, program: Program, calls: Sequence[Call], lock: threading.RLock,
+        self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock,
         relieve: Callable[[], bool] = lambda: False,
     ) -> None:
         self._program = program
@@ -131,7 +131,7 @@ class TorchProgram:
 
     @cached_property
     def effects(self) -> Effects:
-        """Its possible effects; see `djinn_lib_service.kinds.executor.CandidProgram`."""
+        """Its possible effects; see `djinn_lib_service.kinds.executor.SupportsEffectReport`."""
         return effects_of(self._program, self._calls)
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
@@ -142,7 +142,7 @@ class TorchProgram:
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or a part of it; see `djinn_lib_service.capabilities.StoppableProgram`."""
+        """Run once, or a part of it; see `djinn_lib_service.capabilities.SupportsStop`."""
         return self.run_without(inputs, numbers, random, report, {}, stop)
 
     def run_without(
@@ -181,7 +181,7 @@ class TorchProgram:
         return self._compiled.run(inputs, numbers, report, stop)
 
 
-def _probabilities(program: Program, calls: Sequence[Call]) -> list[int]:
+def _probabilities(program: Program, calls: Sequence[BoundCall]) -> list[int]:
     """Return which numbers of a run are dropout probabilities: if they are zero, no random numbers are drawn."""
     found: list[int] = []
     taken = 0

@@ -14,12 +14,12 @@ from djinn.errors import ProtocolError
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Poisoned
-from djinn_lib_torch.calls import Call, Resolved, results_of
+from djinn_lib_torch.calls import BoundCall, Resolved, results_of
 
 
 def interpret(
     program: Program,
-    calls: Sequence[Call],
+    calls: Sequence[BoundCall],
     inputs: list[Any],
     numbers: Sequence[Any],
     report: Report,
@@ -42,7 +42,7 @@ def interpret(
         results: Results of the steps before ``start`` that are still needed.
         refused: By position: steps that are not executed, and the errors they raise instead.
         relieve: Called to free memory when there is none; if it succeeds, the step is retried once.
-        stop: See `djinn_lib_service.capabilities.StoppableProgram`.
+        stop: See `djinn_lib_service.capabilities.SupportsStop`.
     """
     known = {} if results is None else results
     last_use = last_uses(program)
@@ -99,7 +99,7 @@ def last_uses(program: Program) -> dict[int, list[int]]:
 
 
 def _call(
-    call: Call, operands: list[Any], numbers: Sequence[Any], expected: int, position: int, report: Report,
+    call: BoundCall, operands: list[Any], numbers: Sequence[Any], expected: int, position: int, report: Report,
     relieve: Callable[[], bool],
 ) -> list[Any]:
     try:
@@ -114,7 +114,7 @@ def _call(
 
 
 def _called(
-    call: Call, arguments: list[Any], keywords: dict[str, Any], relieve: Callable[[], bool]
+    call: BoundCall, arguments: list[Any], keywords: dict[str, Any], relieve: Callable[[], bool]
 ) -> Any:
     try:
         return call.function(*arguments, **keywords)
@@ -125,7 +125,7 @@ def _called(
     return call.function(*arguments, **keywords)
 
 
-def fill(call: Call, operands: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def fill(call: BoundCall, operands: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Fill a call's form with operands and numbers."""
     tensors, values = iter(operands), iter(numbers)
     arguments = [_value(argument, tensors, values) for argument in call.arguments]

@@ -27,7 +27,7 @@ MAX_SPANS = 200_000
 """Most spans that are kept; further ones are only counted."""
 
 
-class Stage(StrEnum):
+class SpanStage(StrEnum):
     """Stages on which time is spent."""
 
     CAPTURE = "capture"
@@ -43,7 +43,7 @@ class Span:
     """A period of time."""
 
     name: str
-    stage: Stage
+    stage: SpanStage
     begin_ns: int
     """On the clock of `time.perf_counter_ns`."""
     end_ns: int
@@ -75,16 +75,16 @@ class Spans:
     def __len__(self) -> int:
         return len(self._spans)
 
-    def add(self, name: str, stage: Stage, begin_ns: int, **facts: Any) -> None:
+    def add(self, name: str, stage: SpanStage, begin_ns: int, **facts: Any) -> None:
         """Add a span that ends now, on this thread."""
-        self.executions += stage is Stage.EXECUTION
+        self.executions += stage is SpanStage.EXECUTION
         if len(self._spans) >= MAX_SPANS:
             self.dropped += 1
             return
         self._spans.append(Span(name, stage, begin_ns, time.perf_counter_ns(), threading.current_thread().name, facts))
 
     @contextlib.contextmanager
-    def timed(self, name: str, stage: Stage, **facts: Any) -> Iterator[None]:
+    def timed(self, name: str, stage: SpanStage, **facts: Any) -> Iterator[None]:
         """Add a span for the duration of the block, also if it raises."""
         begin_ns = time.perf_counter_ns()
         try:
@@ -168,7 +168,7 @@ class _TimedConnection(ConnectionWrapper):
             answer = self.plain.request(batch, tensors)
         begin_ns, self._waiting_ns = self._waiting_ns, None
         if self._spans.executions == told and begin_ns is not None:
-            self._spans.add("executor, seen from here", Stage.EXECUTION, begin_ns, is_estimated=True)
+            self._spans.add("executor, seen from here", SpanStage.EXECUTION, begin_ns, is_estimated=True)
         return answer
 
     @contextlib.contextmanager
@@ -180,7 +180,7 @@ class _TimedConnection(ConnectionWrapper):
         try:
             yield
         finally:
-            self._spans.add(name, Stage.WIRE, begin_ns, **facts, bytes_sent=self.plain.bytes_sent - sent,
+            self._spans.add(name, SpanStage.WIRE, begin_ns, **facts, bytes_sent=self.plain.bytes_sent - sent,
                             bytes_received=self.plain.bytes_received - received)
             self._free_ns = time.perf_counter_ns()
 
@@ -188,7 +188,7 @@ class _TimedConnection(ConnectionWrapper):
         """Close the span of recording, and count what the batch holds."""
         operations, self._sent = self._remote.nodes_sent - self._sent, self._remote.nodes_sent
         if operations:
-            self._spans.add("record", Stage.CAPTURE, self._free_ns, operations=operations)
+            self._spans.add("record", SpanStage.CAPTURE, self._free_ns, operations=operations)
         kinds = [type(command) for command in batch.commands]
         return {"operations": operations, "runs": kinds.count(Run) + kinds.count(Rerun),
                 "new_programs": kinds.count(Define), "uploads": kinds.count(Upload), "fetched": len(batch.fetch)}

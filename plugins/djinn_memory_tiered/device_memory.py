@@ -10,16 +10,16 @@ from typing import Any, Protocol, TypeVar
 import torch
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds import SpareData
-from djinn_lib_service.kinds.executor import Executor, RelievedExecutor, VacatingExecutor
+from djinn_lib_service.kinds.executor import Executor, SupportsOffload, SupportsOutOfMemoryRetry
 from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import OutOfMemoryError
 from djinn.wire.messages import Poisoned
 from djinn_memory_tiered.accounts import Accounts
-from djinn_memory_tiered.eviction import Candidate, in_order, way_out
+from djinn_memory_tiered.eviction import EvictionCandidate, in_order, way_out
 from djinn_memory_tiered.roles import Gone
-from djinn_memory_tiered.storages import Place, Places, Recipe, State
-from djinn_memory_tiered.tiers import Tier, Tiers
+from djinn_memory_tiered.storages import ManagedStorage, Places, Recipe, State
+from djinn_memory_tiered.tiers import PressureLevel, Tiers
 
 COLD_S = 1.0
 """Storages that were not used for this long may be evicted in advance."""
@@ -28,7 +28,7 @@ DECODE_S = 2.0
 _T = TypeVar("_T")
 
 
-class Tenant(Protocol):
+class MemoryClient(Protocol):
     """The memory of one session, as seen from the memory that all share."""
 
     places: Places
@@ -71,34 +71,35 @@ class DeviceMemory:
         self.clock = clock
         self._tiers = tiers or Tiers()
         self._spare = spare
-        self._memory = executor if isinstance(executor, VacatingExecutor) else None
-        self._tenants: dict[Tenant, int] = {}
+        self._memory = executor if isinstance(executor, SupportsOffload) else None
+        self._tenants: dict[MemoryClient, int] = {}
         self._count = 0
-        self._in_use: frozenset[Place] = frozenset()
-        self._needed: set[Place] = set()
+        self._in_use: frozenset[ManagedStorage] = frozenset()
+        self._needed: set[ManagedStorage] = set()
         """Storages that the next operation needs. They may be moved to make room for each other, but not dropped: each
         would have to be computed again, for which the next would be dropped."""
         self._leaving_bytes = 0
         """Bytes about to leave the host. They do not count against its limit, so storages can trade places."""
-        if isinstance(executor, RelievedExecutor):
+        if isinstance(executor, SupportsOutOfMemoryRetry):
             executor.relief = self.relieve
 
     @property
-    def tier(self) -> Tier:
+    def tier(self) -> PressureLevel:
         """Current memory pressure."""
         return self._tiers.tier
 
-    def join(self, tenant: Tenant) -> None:
+    def join(self, tenant: MemoryClient) -> None:
         """Add a session."""
         self._count += 1
         self._tenants[tenant] = self._count
 
-    def leave(self, tenant: Tenant) -> None:
+    def leave(self, tenant: MemoryClient) -> None:
         """Remove a session that has dropped all its values."""
         self._tenants.pop(tenant, None)
 
     def use(
-        self, tenant: Tenant, places: Collection[Place], wanted_bytes: int, *, written: Collection[Place] = ()
+        self, tenant: MemoryClient, places: Collection[ManagedStorage], wanted_bytes: int, *,
+        written: Collection[ManagedStorage] = (),
     ) -> None:
         """Bring storages to the device and make room; both hold until the next call.
 
@@ -154,7 +155,7 @@ class DeviceMemory:
     def breathe(self) -> None:
         """Update the memory pressure after a command, and evict cold storages in advance if it is high."""
         tier = self._tiers.follow(self.accounts.held_bytes, self.limit_bytes)
-        if tier is Tier.NORMAL:
+        if tier is PressureLevel.NORMAL:
             return
         wanted_bytes = self._tiers.relaxed_bytes(self.limit_bytes)
         if self.accounts.ahead_bytes:
@@ -197,13 +198,13 @@ class DeviceMemory:
                 raise
             return action()
 
-    def evict(self, place: Place) -> bool:
+    def evict(self, place: ManagedStorage) -> bool:
         """Evict one storage that is not in use, even if memory is not short; return whether it was possible."""
         return any(self._evict(candidate) for candidate in self._candidates(self._in_use) if candidate.place is place)
 
     def fits_ahead(self, wanted_bytes: int) -> bool:
         """Whether there is enough room to run a program ahead."""
-        return self.tier is Tier.NORMAL and (
+        return self.tier is PressureLevel.NORMAL and (
             self.accounts.held_bytes + wanted_bytes < self._tiers.relaxed_bytes(self.limit_bytes))
 
     def no_room(self, wanted_bytes: int) -> OutOfMemoryError:
@@ -217,7 +218,7 @@ class DeviceMemory:
             hint="Let go of tensors, work in smaller pieces, or give the server more with --memory-mib and "
                  "--max-host-mib.")
 
-    def moved_to_host(self, place: Place) -> None:
+    def moved_to_host(self, place: ManagedStorage) -> None:
         """Record that only this storage still keeps its upload."""
         if place.state is State.RELOADABLE:
             place.state = State.MOVED
@@ -225,7 +226,7 @@ class DeviceMemory:
         elif place.state is State.HERE:
             place.host = None
 
-    def _make_room(self, wanted_bytes: int, kept: frozenset[Place]) -> None:
+    def _make_room(self, wanted_bytes: int, kept: frozenset[ManagedStorage]) -> None:
         accounts, limit_bytes = self.accounts, self.limit_bytes
         if accounts.held_bytes + wanted_bytes <= limit_bytes:
             return
@@ -248,15 +249,15 @@ class DeviceMemory:
             if tenant.drop_ahead():
                 self.accounts.evicted[Gone.RESULTS_AHEAD] += 1
 
-    def _candidates(self, kept: Collection[Place]) -> list[Candidate]:
+    def _candidates(self, kept: Collection[ManagedStorage]) -> list[EvictionCandidate]:
         if self._memory is None:
             return []
         since = self.clock() - DECODE_S
-        return [Candidate(place, number, tenant.decoded_at > since)
+        return [EvictionCandidate(place, number, tenant.decoded_at > since)
                 for tenant, number in self._tenants.items() for place in tenant.places.entries
                 if place.state is State.HERE and place not in kept and self._memory.can_vacate(place.storage)]
 
-    def _evict(self, candidate: Candidate) -> bool:
+    def _evict(self, candidate: EvictionCandidate) -> bool:
         """Evict a storage, if possible."""
         place, memory, accounts = candidate.place, self._memory, self.accounts
         way = way_out(place)
@@ -307,7 +308,7 @@ class DeviceMemory:
             self.accounts.evicted[Gone.UPLOADS] += 1
         return self.accounts.host_bytes + kept_bytes() + size_bytes <= limit_bytes
 
-    def _fill(self, place: Place) -> None:
+    def _fill(self, place: ManagedStorage) -> None:
         """Copy a storage back from the host; there is room for it."""
         memory, data = self._memory, place.host
         assert memory is not None
@@ -319,12 +320,12 @@ class DeviceMemory:
         self.accounts.moved_in_bytes += place.size_bytes
         self._is_back(place)
 
-    def _is_back(self, place: Place) -> None:
+    def _is_back(self, place: ManagedStorage) -> None:
         place.state = State.HERE
         self.accounts.came(place.role, place.size_bytes)
         self.accounts.restored += 1
 
-    def _compute(self, tenant: Tenant, place: Place) -> None:
+    def _compute(self, tenant: MemoryClient, place: ManagedStorage) -> None:
         """Recompute a dropped storage, and all other dropped results of the same run."""
         recipe = place.recipe
         assert recipe is not None
@@ -355,7 +356,7 @@ class DeviceMemory:
             if each in missing:
                 self._refill(tenant, each, recipe, outputs[position])
 
-    def _refill(self, tenant: Tenant, place: Place, recipe: Recipe, output: torch.Tensor) -> None:
+    def _refill(self, tenant: MemoryClient, place: ManagedStorage, recipe: Recipe, output: torch.Tensor) -> None:
         assert self._memory is not None
         self._memory.furnish(place.storage, whole_of(output.untyped_storage()))
         self._is_back(place)

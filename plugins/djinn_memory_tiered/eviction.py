@@ -8,7 +8,7 @@ from enum import IntEnum
 import attrs
 
 from djinn_memory_tiered.roles import Role
-from djinn_memory_tiered.storages import Place, State
+from djinn_memory_tiered.storages import ManagedStorage, State
 
 QUICK_S = 0.05
 """Values that took longer to compute are moved to the host rather than recomputed."""
@@ -31,7 +31,7 @@ class Rank(IntEnum):
 
 
 @attrs.frozen(eq=False)
-class Candidate:
+class EvictionCandidate:
     """A storage that may be evicted.
 
     Attributes:
@@ -40,7 +40,7 @@ class Candidate:
         is_active: Whether that session is decoding.
     """
 
-    place: Place
+    place: ManagedStorage
     session: int
     is_active: bool
 
@@ -50,7 +50,7 @@ class Candidate:
         return self.is_active and self.place.role is Role.KV_CACHE
 
 
-def in_order(candidates: Iterable[Candidate], limit_bytes: int) -> list[Candidate]:
+def in_order(candidates: Iterable[EvictionCandidate], limit_bytes: int) -> list[EvictionCandidate]:
     """Sort candidates by eviction order, first to be evicted first.
 
     Args:
@@ -63,7 +63,7 @@ def in_order(candidates: Iterable[Candidate], limit_bytes: int) -> list[Candidat
     decodes = any(candidate.is_active for candidate in least_recent)
     left = sum(candidate.place.size_bytes for candidate in caches) - (
         DECODE_SHARE if decodes else PREFILL_SHARE) * limit_bytes
-    surplus: set[Place] = set()
+    surplus: set[ManagedStorage] = set()
     for candidate in caches:
         if left > 0 and not candidate.is_active:
             surplus.add(candidate.place)
@@ -71,12 +71,12 @@ def in_order(candidates: Iterable[Candidate], limit_bytes: int) -> list[Candidat
     return sorted(least_recent, key=lambda candidate: _rank(candidate, candidate.place in surplus))
 
 
-def is_quick(place: Place) -> bool:
+def is_quick(place: ManagedStorage) -> bool:
     """Whether a storage is cheaper to recompute than to move."""
     return place.can_be_dropped and place.recipe is not None and place.recipe.duration_s <= QUICK_S
 
 
-def _rank(candidate: Candidate, is_surplus: bool) -> Rank:
+def _rank(candidate: EvictionCandidate, is_surplus: bool) -> Rank:
     place = candidate.place
     if candidate.is_active_cache:
         return Rank.ACTIVE_CACHE
@@ -89,7 +89,7 @@ def _rank(candidate: Candidate, is_surplus: bool) -> Rank:
     return Rank.COLD
 
 
-def way_out(place: Place) -> State:
+def way_out(place: ManagedStorage) -> State:
     """Return the preferred way to evict a storage."""
     if place.can_be_reloaded:
         return State.RELOADABLE

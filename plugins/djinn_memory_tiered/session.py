@@ -11,9 +11,9 @@ import torch
 from djinn_lib_service.capabilities import SupportsSpeculation
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds import CompiledProgram, Execute, KeptUploads, Put, RandomState, RunsAhead, SessionMemory
-from djinn_lib_service.kinds.executor import CandidProgram, Effects
-from djinn_lib_service.kinds.guard import SizingProgram
-from djinn_lib_service.program_table import KnownProgram
+from djinn_lib_service.kinds.executor import Effects, SupportsEffectReport
+from djinn_lib_service.kinds.guard import SupportsSizing
+from djinn_lib_service.program_table import DefinedProgram
 from djinn_lib_service.tensor_bytes import bytes_of
 
 from djinn.errors import OutOfMemoryError
@@ -21,7 +21,7 @@ from djinn.wire import messages
 from djinn.wire.messages import Poisoned, Run
 from djinn_memory_tiered.device_memory import DeviceMemory
 from djinn_memory_tiered.roles import Role
-from djinn_memory_tiered.storages import Place, Places, Recipe, State
+from djinn_memory_tiered.storages import ManagedStorage, Places, Recipe, State
 
 __all__ = ("TieredMemory",)
 
@@ -180,7 +180,7 @@ class TieredMemory(SessionMemory):
 
     def with_room_to_run(self, execute: Execute) -> Execute:
         """Restore inputs, make room for results, and run; see `SessionMemory.with_room_to_run`."""
-        def execute_with_room(known: KnownProgram, run: Run) -> list[Any]:
+        def execute_with_room(known: DefinedProgram, run: Run) -> list[Any]:
             self._count_ahead()
             numbers = messages.from_wire(run.numbers)
             inputs = [self.places.get(handle) for handle in run.inputs]
@@ -199,7 +199,7 @@ class TieredMemory(SessionMemory):
 
         return execute_with_room
 
-    def made(self, known: KnownProgram, run: Run, outputs: Sequence[Any], *, is_complete: bool) -> None:
+    def made(self, known: DefinedProgram, run: Run, outputs: Sequence[Any], *, is_complete: bool) -> None:
         """Count the results, and learn what can be computed again; see `SessionMemory.made`."""
         assert known.program is not None, run.program
         self._count_ahead()
@@ -219,13 +219,13 @@ class TieredMemory(SessionMemory):
     def _cost_of(self, run: Run) -> _Cost:
         return self._costs.get(run.program, _Cost())
 
-    def _places_of(self, handles: Iterable[int]) -> list[Place]:
+    def _places_of(self, handles: Iterable[int]) -> list[ManagedStorage]:
         return [place for handle in handles if (place := self.places.at(handle)) is not None]
 
-    def _bytes_wanted_by(self, known: KnownProgram, run: Run, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
+    def _bytes_wanted_by(self, known: DefinedProgram, run: Run, inputs: Sequence[Any], numbers: Sequence[Any]) -> int:
         """Return how much memory a run needs in addition to its inputs, as far as it can be known."""
         checked = known.checked
-        if not isinstance(checked, SizingProgram):
+        if not isinstance(checked, SupportsSizing):
             return self._cost_of(run).wanted_bytes
         checked.refused(inputs, numbers)
         wanted_bytes = checked.taken_bytes
@@ -234,7 +234,9 @@ class TieredMemory(SessionMemory):
             wanted_bytes = checked.measure(inputs, numbers)
         return wanted_bytes
 
-    def _bound(self, run: Run, read: set[Place], made: dict[int, Place], *, is_complete: bool) -> None:
+    def _bound(
+        self, run: Run, read: set[ManagedStorage], made: dict[int, ManagedStorage], *, is_complete: bool,
+    ) -> None:
         """Check that the results of a run fit, because their size was not known before."""
         cost, size_bytes = self._cost_of(run), sum(place.size_bytes for place in set(made.values()))
         self._costs[run.program] = attrs.evolve(cost, wanted_bytes=max(cost.wanted_bytes, size_bytes))
@@ -244,7 +246,7 @@ class TieredMemory(SessionMemory):
 
     def _learn_recipe(
         self, run: Run, program: CompiledProgram, numbers: Sequence[Any], inputs: Sequence[Any],
-        read: Sequence[Place | None], made: dict[int, Place],
+        read: Sequence[ManagedStorage | None], made: dict[int, ManagedStorage],
     ) -> None:
         """Remember how storages were computed, if the computation can be repeated."""
         now = self._device.clock()
@@ -255,7 +257,7 @@ class TieredMemory(SessionMemory):
             return
         for place in made.values():
             self.places.grant(place, Role.ACTIVATION)
-        if not isinstance(program, CandidProgram) or not program.effects.repeats or any(
+        if not isinstance(program, SupportsEffectReport) or not program.effects.repeats or any(
             isinstance(value, Poisoned) or (isinstance(value, torch.Tensor) and place is None)
             for value, place in zip(inputs, read, strict=True)
         ):
@@ -272,10 +274,10 @@ class TieredMemory(SessionMemory):
                 place.recipe = recipe
 
     def _learn_caches(
-        self, program: CompiledProgram, read: Sequence[Place | None], results: Sequence[Place | None]
+        self, program: CompiledProgram, read: Sequence[ManagedStorage | None], results: Sequence[ManagedStorage | None]
     ) -> None:
         """Recognize KV caches by how storages grow and by which operations read them."""
-        if not isinstance(program, CandidProgram):
+        if not isinstance(program, SupportsEffectReport):
             return
         effects = program.effects
         for index, source in effects.grown.items():
@@ -291,7 +293,7 @@ class TieredMemory(SessionMemory):
             if before is not None and -1 - index in effects.attended:
                 self._is_cache(before)
 
-    def _is_cache(self, place: Place) -> None:
+    def _is_cache(self, place: ManagedStorage) -> None:
         self.places.grant(place, Role.KV_CACHE)
         self.decoded_at = self._device.clock()
 
@@ -301,6 +303,6 @@ def _effects_of(program: CompiledProgram | None, numbers: Sequence[Any], inputs:
     is_pure = isinstance(program, SupportsSpeculation) and program.is_pure(numbers)
     if is_pure:
         return Effects()
-    if isinstance(program, CandidProgram):
+    if isinstance(program, SupportsEffectReport):
         return program.effects
     return Effects(written=frozenset(range(inputs)), changes_storages=True)

@@ -49,10 +49,10 @@ class Recipe:
     program: CompiledProgram
     numbers: Sequence[Any]
     inputs: Sequence[Any]
-    read: Sequence[tuple[Place, int]]
+    read: Sequence[tuple[ManagedStorage, int]]
     wanted_bytes: int
     duration_s: float
-    made: dict[int, Place] = attrs.field(factory=dict)
+    made: dict[int, ManagedStorage] = attrs.field(factory=dict)
     held: list[Any] | None = None
 
     @property
@@ -68,7 +68,7 @@ class Recipe:
 
 
 @attrs.define(eq=False)
-class Place:
+class ManagedStorage:
     """One storage in the bookkeeping.
 
     Attributes:
@@ -97,7 +97,7 @@ class Place:
     writes: int = 0
     growths: int = 0
     is_told: bool = False
-    dependents: set[Place] = attrs.field(factory=set)
+    dependents: set[ManagedStorage] = attrs.field(factory=set)
 
     @property
     def is_named(self) -> bool:
@@ -134,9 +134,9 @@ class Places:
         self._accounts = accounts
         self._clock = clock
         self._values: dict[int, Any] = {}
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ManagedStorage] = {}
         """By storage."""
-        self._of: dict[int, Place] = {}
+        self._of: dict[int, ManagedStorage] = {}
         """By handle."""
 
     def __len__(self) -> int:
@@ -153,21 +153,21 @@ class Places:
         return self._values.get(handle)
 
     @property
-    def entries(self) -> Iterable[Place]:
+    def entries(self) -> Iterable[ManagedStorage]:
         """All storages."""
         return self._places.values()
 
-    def at(self, handle: int) -> Place | None:
+    def at(self, handle: int) -> ManagedStorage | None:
         """Return the storage of a value; ``None`` if the value is not a tensor."""
         return self._of.get(handle)
 
-    def of(self, value: Any) -> Place | None:
+    def of(self, value: Any) -> ManagedStorage | None:
         """Return the bookkeeping entry of a tensor's storage, if there is one."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return None
         return self.holding(value.untyped_storage())
 
-    def holding(self, storage: torch.UntypedStorage) -> Place | None:
+    def holding(self, storage: torch.UntypedStorage) -> ManagedStorage | None:
         """Return the bookkeeping entry of a storage, if there is one."""
         return self._places.get(storage._cdata)
 
@@ -191,19 +191,19 @@ class Places:
             if place is not None:
                 self._unname(place)
 
-    def enter_new(self, value: Any) -> Place | None:
+    def enter_new(self, value: Any) -> ManagedStorage | None:
         """Count the storage of a value that will be put, and return it; ``None`` if it is counted already."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or self.of(value) is not None:
             return None
         return self._entered(value.untyped_storage())
 
-    def leave_unused(self, places: Iterable[Place]) -> None:
+    def leave_unused(self, places: Iterable[ManagedStorage]) -> None:
         """Remove those of some storages in which no value was put."""
         for place in places:
             self._bury(place)
 
-    def _entered(self, storage: torch.UntypedStorage) -> Place:
-        place = self._places[storage._cdata] = Place(storage, storage.nbytes(), Role.UNKNOWN, self._clock())
+    def _entered(self, storage: torch.UntypedStorage) -> ManagedStorage:
+        place = self._places[storage._cdata] = ManagedStorage(storage, storage.nbytes(), Role.UNKNOWN, self._clock())
         self.held_bytes += place.size_bytes
         self._accounts.came(place.role, place.size_bytes)
         return place
@@ -228,19 +228,19 @@ class Places:
         """Drop everything."""
         self.drop(list(self._values))
 
-    def grant(self, place: Place, role: Role) -> None:
+    def grant(self, place: ManagedStorage, role: Role) -> None:
         """Set the role of a storage."""
         if place.role is not role and not place.is_told:
             self._accounts.recast(place.role, role, place.size_bytes, is_here=place.state is State.HERE)
             place.role = role
 
-    def forget_recipe(self, place: Place) -> None:
+    def forget_recipe(self, place: ManagedStorage) -> None:
         """Drop the recipe of a storage that is on the device or on the host, so that it no longer needs one."""
         recipe, place.recipe = place.recipe, None
         if recipe is not None and place.state is State.DROPPED:
             self.unhold(place, recipe)
 
-    def unhold(self, place: Place, recipe: Recipe) -> None:
+    def unhold(self, place: ManagedStorage, recipe: Recipe) -> None:
         """Record that a storage does not need its recipe's inputs, at least for now."""
         for read, _ in recipe.read:
             read.dependents.discard(place)
@@ -262,11 +262,11 @@ class Places:
                 self.held_bytes += size_bytes - place.size_bytes
                 place.size_bytes = size_bytes
 
-    def _unname(self, place: Place) -> None:
+    def _unname(self, place: ManagedStorage) -> None:
         place.handles -= 1
         self._bury(place)
 
-    def _bury(self, place: Place) -> None:
+    def _bury(self, place: ManagedStorage) -> None:
         """Remove a storage that no value lies in and no other storage needs."""
         if place.handles or place.dependents or self._places.pop(place.storage._cdata, None) is None:
             return

@@ -10,7 +10,7 @@ HYSTERESIS = 0.05
 """A tier is left this far below the fraction where it was entered, so that it does not flap with every value."""
 
 
-class Tier(IntEnum):
+class PressureLevel(IntEnum):
     """Memory pressure."""
 
     NORMAL = 0
@@ -24,8 +24,8 @@ class Tiers:
     """Derives the memory pressure from the bytes held.
 
     Args:
-        warning: Fraction of the limit at which `Tier.WARNING` is entered.
-        critical: Fraction of the limit at which `Tier.CRITICAL` is entered.
+        warning: Fraction of the limit at which `PressureLevel.WARNING` is entered.
+        critical: Fraction of the limit at which `PressureLevel.CRITICAL` is entered.
 
     Attributes:
         tier: The current tier.
@@ -40,18 +40,20 @@ class Tiers:
                              "has to hold")
         self.warning = warning
         self.critical = critical
-        self.tier = Tier.NORMAL
+        self.tier = PressureLevel.NORMAL
 
-    def follow(self, held_bytes: int, limit_bytes: int) -> Tier:
+    def follow(self, held_bytes: int, limit_bytes: int) -> PressureLevel:
         """Update the tier from the bytes held, and return it."""
         part = held_bytes / limit_bytes
-        entered = Tier.CRITICAL if part >= self.critical else Tier.WARNING if part >= self.warning else Tier.NORMAL
-        left = (Tier.CRITICAL if part >= self.critical - HYSTERESIS
-                else Tier.WARNING if part >= self.warning - HYSTERESIS else Tier.NORMAL)
-        # At least the tier that these bytes enter, at most the tier that they would not leave.
-        self.tier = max(entered, min(self.tier, left))
+        # At least the level that these bytes enter, at most the level that they would not leave.
+        self.tier = max(self._level(part), min(self.tier, self._level(part, HYSTERESIS)))
         return self.tier
 
+    def _level(self, part: float, slack: float = 0.0) -> PressureLevel:
+        if part >= self.critical - slack:
+            return PressureLevel.CRITICAL
+        return PressureLevel.WARNING if part >= self.warning - slack else PressureLevel.NORMAL
+
     def relaxed_bytes(self, limit_bytes: int) -> int:
-        """Return the bytes below which the tier `Tier.WARNING` is left."""
+        """Return the bytes below which the tier `PressureLevel.WARNING` is left."""
         return int((self.warning - HYSTERESIS) * limit_bytes)

@@ -10,11 +10,11 @@ import attrs
 
 from djinn_monitor.reading import Reading, TenantReading, name_of
 
-__all__ = ("Row", "quantile_s", "rows_between")
+__all__ = ("TenantRates", "quantile_s", "rows_between")
 
 
 @attrs.frozen
-class Row:
+class TenantRates:
     """The activity of a tenant.
 
     Attributes:
@@ -43,7 +43,7 @@ class Row:
     pressure_tier: int
 
 
-def rows_between(before: Reading, now: Reading) -> list[Row]:
+def rows_between(before: Reading, now: Reading) -> list[TenantRates]:
     """Return a row for each tenant, in order, and a row for the sum if there are several."""
     elapsed_s = max(now.at_s - before.at_s, 1e-3)
     pairs = [(tenant, before.tenants.get(tenant, TenantReading()), found)
@@ -70,17 +70,18 @@ def quantile_s(durations: Mapping[float, int], part: float) -> float | None:
     return math.inf
 
 
-def _row(tenant: str, before: TenantReading, now: TenantReading, elapsed_s: float) -> Row:
+def _row(tenant: str, before: TenantReading, now: TenantReading, elapsed_s: float) -> TenantRates:
     requests, requests_before = sum(now.requests.values()), sum(before.requests.values())
     moved, moved_before = (reading.received_bytes + reading.sent_bytes for reading in (now, before))
     if requests < requests_before or moved < moved_before:
         # The server was restarted in between, and its counters began again.
         return _row(tenant, TenantReading(), now, elapsed_s)
-    return Row(tenant, now.sessions, (requests - requests_before) / elapsed_s, (moved - moved_before) / elapsed_s,
-               now.held_bytes, now.handles, max(0.0, now.device_s - before.device_s) / elapsed_s,
-               quantile_s(_since(before.waits, now.waits), 0.99),
-               quantile_s(_since(before.durations, now.durations), 0.99), sum(now.restarts.values()),
-               now.pressure_tier)
+    return TenantRates(tenant, now.sessions, (requests - requests_before) / elapsed_s,
+                       (moved - moved_before) / elapsed_s, now.held_bytes, now.handles,
+                       max(0.0, now.device_s - before.device_s) / elapsed_s,
+                       quantile_s(_since(before.waits, now.waits), 0.99),
+                       quantile_s(_since(before.durations, now.durations), 0.99), sum(now.restarts.values()),
+                       now.pressure_tier)
 
 
 def _since(before: Mapping[float, int], now: Mapping[float, int]) -> dict[float, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from djinn.errors import ConfigurationError, DjinnError
-from djinn_monitor.rates import Row, rows_between
+from djinn_monitor.rates import TenantRates, rows_between
 from djinn_monitor.reading import Reading, read
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _watch(before: Reading, look: Callable[[], Reading], interval_s: float) -> N
             before = now
 
 
-def _print_plain(rows: Sequence[Row]) -> None:
+def _print_plain(rows: Sequence[TenantRates]) -> None:
     typer.echo("\t".join(_COLUMNS))
     for row in rows:
         wait, p99 = ("-" if found is None else f"{found:.6g}" for found in (row.wait_p99_s, row.p99_s))
@@ -93,7 +93,7 @@ def _print_plain(rows: Sequence[Row]) -> None:
                               str(row.restarts), str(row.pressure_tier))))
 
 
-def _table(rows: Sequence[Row], caption: str) -> Table:
+def _table(rows: Sequence[TenantRates], caption: str) -> Table:
     from rich.markup import escape
     from rich.table import Table
 

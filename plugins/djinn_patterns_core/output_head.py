@@ -18,7 +18,7 @@ _LOSSES = ("loss", "softmax", "logsumexp")
 
 
 @attrs.frozen
-class Head:
+class OutputHead:
     """The last product of a model, by position, with the nodes that follow it."""
 
     product: int
@@ -28,7 +28,7 @@ class Head:
     features: int
 
 
-def find_last_products(index: Index) -> list[Head]:
+def find_last_products(index: Index) -> list[OutputHead]:
     """Find every product with a weight whose result no other layer reads."""
     tables = {match.metadata["vocabulary"] for match in index.once(find_embeddings)}
     routers = {routing.router for routing in index.once(find_routings)}
@@ -42,7 +42,7 @@ def find_last_products(index: Index) -> list[Head]:
             continue
         following = _following(index, position, linear)
         if following is not None:
-            found.append(Head(position, tuple(following), size[-1] in tables, size[-1]))
+            found.append(OutputHead(position, tuple(following), size[-1] in tables, size[-1]))
     return found
 
 
@@ -125,7 +125,7 @@ def find_heads(index: Index) -> list[PatternMatch]:
     return [_match(index, head, claimed) for head in index.once(find_last_products)]
 
 
-def _match(index: Index, head: Head, claimed: set[int]) -> PatternMatch:
+def _match(index: Index, head: OutputHead, claimed: set[int]) -> PatternMatch:
     positions = {*index.wrapped(head.product), *head.following} - claimed
     claimed |= positions
     roles = {head.product: "projection"}

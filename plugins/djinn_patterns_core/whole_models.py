@@ -16,7 +16,7 @@ from djinn_patterns_core.index import Index
 from djinn_patterns_core.mlp import find_mlps
 from djinn_patterns_core.norm import find_norms
 from djinn_patterns_core.operators import CONVOLUTIONS, LOOKUPS, PRODUCTS
-from djinn_patterns_core.output_head import Head, find_last_products
+from djinn_patterns_core.output_head import OutputHead, find_last_products
 
 _IMAGE_DIMENSIONS = (4, 5)
 _IMAGE_CHANNELS = (1, 2, 3, 4)
@@ -72,7 +72,7 @@ def _feeding(index: Index, start: int, claimed: set[int]) -> set[int]:
     return reached
 
 
-def _llm(index: Index, head: Head, nodes: set[int]) -> PatternMatch | None:
+def _llm(index: Index, head: OutputHead, nodes: set[int]) -> PatternMatch | None:
     parts = index.once(_parts)
     ids = {index.nodes[position].id for position in nodes}
     attentions = _within(parts.attention, ids)

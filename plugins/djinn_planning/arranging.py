@@ -7,7 +7,7 @@ from weakref import ref
 
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.profiles import calibration_of
 from djinn_lib_schedule.schedule import DeviceInfo
 
@@ -27,7 +27,7 @@ class Arranger:
 
     def __init__(self, session: Session) -> None:
         self._session = ref(session)
-        self._scheduler: Scheduler = session.plugins.choose("scheduler", "single")
+        self._scheduler: GraphScheduler = session.plugins.choose("scheduler", "single")
 
     def __call__(self, nodes: Sequence[Node]) -> list[int] | None:
         """Return the positions of nodes in the order in which they run; ``None`` for program order.

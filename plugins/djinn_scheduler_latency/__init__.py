@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.kinds import GraphScheduler
 
 from djinn.hookspecs import hookimpl
 
 
 @hookimpl
-def djinn_register_schedulers(register: Callable[[Scheduler], None]) -> None:
+def djinn_register_schedulers(register: Callable[[GraphScheduler], None]) -> None:
     """Register the plugin's scheduler."""
     from djinn_scheduler_latency.scheduler import LatencyScheduler
 

@@ -9,7 +9,7 @@ from djinn_lib_schedule.colocation import Homes
 from djinn_lib_schedule.memory_budget import Room
 from djinn_lib_schedule.order import arranged, ranks
 from djinn_lib_schedule.problem import NOWHERE, Problem
-from djinn_lib_schedule.timing import MOVING_WEIGHT, Rehearsal
+from djinn_lib_schedule.timing import MOVING_WEIGHT, Simulation
 
 _MANY_DEVICES = 8
 _INSERTING_NODES = 4_000
@@ -77,7 +77,7 @@ def outlook(problem: Problem, homes: Homes) -> list[list[float]]:
     return found
 
 
-class ListPass(Rehearsal):
+class ListPass(Simulation):
     """One pass over the nodes.
 
     Args:

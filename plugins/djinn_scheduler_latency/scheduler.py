@@ -13,7 +13,7 @@ from djinn_lib_schedule.problem import Problem
 from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 
 from djinn_scheduler_latency.listing import ListPass, average_ranks, outlook
-from djinn_scheduler_latency.searching import Plan, Search, improved, planned
+from djinn_scheduler_latency.searching import Search, SearchState, improved, planned
 
 _SEARCHED_GROUPS = 12
 _SEARCHED_NODES = 40
@@ -62,13 +62,13 @@ class LatencyScheduler:
         return complete(problem, best.place, best.order, scheduler=self.name, homes=homes)
 
 
-def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]:
+def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[SearchState]:
     count = len(problem.nodes)
     ranks = average_ranks(problem, homes)
     passed = ListPass(problem, homes, Room(problem, homes, is_strict=is_strict))
     order = passed.follow(ranks)
     if count > _COMPARED_NODES:
-        yield Plan(0.0, passed.place, order)
+        yield SearchState(0.0, passed.place, order)
         return
     yield planned(problem, homes, passed.place, order)
     if count <= _IMPROVED_NODES:
@@ -78,7 +78,7 @@ def _plans(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]
         yield planned(problem, homes, passed.place, order)
 
 
-def _together(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Plan]:
+def _together(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[SearchState]:
     """Place everything on one device, except for values that other devices hold."""
     count = len(problem.nodes)
     if count > _COMPARED_NODES:
@@ -92,7 +92,7 @@ def _together(problem: Problem, homes: Homes, *, is_strict: bool) -> Iterator[Pl
                 yield planned(problem, homes, place, range(count))
 
 
-def _is_worth_it(problem: Problem, spread: Plan, together: Plan) -> bool:
+def _is_worth_it(problem: Problem, spread: SearchState, together: SearchState) -> bool:
     """Whether spreading saves enough: an unnecessary division cuts programs.
 
     If devices hold values, the graph is part of a larger one, and other parts will read its results: then the saving
@@ -114,7 +114,7 @@ def _takes(room: Room, homes: Homes, place: Sequence[int]) -> bool:
     return True
 
 
-def _searched(problem: Problem, homes: Homes, best: Plan) -> Plan:
+def _searched(problem: Problem, homes: Homes, best: SearchState) -> SearchState:
     count = len(problem.nodes)
     best = improved(problem, homes, best, _IMPROVING)
     if count <= _SEARCHED_NODES and len(set(homes.group)) <= _SEARCHED_GROUPS:

@@ -9,11 +9,11 @@ from djinn_lib_schedule.colocation import Homes
 from djinn_lib_schedule.completion import settled
 from djinn_lib_schedule.order import arranged, ranks_of
 from djinn_lib_schedule.problem import NOWHERE, Problem
-from djinn_lib_schedule.timing import Rehearsal, makespan
+from djinn_lib_schedule.timing import Simulation, makespan
 
 
 @attrs.frozen
-class Plan:
+class SearchState:
     """Places and order of nodes, and the resulting time."""
 
     seconds: float
@@ -21,15 +21,15 @@ class Plan:
     order: Sequence[int]
 
 
-def planned(problem: Problem, homes: Homes, place: Sequence[int], order: Sequence[int] | None = None) -> Plan:
+def planned(problem: Problem, homes: Homes, place: Sequence[int], order: Sequence[int] | None = None) -> SearchState:
     """Return the time of a plan; without an order, the better of program order and rank order."""
     if order is not None:
-        return Plan(makespan(problem, homes, place, order), place, order)
+        return SearchState(makespan(problem, homes, place, order), place, order)
     orders = (arranged(problem, ranks_of(problem, place)), range(len(place)))
     return min((planned(problem, homes, place, order) for order in orders), key=lambda plan: plan.seconds)
 
 
-def improved(problem: Problem, homes: Homes, plan: Plan, effort: int) -> Plan:
+def improved(problem: Problem, homes: Homes, plan: SearchState, effort: int) -> SearchState:
     """Move one group at a time if that completes the graph sooner, until no move helps or the effort is spent.
 
     Args:
@@ -64,7 +64,7 @@ def improved(problem: Problem, homes: Homes, plan: Plan, effort: int) -> Plan:
 class _State:
     """A partial schedule."""
 
-    rehearsal: Rehearsal
+    rehearsal: Simulation
     place: list[int]
     order: tuple[int, ...]
     missing: list[int]
@@ -98,11 +98,11 @@ class Search:
         self._alike = kinds if problem.is_uniform else list(range(width))
         self._special = used
 
-    def run(self, plan: Plan, effort: int) -> Plan:
+    def run(self, plan: SearchState, effort: int) -> SearchState:
         """Search for a better plan within a number of steps."""
         problem, homes = self._problem, self._homes
         place = settled(homes, [NOWHERE] * len(problem.nodes))
-        begin = _State(Rehearsal(problem, homes, place), place, (), [len(before) for before in problem.before],
+        begin = _State(Simulation(problem, homes, place), place, (), [len(before) for before in problem.before],
                        0.0, 0.0, sum(self._least))
         states = [begin]
         while states and effort > 0:

@@ -11,7 +11,7 @@ from djinn_lib_schedule.problem import NOWHERE, Problem
 
 
 @attrs.frozen
-class Piece:
+class WeightGroup:
     """Groups of nodes that share weights, and therefore stay together."""
 
     groups: tuple[int, ...]
@@ -20,7 +20,7 @@ class Piece:
     """The device that holds the piece's values, or `NOWHERE`."""
 
 
-def pieces_of(problem: Problem, homes: Homes, room: Room) -> list[Piece]:
+def pieces_of(problem: Problem, homes: Homes, room: Room) -> list[WeightGroup]:
     """Find the pieces: nodes that read the same weights or caches form one, if one device has enough memory for it.
 
     Pieces are in the order of their first nodes.
@@ -51,11 +51,11 @@ def pieces_of(problem: Problem, homes: Homes, room: Room) -> list[Piece]:
     widest = range(len(problem.devices))
     found = []
     for top, groups in together.items():
-        whole = Piece(tuple(groups), tuple(node for group in groups for node in members[group]), device[top])
+        whole = WeightGroup(tuple(groups), tuple(node for group in groups for node in members[group]), device[top])
         if any(room.fits_all(whole.groups, index) for index in widest):
             found.append(whole)
         else:
-            found += [Piece((group,), tuple(members[group]), homes.pinned[group]) for group in groups]
+            found += [WeightGroup((group,), tuple(members[group]), homes.pinned[group]) for group in groups]
     return found
 
 
@@ -163,10 +163,10 @@ class Packer:
                 self._put(piece, piece.pinned, place, room, load)
         return place, room, load
 
-    def _free(self) -> Iterable[Piece]:
+    def _free(self) -> Iterable[WeightGroup]:
         return (piece for piece in self.pieces if piece.pinned == NOWHERE)
 
-    def _put(self, piece: Piece, device: int, place: list[int], room: Room, load: list[float]) -> None:
+    def _put(self, piece: WeightGroup, device: int, place: list[int], room: Room, load: list[float]) -> None:
         for group in piece.groups:
             room.take(group, device)
         for node in piece.nodes:

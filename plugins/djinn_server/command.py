@@ -16,7 +16,7 @@ from djinn.errors import ConfigurationError
 from djinn_server.config_file import reread, use_config
 from djinn_server.gateway import Gateway
 from djinn_server.opening import ListenError, open_server
-from djinn_server.signals import Operation, catch_signals
+from djinn_server.signals import ServerLoop, catch_signals
 
 __all__ = ("serve",)
 
@@ -51,7 +51,7 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
     print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
-    _run(server, Operation(server, signals, reloading.reload, lambda: reloading.options.sessions.drain_s, parent))
+    _run(server, ServerLoop(server, signals, reloading.reload, lambda: reloading.options.sessions.drain_s, parent))
 
 
 def _configured(context: typer.Context, path: str) -> str:
@@ -102,7 +102,7 @@ serve.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[att
 serve.__annotations__ = {each.name: each.annotation for each in _parameters()}
 
 
-def _run(server: Gateway, operation: Operation) -> NoReturn:
+def _run(server: Gateway, operation: ServerLoop) -> NoReturn:
     """Serve until a signal arrives."""
     status = operation.run()
     server.stop()

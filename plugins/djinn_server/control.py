@@ -14,11 +14,35 @@ from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions
 
 from djinn.wire.messages import PeerHello
-from djinn_server.counters import Report
+from djinn_server.counters import WorkerReport
 
-__all__ = ("Ask", "Control", "ControlMessage", "Dial", "Dialed", "Drain", "Drained", "EndSession", "EndSessions",
-           "Ended", "Failed", "GiveBack", "Grant", "Incoming", "Look", "Ready", "Recall", "Renew", "Seen",
-           "SessionState", "Setup", "Spawn", "Spawned", "Stop", "ignore_signals")
+__all__ = (
+    "Ask",
+    "Control",
+    "ControlMessage",
+    "Dial",
+    "Dialed",
+    "Drain",
+    "Drained",
+    "EndSession",
+    "EndSessions",
+    "Ended",
+    "Failed",
+    "GiveBack",
+    "Grant",
+    "Incoming",
+    "Look",
+    "Ready",
+    "Renew",
+    "RevokeDevice",
+    "Seen",
+    "SessionState",
+    "Setup",
+    "Spawn",
+    "Spawned",
+    "Stop",
+    "ignore_signals",
+)
 
 SEND_TIMEOUT_S = 5
 """How long a worker may take to read a message; the thread that reads messages does nothing else."""
@@ -80,7 +104,7 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
     Attributes:
         peer: The address at the other end.
         received: The bytes already read from it, as returned by
-            `djinn_lib_service.kinds.transport.MovableChannel.detach`.
+            `djinn_lib_service.kinds.transport.SupportsHandover.detach`.
         token: The token that admitted its client; see `djinn_authenticator_tokens.tokens.Secret.identity`.
     """
 
@@ -203,7 +227,7 @@ class Grant(msgspec.Struct, frozen=True, tag="grant"):
     turn: int
 
 
-class Recall(msgspec.Struct, frozen=True, tag="recall"):
+class RevokeDevice(msgspec.Struct, frozen=True, tag="recall"):
     """To a worker: other workers are waiting for the device.
 
     Attributes:
@@ -294,8 +318,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 ControlMessage: TypeAlias = (
-    Setup | Ready | Failed | Incoming | Limits | Stop | Drain | Drained | Renew | EndSessions | Report
-    | Ask | Grant | Recall | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen | EndSession)
+    Setup | Ready | Failed | Incoming | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
+    | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen | EndSession)
 
 
 def ignore_signals() -> None:

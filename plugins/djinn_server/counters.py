@@ -24,23 +24,23 @@ from djinn_lib_server.kinds.metrics import (
     Reason,
 )
 from djinn_lib_service.kinds import MemoryReport
-from djinn_lib_service.kinds.transport import CountedChannel
+from djinn_lib_service.kinds.transport import SupportsByteCounts
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
 
-__all__ = ("Meter", "Meters", "Report", "Reporter", "added", "fault_of", "merged", "told_of_memory")
+__all__ = ("Meter", "Meters", "Reporter", "WorkerReport", "added", "fault_of", "merged", "told_of_memory")
 
 REPORT_S = 0.25
 """How often a worker reports. With longer intervals, statistics per second would be inaccurate."""
 STOP_TIMEOUT_S = 1.0
-class Report(msgspec.Struct, frozen=True, tag="report"):
+class WorkerReport(msgspec.Struct, frozen=True, tag="report"):
     """From a worker: its counters since it started, and its current amounts."""
 
     counts: Counts
     amounts: Amounts
 
 
-def told_of_memory(counts: Counts, amounts: Amounts, memory: MemoryReport, waiting_bytes: int) -> Report:
+def told_of_memory(counts: Counts, amounts: Amounts, memory: MemoryReport, waiting_bytes: int) -> WorkerReport:
     """Build a report that includes statistics of memory.
 
     Args:
@@ -51,7 +51,7 @@ def told_of_memory(counts: Counts, amounts: Amounts, memory: MemoryReport, waiti
     """
     held = _known(memory.device, get_args(MemoryKind))
     held |= {"moved_to_host": memory.host_bytes, "mailboxes": waiting_bytes}
-    return Report(
+    return WorkerReport(
         msgspec.structs.replace(
             counts, evictions=_known(memory.evictions, get_args(Evicted)), restores=memory.restored,
             no_room=memory.refused, moved_bytes={"out": memory.moved_out_bytes, "in": memory.moved_in_bytes}),
@@ -109,14 +109,14 @@ class Meter:
     dropped = 0
 
     def __init__(self, channel: object) -> None:
-        self._channel = channel if isinstance(channel, CountedChannel) else None
+        self._channel = channel if isinstance(channel, SupportsByteCounts) else None
         self._requests: Counter[Outcome] = Counter()
         self._durations = list(NO_DURATIONS)
         self._duration_ns = 0
 
     def follow(self, channel: object) -> None:
         """Count the bytes of another channel instead; ``None`` stops counting bytes."""
-        self._channel = channel if isinstance(channel, CountedChannel) else None
+        self._channel = channel if isinstance(channel, SupportsByteCounts) else None
 
     def answered(self, outcome: Outcome, duration_ns: int) -> None:
         """Count a request that was executed."""
@@ -201,12 +201,12 @@ class Reporter:
         `stop` is called by one thread, once.
     """
 
-    def __init__(self, look: Callable[[], Report], tell: Callable[[Report], None],
+    def __init__(self, look: Callable[[], WorkerReport], tell: Callable[[WorkerReport], None],
                  interval_s: float = REPORT_S) -> None:
         self._look = look
         self._tell = tell
         self._interval_s = interval_s
-        self._last: Report | None = None
+        self._last: WorkerReport | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-report", daemon=True)
 

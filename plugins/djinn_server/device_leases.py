@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import attrs
 from djinn_lib_server.kinds.admission import TurnOrder
-from djinn_lib_server.turn_queue import Granted, TurnQueue, TurnSettings
+from djinn_lib_server.turn_queue import GrantedTurn, TurnQueue, TurnSettings
 
-from djinn_server.control import Grant, Recall
+from djinn_server.control import Grant, RevokeDevice
 
 __all__ = ("LeaseClient", "LeaseManager")
 
@@ -30,7 +30,7 @@ class LeaseClient:
         is_stopped: Whether its process is stopped.
     """
 
-    def __init__(self, key: str, device: int, tell: Callable[[Grant | Recall], None],
+    def __init__(self, key: str, device: int, tell: Callable[[Grant | RevokeDevice], None],
                  is_stopped: Callable[[], bool]) -> None:
         self.key = key
         self.device = device
@@ -119,7 +119,8 @@ class LeaseManager:
         for order in counter.arbiter.take():
             customer = counter.customers.get(order.key)
             if customer is not None:
-                customer.tell(Grant(order.turn) if isinstance(order, Granted) else Recall(order.turn, order.left_s))
+                customer.tell(Grant(order.turn) if isinstance(order, GrantedTurn)
+                              else RevokeDevice(order.turn, order.left_s))
         if counter.arbiter.next_tick_s() < self._planned_s:
             self._changed.notify()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import anyio
 import anyio.to_thread
-from djinn_lib_service.kinds.transport import MovablePeerConnection, PeerRelayingTransport, PeerTransport
+from djinn_lib_service.kinds.transport import MovablePeerConnection, SupportsPeerRelay, SupportsPeers
 
 from djinn import errors
 from djinn.errors import DjinnError, PeerError
@@ -128,7 +128,7 @@ class Exchange:
 
     def _open(self, address: str, courier: PeerHello) -> tuple[int, bytes]:
         transport = self._transport_for(address.partition("://")[0])
-        if not isinstance(transport, PeerRelayingTransport) or not isinstance(transport, PeerTransport):
+        if not isinstance(transport, SupportsPeerRelay) or not isinstance(transport, SupportsPeers):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, whose connections cannot be handed "
                             "over.", hint="Bring the value home and upload it there.")
         carrier = transport.carry(self._rules.permit(address), courier,

@@ -308,12 +308,12 @@ def _name(text: str) -> None:
 
 def prepare(plugins: Plugins) -> None:
     """Import everything that workers need."""
-    from djinn_lib_service.kinds.guard import PreparedGuard
+    from djinn_lib_service.kinds.guard import SupportsPreparation
 
     import djinn_server.worker  # noqa: F401  # imported for its effect on `sys.modules`
 
     guard = plugins.choose("guard", "core")
-    if isinstance(guard, PreparedGuard):
+    if isinstance(guard, SupportsPreparation):
         guard.prepare()
 
 

@@ -17,12 +17,12 @@ from djinn_lib_service.upload_dedup import this_machine
 from djinn.errors import ProtocolError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, Welcome
 
-__all__ = ("Load", "answer_again", "answer_client", "courier_welcome", "receive_greeting")
+__all__ = ("HeldMemory", "answer_again", "answer_client", "courier_welcome", "receive_greeting")
 
 
 @attrs.frozen
-class Load:
-    """The load of a server.
+class HeldMemory:
+    """What a server holds for its sessions.
 
     Attributes:
         memory_bytes: Memory limit of all sessions together; 0 if there is none.
@@ -55,7 +55,7 @@ def receive_greeting(channel: Channel) -> tuple[int, Hello | PeerHello] | None:
 
 
 def answer_client(
-    channel: Channel, sequence: int, hello: Hello, device: str, store: ContentStore, mailbox: bytes, load: Load,
+    channel: Channel, sequence: int, hello: Hello, device: str, store: ContentStore, mailbox: bytes, load: HeldMemory,
     resume: bytes = b"", lease_s: float = 0.0,
 ) -> tuple[str, Contents | None]:
     """Answer the greeting of an admitted client.

@@ -151,7 +151,7 @@ class SessionAllowance:
         self._handles = held + more
 
     def admit_body(self, length: int) -> None:
-        """Admit the tensors of a message; see `djinn_lib_service.kinds.transport.BoundedChannel.admit_body`."""
+        """Admit the tensors of a message; see `djinn_lib_service.kinds.transport.SupportsReceiveLimit.admit_body`."""
         self._allowances.hold_bytes(length)
         self._inflight_bytes += length
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from djinn_lib_service.capabilities import LosableExecutor
+from djinn_lib_service.capabilities import SupportsDeviceLoss
 from djinn_lib_service.kinds.executor import Executor
 
 from djinn.errors import DeviceLostError, DjinnError
@@ -31,7 +31,7 @@ class DeviceLoss:
 
     def __init__(self, executor: Executor, leave: Callable[[], None] | None) -> None:
         self._device = executor.device
-        self._ask = executor.loss if isinstance(executor, LosableExecutor) else None
+        self._ask = executor.loss if isinstance(executor, SupportsDeviceLoss) else None
         self._leave = leave
 
     def check(self, tell: Callable[[DjinnError], None]) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from djinn_lib_server.kinds.metrics import Amounts, Counts, TenantTotals
 
-from djinn_server.counters import Meters, Report, added, merged
-from djinn_server.placement import Load
+from djinn_server.counters import Meters, WorkerReport, added, merged
+from djinn_server.placement import DeviceLoad
 
 __all__ = ("MAX_TENANTS", "OTHERS", "Account", "MetricsStore")
 
@@ -48,7 +48,7 @@ class Account:
         self.counts = Counts()
         self.amounts = Amounts()
 
-    def heed(self, report: Report) -> None:
+    def heed(self, report: WorkerReport) -> None:
         """Record a report of the worker."""
         before, now = self.counts, time.monotonic()
         self.counts, self.amounts = merged(max, before, report.counts), report.amounts
@@ -125,13 +125,13 @@ class MetricsStore:
             found[account.label] += account.amounts.sessions
         return dict(found)
 
-    def loads(self, workers: Sequence[int]) -> list[Load]:
+    def loads(self, workers: Sequence[int]) -> list[DeviceLoad]:
         """Return the load of each device, given its number of workers."""
         now = time.monotonic()
         with self._lock:
             accounts = list(self._accounts)
-        return [Load(sum(account.wanted(now) for account in accounts if account.device == device),
-                     sum(account.amounts.held_bytes for account in accounts if account.device == device), count)
+        return [DeviceLoad(sum(account.wanted(now) for account in accounts if account.device == device),
+                           sum(account.amounts.held_bytes for account in accounts if account.device == device), count)
                 for device, count in enumerate(workers)]
 
     def _label(self, tenant: str) -> str:

@@ -67,7 +67,7 @@ def open_server(
         ListenError: The address cannot be listened on.
         DjinnError: A plugin is missing or does not work.
     """
-    from djinn_lib_service.kinds.transport import AdoptingTransport
+    from djinn_lib_service.kinds.transport import SupportsAdoption
 
     from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
@@ -103,7 +103,7 @@ def open_server(
     knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
     transport = plugins.transport_for(options.scheme)
-    hands_over = options.scheme != "tls" and isinstance(transport, AdoptingTransport)
+    hands_over = options.scheme != "tls" and isinstance(transport, SupportsAdoption)
     try:
         # First, before anything that takes time: an address in use is the most common mistake.
         listener = listen(transport, options.url, options.tls.for_listening)

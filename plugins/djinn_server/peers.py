@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from djinn_lib_service.kinds.transport import PeerConnection, PeerRelayingTransport, PeerTransport
+from djinn_lib_service.kinds.transport import PeerConnection, SupportsPeerRelay, SupportsPeers
 from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.peer_exchange import LocalPeer
 
@@ -136,9 +136,9 @@ class PeerConnector:
             return LocalPeer(here, courier.session, is_gone)
         transport = self._transport_for(address.partition("://")[0])
         options = ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S, is_gone=is_gone)
-        if self._dial is not None and isinstance(transport, PeerRelayingTransport):
+        if self._dial is not None and isinstance(transport, SupportsPeerRelay):
             return transport.carry_on(*self._dial(address, courier), address, options)
-        if not isinstance(transport, PeerTransport):
+        if not isinstance(transport, SupportsPeers):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, which carries no values between "
                             "servers.", hint="Bring the value home and upload it there.")
         return transport.carry(self._rules.permit(address), courier, options)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import attrs
 
-__all__ = ("Load", "default_places", "least_loaded")
+__all__ = ("DeviceLoad", "default_places", "least_loaded")
 
 _SAME = 0.05
 """Loads that differ by less, in devices, count as equal, because they are measurements of the last seconds."""
 
 
 @attrs.frozen
-class Load:
+class DeviceLoad:
     """The load of a device.
 
     Attributes:
@@ -28,7 +28,7 @@ class Load:
     workers: int = 0
 
 
-def least_loaded(loads: Sequence[Load]) -> int:
+def least_loaded(loads: Sequence[DeviceLoad]) -> int:
     """Return the position of the device with the least demand, then fewest bytes held, then fewest workers."""
     return min(range(len(loads)), key=lambda index: (
         round(loads[index].wanted / _SAME), loads[index].held_bytes, loads[index].workers, index))

@@ -19,7 +19,7 @@ from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Rerun, Run
 from djinn_server.board import NOBODY, Board, Mark
 
-__all__ = ("DeviceLease", "Line", "Place")
+__all__ = ("DeviceLease", "RunQueue", "SessionSlot")
 
 DECODE_WEIGHT = 9.0
 """Weight of decoding language models, compared with all other programs of their tenant. They run first as long as they
@@ -37,7 +37,7 @@ class DeviceLease(Protocol):
     """Source of turns on the device, if other workers use it too."""
 
     def ask(self) -> None:
-        """Request a turn; `Line.granted` is called when it is granted."""
+        """Request a turn; `RunQueue.granted` is called when it is granted."""
 
     def give_back(self, turn: int, *, wants_more: bool) -> None:
         """Give a turn back."""
@@ -52,10 +52,10 @@ class _Class:
     finish: float = 0.0
     virtual: float = 0.0
     """Virtual time among its sessions."""
-    waiting: list[Place] = attrs.field(factory=list)
+    waiting: list[SessionSlot] = attrs.field(factory=list)
 
 
-class Line:
+class RunQueue:
     """Runs one program of a worker at a time; its sessions share the device time fairly.
 
     Decoding steps of language models run first, within the share that `DECODE_WEIGHT` allows.
@@ -68,7 +68,7 @@ class Line:
         board: Where the running program's session is recorded; ``None`` if it need not be.
 
     Concurrency:
-        Any thread; each `Place` is used by one.
+        Any thread; each `SessionSlot` is used by one.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Line:
         self.busy = 0
         """Sessions that are executing a message, or have received the next one."""
         self.is_recalled = False
-        self.running: Place | None = None
+        self.running: SessionSlot | None = None
         self._turnstile = turnstile
         self._turn = 0 if turnstile is None else -1
         """The current turn; -1 for none."""
@@ -105,9 +105,9 @@ class Line:
         self._wait_s = 0.0
         self._used_s = 0.0
 
-    def open(self) -> Place:
+    def open(self) -> SessionSlot:
         """Add a session."""
-        return Place(self)
+        return SessionSlot(self)
 
     def close(self) -> None:
         """Stop running programs and wake all waiting sessions. Never raises; may be called twice."""
@@ -171,7 +171,7 @@ class Line:
         """Whether another session or another worker is waiting for the device."""
         return self.is_recalled or self._waiting > 0 or self._turn < 0
 
-    def enter(self, place: Place) -> bool:
+    def enter(self, place: SessionSlot) -> bool:
         """Start a session's program if the device is free, otherwise queue the session; the caller holds the lock.
 
         Raises:
@@ -199,7 +199,7 @@ class Line:
             self._turnstile.ask()
         return False
 
-    def end(self, place: Place, now: float) -> None:
+    def end(self, place: SessionSlot, now: float) -> None:
         """Record that a session's program has finished; the caller holds the lock."""
         used_s, kind = now - place.began_s, place.kind
         place.finish = place.start + used_s
@@ -218,7 +218,7 @@ class Line:
         elif self._waiting:
             self._let_next(now)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: SessionSlot) -> None:
         """Remove a session from the queue if it is waiting; the caller holds the lock."""
         if place in place.kind.waiting:
             place.kind.waiting.remove(place)
@@ -243,7 +243,7 @@ class Line:
         self._begin(place)
         place.wake()
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: SessionSlot) -> None:
         self.running = place
         if self._board is not None:
             self._board.begin(place.mark)
@@ -262,7 +262,7 @@ class Line:
         return max(self.queued * self._interval_s, waiting_s)
 
 
-class Place:
+class SessionSlot:
     """One session's place in the line; see `djinn_lib_service.capabilities.Turns`.
 
     Attributes:
@@ -278,7 +278,7 @@ class Place:
     stop: Sequence[DjinnError] = ()
     mark: Mark = NOBODY
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: RunQueue) -> None:
         self._line = line
         self._gate = threading.Lock()
         self._gate.acquire()

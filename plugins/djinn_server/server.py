@@ -18,7 +18,7 @@ from djinn_lib_server.options import ServeOptions, ServerMemoryOptions
 from djinn_lib_service.content_store import ContentStore
 from djinn_lib_service.kinds import MemoryFactory, MemoryManager
 from djinn_lib_service.kinds.executor import Executor
-from djinn_lib_service.kinds.guard import Watch
+from djinn_lib_service.kinds.guard import ProgramChecker
 from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
@@ -36,11 +36,11 @@ from djinn.errors import (
 from djinn.kinds.transport import Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
 from djinn_server.board import mark_of
-from djinn_server.counters import Meter, Meters, Report, told_of_memory
+from djinn_server.counters import Meter, Meters, WorkerReport, told_of_memory
 from djinn_server.draining import server_drains
 from djinn_server.grants import Grants
 from djinn_server.handshake import (
-    Load,
+    HeldMemory,
     answer_again,
     answer_client,
     courier_welcome,
@@ -51,8 +51,8 @@ from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
 from djinn_server.memory import default_keep_bytes, no_memory_plugin, return_memory
 from djinn_server.peers import PeerConnector, PeerPolicy
-from djinn_server.run_queue import Line, Place
-from djinn_server.sessions import Held, Sessions
+from djinn_server.run_queue import RunQueue, SessionSlot
+from djinn_server.sessions import HeldSession, Sessions
 
 __all__ = ("Server", "refuse")
 
@@ -102,16 +102,16 @@ class Server:
 
     def __init__(
         self, listener: Listener, executor: Executor, *, admit: Callable[[Channel, Hello], None],
-        watch: Callable[[], Watch], allowances: Allowances | None = None,
+        watch: Callable[[], ProgramChecker], allowances: Allowances | None = None,
         options: ServeOptions = _OPTIONS, peers: PeerPolicy | None = None,
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
-        meters: Meters | None = None, line: Line | None = None,
+        meters: Meters | None = None, line: RunQueue | None = None,
         memory: MemoryFactory | None = None, public_digests: frozenset[bytes] = frozenset(),
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
         self._listener = listener
-        self._line = line or Line()
+        self._line = line or RunQueue()
         self._executor = executor
         self._loss = DeviceLoss(executor, leave)
         self._admit = admit
@@ -343,7 +343,7 @@ class Server:
             place.mark = mark_of(session, key_digest, hello.owner)
             service = SessionService(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
                                      watch=self._watch(), turns=place, manager=self._manager)
-            self.sessions.add(Held(session, key_digest, steady, service, post, place, mailbox))
+            self.sessions.add(HeldSession(session, key_digest, steady, service, post, place, mailbox))
             try:
                 self._answer_all(steady, service, allowance, meter, place)
             finally:
@@ -379,14 +379,14 @@ class Server:
         if is_over:
             steady.close(self._goodbye)
 
-    def _load(self, mailbox: Mailbox) -> Load:
+    def _load(self, mailbox: Mailbox) -> HeldMemory:
         services = [session.service for session in self.sessions.all()]
         with self._lock:
             others = len(self._present)
             self._present.add(mailbox)
-        return Load(self._allowances.limits.memory_bytes, sum(service.held_bytes for service in services), others)
+        return HeldMemory(self._allowances.limits.memory_bytes, sum(service.held_bytes for service in services), others)
 
-    def report(self) -> Report:
+    def report(self) -> WorkerReport:
         """Report the counters and the current amounts."""
         services = [session.service for session in self.sessions.all()]
         counts = msgspec.structs.replace(self._line.counts(self._meters.counts()), cache_hits=self._store.hits,
@@ -394,11 +394,11 @@ class Server:
         amounts = Amounts(len(services), sum(service.live_handles for service in services),
                           sum(service.held_bytes for service in services), self._store.size_bytes)
         if self._manager is None:
-            return Report(counts, amounts)
+            return WorkerReport(counts, amounts)
         return told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes)
 
     def _answer_all(self, channel: ResumableChannel, service: SessionService, allowance: SessionAllowance,
-                    meter: Meter, place: Place) -> None:
+                    meter: Meter, place: SessionSlot) -> None:
         channel.settle = lambda: allowance.settle(service.live_handles)
 
         def tell(error: DjinnError) -> None:
@@ -438,7 +438,7 @@ def refuse(channel: Channel, error: Exception) -> None:
 
 
 def _answer_next(channel: ResumableChannel, service: SessionService, allowance: SessionAllowance, meter: Meter,
-                 place: Place) -> bool:
+                 place: SessionSlot) -> bool:
     """Execute one batch. Its tensors are released before the next batch is awaited."""
     try:
         received = channel.receive()

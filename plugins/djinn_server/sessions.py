@@ -14,9 +14,9 @@ from djinn_lib_service.service import SessionService
 
 from djinn.wire.messages import Goodbye
 from djinn_server.control import SessionState
-from djinn_server.run_queue import Place
+from djinn_server.run_queue import SessionSlot
 
-__all__ = ("Held", "Sessions")
+__all__ = ("HeldSession", "Sessions")
 
 LOOK_S = 0.25
 """How often to check whether the clients of busy sessions are still connected."""
@@ -26,7 +26,7 @@ _log = logging.getLogger("djinn.server")
 
 
 @attrs.frozen(eq=False)
-class Held:
+class HeldSession:
     """A session.
 
     Attributes:
@@ -45,7 +45,7 @@ class Held:
     channel: ResumableChannel
     service: SessionService
     post: PeerExchange
-    place: Place
+    place: SessionSlot
     mailbox: Mailbox
     began_s: float = attrs.field(factory=time.monotonic)
 
@@ -68,11 +68,11 @@ class Sessions:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldSession] = {}
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="djinn-leases", daemon=True)
 
-    def add(self, session: Held) -> None:
+    def add(self, session: HeldSession) -> None:
         """Add a session that has begun."""
         with self._lock:
             self._held[session.name] = session
@@ -82,7 +82,7 @@ class Sessions:
         with self._lock:
             self._held.pop(name, None)
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[HeldSession]:
         """List them."""
         with self._lock:
             return list(self._held.values())

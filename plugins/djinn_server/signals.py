@@ -14,7 +14,7 @@ import attrs
 
 from djinn.errors import DjinnError
 
-__all__ = ("Operated", "Operation", "catch_signals")
+__all__ = ("Operated", "ServerLoop", "catch_signals")
 
 TICK_S = 0.5
 """How often to check that the listener and the parent process are still there."""
@@ -46,7 +46,7 @@ def catch_signals() -> queue.SimpleQueue[int]:
 
 
 @attrs.define(eq=False)
-class Operation:
+class ServerLoop:
     """Runs a server until it has to stop.
 
     Attributes:

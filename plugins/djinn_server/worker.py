@@ -18,10 +18,10 @@ from functools import partial
 
 import attrs
 from djinn_lib_server.limits import Limits
-from djinn_lib_service.capabilities import SettlingExecutor
+from djinn_lib_service.capabilities import SupportsSettling
 from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.kinds.transport import AdoptingTransport, Channel, Listener, ListenOptions
+from djinn_lib_service.kinds.transport import Channel, Listener, ListenOptions, SupportsAdoption
 from djinn_lib_service.listening import listen
 from djinn_lib_service.upload_dedup import this_machine
 
@@ -41,7 +41,7 @@ from djinn_server.control import (
     Incoming,
     Look,
     Ready,
-    Recall,
+    RevokeDevice,
     Seen,
     Setup,
     Stop,
@@ -55,7 +55,7 @@ from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes, memory_plugin
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
-from djinn_server.run_queue import Line
+from djinn_server.run_queue import RunQueue
 from djinn_server.sandbox.fence import Fence
 from djinn_server.server import Server
 from djinn_server.sessions import Sessions
@@ -102,7 +102,7 @@ class PassedSocketListener:
 
     def hand(self, descriptor: int, incoming: Incoming) -> None:
         """Take over a connection whose client the gateway has admitted."""
-        if isinstance(self._transport, AdoptingTransport):
+        if isinstance(self._transport, SupportsAdoption):
             channel = self._transport.adopt(descriptor, incoming.received, incoming.peer, self._options)
             self._handed[channel] = incoming.token
             self._queue.put(channel)
@@ -197,7 +197,7 @@ class GatewayTurns:
 
 
 def _obey(
-    control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: Line,
+    control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: RunQueue,
     limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions, orders: Orders,
 ) -> Stop:
     """Carry out the gateway's orders until it orders the worker to stop."""
@@ -210,7 +210,7 @@ def _obey(
                 _log.info("%s: gone before it was taken over: %s", message.peer, error)
         elif isinstance(message, Grant):
             line.granted(message.turn)
-        elif isinstance(message, Recall):
+        elif isinstance(message, RevokeDevice):
             line.recalled(message.turn, message.left_s)
         elif isinstance(message, Dialed):
             dialer.answered(message, descriptor)
@@ -232,7 +232,7 @@ def _obey(
 
 def _open(
     setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
-) -> tuple[Server, PassedSocketListener, Allowances, Line]:
+) -> tuple[Server, PassedSocketListener, Allowances, RunQueue]:
     from djinn.plugins import Plugins
     from djinn.session.logs import configure
     from djinn.settings import Config
@@ -252,14 +252,15 @@ def _open(
 
         torch.set_num_threads(setup.options.device.threads)
     executor: Executor = factory.open(setup.device)
-    if listener is None and not isinstance(transport, AdoptingTransport):
+    if listener is None and not isinstance(transport, SupportsAdoption):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
     meters, grants = Meters(), Grants()
     inlet = PassedSocketListener(transport, options, listener, TicketCheck(setup.ticket_key), meters, grants)
     allowances = Allowances(setup.limits, meters.reject)
-    line = Line(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
-                settle=executor.settle if isinstance(executor, SettlingExecutor) else _nothing, reject=meters.reject,
-                board=board)
+    line = RunQueue(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
+                    settle=executor.settle if isinstance(executor, SupportsSettling) else _nothing,
+                    reject=meters.reject,
+                    board=board)
     program_bytes = setup.options.device.program_bytes
     bounds = Bounds(executor.device, device_bytes(executor.device) if program_bytes is None else program_bytes,
                     frozenset(setup.options.device.namespaces))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from djinn_lib_service.kinds.transport import Channel, MovableChannel
+from djinn_lib_service.kinds.transport import Channel, SupportsHandover
 
 from djinn import errors
 from djinn.errors import DjinnError, TransportError
@@ -35,7 +35,7 @@ from djinn_server.control import (
     SessionState,
     Setup,
 )
-from djinn_server.counters import Report
+from djinn_server.counters import WorkerReport
 from djinn_server.device_leases import LeaseClient, LeaseManager
 from djinn_server.dialing import Exchange
 from djinn_server.forkserver import Child, ForkServer
@@ -111,7 +111,7 @@ class Worker:
             raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
         self._port = message.address.rpartition(":")[2]
 
-    def watch(self, heed: Callable[[Report], None], desk: LeaseManager, customer: LeaseClient,
+    def watch(self, heed: Callable[[WorkerReport], None], desk: LeaseManager, customer: LeaseClient,
               drained: Callable[[], None], exchange: Exchange | None = None) -> None:
         """Handle its messages until it ends."""
         while (received := self._control.receive()) is not None:
@@ -122,7 +122,7 @@ class Worker:
                 desk.give_back(customer, message.turn, wants_more=message.wants_more)
             elif isinstance(message, Dial) and exchange is not None:
                 exchange.connect(message, self._control)
-            elif isinstance(message, Report):
+            elif isinstance(message, WorkerReport):
                 heed(message)
             elif isinstance(message, Drained):
                 drained()
@@ -155,7 +155,7 @@ class Worker:
     def take(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, token: bytes = b"") -> None:
         """Pass an admitted client or courier to the worker: hand its connection over, or else redirect it."""
         try:
-            if not self._port and isinstance(channel, MovableChannel):
+            if not self._port and isinstance(channel, SupportsHandover):
                 if isinstance(greeting, Hello):
                     greeting = msgspec.structs.replace(greeting, token="")
                 descriptor, received = channel.detach(sequence, greeting)

@@ -15,7 +15,7 @@ from djinn.errors import ConfigurationError, SessionClosedError
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_source_fx.device_remap import InRemoteTerms, OnRemote
-from djinn_source_fx.dry_run import Rehearsal
+from djinn_source_fx.dry_run import DryRunSession
 from djinn_source_fx.reading import given_to_module, given_to_program
 from djinn_source_fx.replaying import FxGraph, replay
 from djinn_source_fx.tracing import named_state, tensors_within, trace, with_tensors
@@ -47,7 +47,7 @@ class GraphBuilder:
         Raises:
             Exception: The model's own error when it runs.
         """
-        rehearsal = Rehearsal(runtime.current())
+        rehearsal = DryRunSession(runtime.current())
         try:
             traced = trace(rehearsal, model, args, kwargs)
             return replay(rehearsal, traced.module, traced.given, type(model).__name__, OnRemote(rehearsal))
@@ -72,7 +72,7 @@ class GraphBuilder:
             ConfigurationError: The source is of another kind, or there is no example for a placeholder.
             UnsupportedTensorError: The graph depends on data.
         """
-        rehearsal = Rehearsal(runtime.current())
+        rehearsal = DryRunSession(runtime.current())
         if isinstance(source, ExportedProgram):
             return replay(rehearsal, source.graph_module, list(given_to_program(source)),
                           _class_of(source.graph_module), InRemoteTerms(rehearsal))

@@ -13,7 +13,7 @@ from torch.utils._device import _device_constructors
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.record.dispatcher import dispatcher
-from djinn_source_fx.dry_run import Rehearsal
+from djinn_source_fx.dry_run import DryRunSession
 
 _OF_NUMBERS = (torch.tensor, torch.as_tensor)
 _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
@@ -33,7 +33,7 @@ class OnRemote(TorchFunctionMode):
         rehearsal: The rehearsal that owns tensors made from numbers.
     """
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
+    def __init__(self, rehearsal: DryRunSession) -> None:
         super().__init__()
         self._rehearsal = rehearsal
         self._device = rehearsal.device

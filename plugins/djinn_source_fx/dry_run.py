@@ -27,14 +27,14 @@ from djinn.settings import Settings
 from djinn.wire.tensors import is_dense
 
 if TYPE_CHECKING:
-    from djinn.ir.program import Layout
+    from djinn.ir.program import ProgramLayout
     from djinn.ir.tape import Node
     from djinn.wire.messages import Description, Welcome
 
 HINT = "djinn.capture() records what is done with data."
 
 
-class Rehearsal(Session):
+class DryRunSession(Session):
     """Records like a running session, separately from it.
 
     Args:
@@ -106,7 +106,7 @@ class Rehearsal(Session):
 class Beside(TorchDispatchMode):
     """Redirects this thread's operations on lazy tensors, and its factories on their device, to a rehearsal."""
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
+    def __init__(self, rehearsal: DryRunSession) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped there
         self._rehearsal = rehearsal
 
@@ -211,7 +211,7 @@ class _NoBackend:
         """
         raise UnsupportedTensorError("The model asks for the values of a tensor while its graph is made.", hint=HINT)
 
-    def run(self, nodes: Sequence[Node], released: set[int], layout: Layout) -> NoReturn:
+    def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> NoReturn:
         """Refuse: nothing runs here."""
         raise UnsupportedTensorError("The model runs a compiled piece while its graph is made.", hint=HINT)
 

@@ -16,7 +16,7 @@ from djinn.ir.schema import facts_of
 from djinn.ir.tape import Node
 from djinn.record.tensor import LazyTensor
 from djinn_source_fx.device_remap import OnRemote
-from djinn_source_fx.dry_run import HINT, Beside, Rehearsal
+from djinn_source_fx.dry_run import HINT, Beside, DryRunSession
 from djinn_source_fx.places import STACK, followed, origin_of
 
 _UNKNOWN = ValueInfo()
@@ -59,7 +59,7 @@ class FxGraph(RecordedGraph):
 
 
 def replay(
-    rehearsal: Rehearsal, module: torch.fx.GraphModule, given: Sequence[Given], root: str, terms: OnRemote
+    rehearsal: DryRunSession, module: torch.fx.GraphModule, given: Sequence[Given], root: str, terms: OnRemote
 ) -> FxGraph:
     """Record the operations of a traced graph.
 
@@ -129,7 +129,7 @@ class _Place:
 
 
 class _Interpreter(torch.fx.Interpreter):
-    def __init__(self, module: torch.fx.GraphModule, rehearsal: Rehearsal, root: str, terms: OnRemote) -> None:
+    def __init__(self, module: torch.fx.GraphModule, rehearsal: DryRunSession, root: str, terms: OnRemote) -> None:
         super().__init__(module)
         self.place = _Place(origin_of(None, root))
         self._terms = terms

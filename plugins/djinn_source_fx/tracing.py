@@ -32,7 +32,7 @@ from djinn.ir.spec import tensors_in
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn_source_fx.device_remap import OnRemote, is_special
-from djinn_source_fx.dry_run import Beside, Rehearsal
+from djinn_source_fx.dry_run import Beside, DryRunSession
 from djinn_source_fx.places import STACK, followed
 from djinn_source_fx.replaying import Given
 
@@ -46,7 +46,7 @@ class Traced:
     """The values of its placeholders: the model's state, then the tensors of its inputs."""
 
 
-def trace(rehearsal: Rehearsal, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
+def trace(rehearsal: DryRunSession, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
     """Trace a call of a model. Nothing is computed, and neither the model nor the inputs are changed.
 
     Raises:

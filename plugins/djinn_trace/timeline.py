@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from djinn_lib_trace.spans import Span, Stage
+from djinn_lib_trace.spans import Span, SpanStage
 
 from djinn.ir.phase import ExecutionPhase
 
 PROCESS = 1
 TRACKS = ("calls of the model", "capture", "wire", "execution")
 """From top to bottom. Events on a track do not overlap; threads that do the same work have separate tracks."""
-_TRACK_OF = {Stage.CAPTURE: "capture", Stage.WIRE: "wire", Stage.EXECUTION: "execution"}
+_TRACK_OF = {SpanStage.CAPTURE: "capture", SpanStage.WIRE: "wire", SpanStage.EXECUTION: "execution"}
 
 
 def events_of(spans: Iterable[Span], calls: Sequence[Span] = (), phases: Sequence[ExecutionPhase] = ()) -> list[Any]:

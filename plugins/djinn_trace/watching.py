@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_graph.provenance import Watch
-from djinn_lib_trace.spans import Span, Stage
+from djinn_lib_graph.provenance import ModuleTracker
+from djinn_lib_trace.spans import Span, SpanStage
 from torch.nn.modules import module as modules
 
 from djinn.session import runtime
@@ -31,7 +31,7 @@ class ScriptWatch:
     """
 
     def __init__(self) -> None:
-        self._watch: Watch | None = None
+        self._watch: ModuleTracker | None = None
         self._model: torch.nn.Module | None = None
         self._stop: Callable[[], None] = lambda: None
         self._thread = threading.get_ident()
@@ -71,7 +71,7 @@ class ScriptWatch:
     def _begin(self, model: torch.nn.Module, args: Any) -> None:
         self._model = model
         session = runtime.current()
-        self._watch = Watch(session, model, modules=True)
+        self._watch = ModuleTracker(session, model, modules=True)
         known = set(model._forward_pre_hooks)
         self._watch.start()
         self._stop = session.capture(self._watch.receiver())
@@ -85,6 +85,6 @@ class ScriptWatch:
             return
         self._depth -= 1
         if self._depth == 0:
-            self.calls.append(Span(type(called).__name__, Stage.CAPTURE, self._begin_ns, time.perf_counter_ns(),
+            self.calls.append(Span(type(called).__name__, SpanStage.CAPTURE, self._begin_ns, time.perf_counter_ns(),
                                    threading.current_thread().name))
 

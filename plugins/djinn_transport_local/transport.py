@@ -148,7 +148,7 @@ class LocalConnection:
         return after(told, result), data
 
     def cancel(self) -> None:
-        """Drop queued batches and stop the running one; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        """Drop queued batches and stop the running one; see `djinn.kinds.transport.SupportsCancellation.cancel`."""
         self._stop(OperationCancelledError("The operation was cancelled by an interrupt before it ran.",
                                            hint="Compute it again."))
 
@@ -205,7 +205,7 @@ class LocalConnection:
             watching = spans.current
             if watching is None:
                 return self._service.handle(batch, tensors, stop)
-            with watching.timed("run", spans.Stage.EXECUTION, commands=len(batch.commands)):
+            with watching.timed("run", spans.SpanStage.EXECUTION, commands=len(batch.commands)):
                 return self._service.handle(batch, tensors, stop)
 
         waits_for = self._unfinished[0][0] if len(self._unfinished) >= MAX_BATCHES else None

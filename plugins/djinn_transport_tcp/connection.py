@@ -32,7 +32,7 @@ from djinn.wire.messages import (
     Taken,
     Welcome,
 )
-from djinn_transport_tcp.copies import Copies
+from djinn_transport_tcp.copies import SentCopies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
 from djinn_transport_tcp.interrupted import is_interrupted, without_large
 from djinn_transport_tcp.opening import reason_of
@@ -92,7 +92,7 @@ class SocketConnection:
         self._request_timeout_s = request_timeout_s
         self.reconnections = 0
         self.vouched_until_s: float | None = None
-        self._copies = Copies()
+        self._copies = SentCopies()
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
         self._options, self._resuming = ConnectOptions(), ResumeSettings()
@@ -121,7 +121,7 @@ class SocketConnection:
 
     @property
     def certificate_expires_s(self) -> float | None:
-        """When the server's certificate expires; see `djinn_lib_service.kinds.transport.CertifiedConnection`."""
+        """When the server's certificate expires; see `djinn_lib_service.kinds.transport.SupportsCertificate`."""
         return self.vouched_until_s or self._frames.stream.certificate_expires_s
 
     def take_up_again(
@@ -225,7 +225,7 @@ class SocketConnection:
         return after(settled, answered[0]), answered[1]
 
     def cancel(self) -> None:
-        """Cancel everything that was sent; see `djinn.kinds.transport.CancellingConnection.cancel`."""
+        """Cancel everything that was sent; see `djinn.kinds.transport.SupportsCancellation.cancel`."""
         with self._used():
             if not self._lost and self._again is not None and self._cancelled < self._sequence:
                 self._cancel()

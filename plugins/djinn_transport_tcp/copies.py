@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-__all__ = ("Copies",)
+__all__ = ("SentCopies",)
 
 BLOCK_BYTES = 2**16
 """Memory is allocated in multiples of this; smaller copies use Python's allocator."""
@@ -13,7 +13,7 @@ MAX_FREE_BYTES = 8 * 2**20
 """Maximum free memory that is kept for reuse. Allocating new memory takes longer than copying."""
 
 
-class Copies:
+class SentCopies:
     """Copies of sent data, in reusable memory.
 
     Concurrency:

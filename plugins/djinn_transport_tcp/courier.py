@@ -20,7 +20,7 @@ __all__ = ("SocketCarrier", "carry", "carry_on")
 def carry(
     address: str, courier: PeerHello, options: ConnectOptions, opened: Callable[[str, ConnectOptions], FrameStream]
 ) -> SocketCarrier:
-    """Connect to another server and greet it; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
+    """Connect to another server and greet it; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
     deadline = time.monotonic() + options.connect_timeout_s
     carrier = SocketCarrier(address, opened(address, options))
     carrier.introduce(courier, deadline)
@@ -29,7 +29,7 @@ def carry(
 
 
 def carry_on(descriptor: int, received: bytes, address: str, options: ConnectOptions) -> SocketCarrier:
-    """Send on another process's connection; see `djinn_lib_service.kinds.transport.PeerRelayingTransport.carry_on`."""
+    """Send on another process's connection; see `djinn_lib_service.kinds.transport.SupportsPeerRelay.carry_on`."""
     carrier = SocketCarrier(address, FrameStream(ByteStream(socket.socket(fileno=descriptor), received=received)))
     carrier.wait_while_wanted(options.is_gone)
     return carrier

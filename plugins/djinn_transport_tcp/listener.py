@@ -60,7 +60,7 @@ def listen_tls(address: str, options: ListenOptions) -> SocketListener:
 
 
 def adopt(descriptor: int, received: bytes, peer: str, options: ListenOptions) -> PlainSocketChannel:
-    """Take over another process's connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
+    """Take over another process's connection; see `djinn_lib_service.kinds.transport.SupportsAdoption.adopt`."""
     return PlainSocketChannel(peer, ByteStream(socket.socket(fileno=descriptor), received=received), options)
 
 
@@ -251,7 +251,7 @@ class SocketChannel:
 
     @property
     def admit_body(self) -> Callable[[int], None] | None:
-        """The callback that admits a body before it is read; see `djinn_lib_service.kinds.transport.BoundedChannel`."""
+        """Admits a body before it is read; see `djinn_lib_service.kinds.transport.SupportsReceiveLimit`."""
         return self._frames.admit_body
 
     @admit_body.setter
@@ -260,7 +260,7 @@ class SocketChannel:
 
     @property
     def received_digest(self) -> int:
-        """Digest of the last received message; see `djinn_lib_service.kinds.transport.DigestingChannel`."""
+        """Digest of the last received message; see `djinn_lib_service.kinds.transport.SupportsDigests`."""
         return self._frames.digest
 
     @property
@@ -331,7 +331,7 @@ class PlainSocketChannel(SocketChannel):
     """A connection without encryption, which another process can take over."""
 
     def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
-        """Release the connection; see `djinn_lib_service.kinds.transport.MovableChannel.detach`.
+        """Release the connection; see `djinn_lib_service.kinds.transport.SupportsHandover.detach`.
 
         Raises:
             TransportError: It was closed.

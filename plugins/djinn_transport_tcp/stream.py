@@ -41,7 +41,7 @@ class FrameStream:
         stream: The byte stream.
         max_header_bytes: Largest header accepted.
         max_body_bytes: Largest body accepted.
-        admit_body: Called before a body is read, if set; see `djinn_lib_service.kinds.transport.BoundedChannel`.
+        admit_body: Called before a body is read, if set; see `djinn_lib_service.kinds.transport.SupportsReceiveLimit`.
         digests: Whether to compute digests of received frames.
         digest: Digest of the last received header and the length of its body. It is meaningless outside this process,
             and other processes cannot construct a header with the same digest.

@@ -35,7 +35,7 @@ class TcpTransport:
         return reusing(_with_retries(connect, address, options))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
+        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
         from djinn_transport_tcp.client import open_tcp
         from djinn_transport_tcp.courier import carry
 
@@ -54,7 +54,7 @@ class TcpTransport:
         return listen(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn_lib_service.kinds.transport.SupportsAdoption.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)
@@ -109,7 +109,7 @@ class UnixTransport:
         return _with_retries(connect_unix, address, attrs.evolve(options, settings=settings))
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.PeerTransport.carry`."""
+        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
         from djinn_transport_tcp.client import open_unix
         from djinn_transport_tcp.courier import carry
 
@@ -128,7 +128,7 @@ class UnixTransport:
         return listen_unix(address, options)
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection; see `djinn_lib_service.kinds.transport.AdoptingTransport.adopt`."""
+        """Take over a connection; see `djinn_lib_service.kinds.transport.SupportsAdoption.adopt`."""
         from djinn_transport_tcp.listener import adopt
 
         return adopt(descriptor, received, peer, options)

@@ -15,7 +15,7 @@ import torch
 from djinn_conformance import database, report, workers
 from djinn_conformance.database import Difference, Direction, Unit, judge, units
 from djinn_conformance.expectations import Expectation, expectations, expected, parse_expectations
-from djinn_conformance.report import Count, Run
+from djinn_conformance.report import Count, RunCounts
 from djinn_conformance.specs import SpecError
 
 import djinn
@@ -191,7 +191,7 @@ def test_expectations_name_operators_of_the_database() -> None:
 
 
 def test_a_published_run_is_read_back_and_shown(tmp_path: Path) -> None:
-    run = Run("2.13.0", "3.11.7", "Linux x86_64", "cpu", "2026-11-21", (
+    run = RunCounts("2.13.0", "3.11.7", "Linux x86_64", "cpu", "2026-11-21", (
         Count("operators", "add", "", "float32", "forward", "served", 9, 1, 10),
         Count("operators", "add", "", "int64", "forward", "served", 5, 0, 5),
         Count("operators", "add", "", "int64", "forward", "in process", 4, 1, 5)))

@@ -11,7 +11,7 @@ import torch
 from djinn_conformance import specs
 from djinn_conformance.families import families
 from djinn_conformance.program_forms import Drawer, Form, table
-from djinn_conformance.programs import Call, Ref, call
+from djinn_conformance.programs import RecordedCall, Ref, call
 from djinn_conformance.refusals import is_listed, is_listed_call, overlaps_itself, parse_refusals, refusals
 from djinn_conformance.variants import variants_of
 from djinn_guard_core.allowlist import require_allowed
@@ -72,7 +72,7 @@ def _values(written: torch.Tensor) -> dict[int, torch.Tensor]:
     return {-1: written, -2: torch.ones(3), -3: torch.ones(3, dtype=torch.bool), -4: _ROWS, -5: torch.randn(2, 3, 4)}
 
 
-def _is_refused_now(made: Call, values: dict[int, torch.Tensor]) -> bool:
+def _is_refused_now(made: RecordedCall, values: dict[int, torch.Tensor]) -> bool:
     def filled(item: Any) -> Any:
         return [filled(member) for member in item] if isinstance(item, list) else (
             values[item.index] if isinstance(item, Ref) else item)
@@ -91,7 +91,7 @@ def _is_refused_now(made: Call, values: dict[int, torch.Tensor]) -> bool:
     (torch.zeros(1).expand(3), True), (torch.zeros(3), False), (torch.zeros(6)[::2], False),
 ], ids=["expanded", "contiguous", "strided"])
 def test_writes_into_overlapping_tensors_are_listed_and_refused(
-    made: Call, written: torch.Tensor, overlaps: bool
+    made: RecordedCall, written: torch.Tensor, overlaps: bool
 ) -> None:
     values = _values(written)
     assert overlaps_itself(written) is overlaps

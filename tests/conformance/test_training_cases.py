@@ -9,8 +9,8 @@ import attrs
 import pytest
 import torch
 from djinn_conformance import tally, training
-from djinn_conformance.journal import Journal
-from djinn_conformance.training import Case, Expectation, check_all, training_spec
+from djinn_conformance.journal import EventLog
+from djinn_conformance.training import Case, TrainingExpectation, check_all, training_spec
 
 REMOTE = torch.device("remote_accelerator:0")
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def _case(sample: str, factor: float = 1.0, *, raising: type[Exception] | None = None) -> Case:
     """A case whose remote side is off by a factor, or raises."""
 
-    def procedure(journal: Journal) -> None:
+    def procedure(journal: EventLog) -> None:
         is_remote = journal.device.type == REMOTE.type
         if is_remote and raising is not None:
             raise raising
@@ -31,7 +31,8 @@ def _case(sample: str, factor: float = 1.0, *, raising: type[Exception] | None =
 
 def _judged(monkeypatch: pytest.MonkeyPatch, *cases: Case, thorough: bool = False, **expected: str) -> str:
     """Return the complaint, or nothing."""
-    made = (Expectation(f"modules/Made/*/{sample}", status, "tested", "here") for sample, status in expected.items())
+    made = (TrainingExpectation(f"modules/Made/*/{sample}", status, "tested", "here")
+            for sample, status in expected.items())
     spec = attrs.evolve(training_spec(), expectations=tuple(made))
     monkeypatch.setattr(training, "training_spec", lambda: spec)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from djinn_conformance.differential import Line, Outcome, eager_twin, remote_twin
+from djinn_conformance.differential import EagerLine, LineOutcome, eager_twin, remote_twin
 
 PROGRAM = """
 t1 = torch.ones(2, 3, device=device, requires_grad=True)
@@ -21,8 +21,8 @@ t2.mul_(3)
     ("tensor([0.],grad_fn=<SelectBackward0>)", "tensor([0.],grad_fn=<ViewBackward0>)", False),
 ])
 def test_a_view_that_is_taken_again_is_known_by_its_numbers(there: str, here: str, are_alike: bool) -> None:
-    line = Line("shown(t1)", "read", (), (), Outcome(None, here, ()))
-    assert (eager_twin().take(line, Outcome(None, there, ())) == "") == are_alike
+    line = EagerLine("shown(t1)", "read", (), (), LineOutcome(None, here, ()))
+    assert (eager_twin().take(line, LineOutcome(None, there, ())) == "") == are_alike
 
 
 def test_what_a_view_of_a_written_base_looks_like() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from djinn_conformance.assertions import bytes_of
 from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
-from djinn_conformance.programs import Call, Recording, Ref, call, pieces
+from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
 from djinn_conformance.strategies import filled, recordings
 from djinn_executor_cuda.executor import OVERLAP, CudaExecutor, CudaExecutorFactory
 from djinn_executor_cuda.graph_eligibility import RUNS_BEFORE_RECORDING
@@ -134,7 +134,7 @@ def test_memory_of_an_upload_is_not_used_again_too_soon(executor: RecordingCuda)
     assert [made.item() for made in sums] == [1_000_000.0 * number for number in range(30)]
 
 
-def long_program() -> tuple[Call, ...]:
+def long_program() -> tuple[RecordedCall, ...]:
     """Make a layer of a model: ten operations."""
     names = ("aten::relu", "aten::tanh", "aten::neg") * 3
     return (call("aten::mm", Ref(-1), Ref(-2)), *(call(name, Ref(step)) for step, name in enumerate(names)))
@@ -191,7 +191,7 @@ def test_runs_are_what_they_are_without_graphs(
             same(theirs, ours, f"results of run {earlier} after run {number} of {recording}")
 
 
-def waiting_program() -> tuple[Call, ...]:
+def waiting_program() -> tuple[RecordedCall, ...]:
     """Make a program that looks at values where no tag of PyTorch says so: how many a mask selects."""
     return (call("aten::gt.Scalar", Ref(-1), 0), call("aten::index_put_", Ref(-1), [Ref(0)], Ref(-2), results=0),
             call("aten::neg", Ref(-1)))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_trace import spans
-from djinn_lib_trace.spans import Span, Stage, spans_of
+from djinn_lib_trace.spans import Span, SpanStage, spans_of
 from support.processes.warm import run_djinn
 
 import djinn
@@ -53,8 +53,8 @@ def work() -> None:
     x.sum().item()
 
 
-def by_stage(found: spans.Spans) -> dict[Stage, list[Span]]:
-    return {stage: [span for span in found if span.stage is stage] for stage in Stage}
+def by_stage(found: spans.Spans) -> dict[SpanStage, list[Span]]:
+    return {stage: [span for span in found if span.stage is stage] for stage in SpanStage}
 
 
 def test_recording_wire_and_execution_are_told_apart_in_this_process() -> None:
@@ -62,16 +62,16 @@ def test_recording_wire_and_execution_are_told_apart_in_this_process() -> None:
     with spans_of(session) as found:
         work()
     told = by_stage(found)
-    assert len(told[Stage.WIRE]) == len(told[Stage.EXECUTION]) == 6
-    assert sum(span.facts["operations"] for span in told[Stage.CAPTURE]) == 1 + 10 + 2
-    assert [span.name for span in told[Stage.WIRE]] == ["hand over"] * 5 + ["ask and wait"]
+    assert len(told[SpanStage.WIRE]) == len(told[SpanStage.EXECUTION]) == 6
+    assert sum(span.facts["operations"] for span in told[SpanStage.CAPTURE]) == 1 + 10 + 2
+    assert [span.name for span in told[SpanStage.WIRE]] == ["hand over"] * 5 + ["ask and wait"]
     # Also those that travel as what is not as expected.
-    assert [span.facts["runs"] for span in told[Stage.WIRE]] == [1] * 6
-    assert {span.thread for span in told[Stage.EXECUTION]} == {"djinn-local-executor"}
+    assert [span.facts["runs"] for span in told[SpanStage.WIRE]] == [1] * 6
+    assert {span.thread for span in told[SpanStage.EXECUTION]} == {"djinn-local-executor"}
     assert all(span.begin_ns <= span.end_ns for span in found)
-    for handed, executed in zip(told[Stage.WIRE], told[Stage.EXECUTION], strict=True):
+    for handed, executed in zip(told[SpanStage.WIRE], told[SpanStage.EXECUTION], strict=True):
         assert handed.begin_ns <= executed.begin_ns, "what was not handed over is not run"
-    assert told[Stage.EXECUTION][-1].end_ns <= told[Stage.WIRE][-1].end_ns, "who waits waits for the executor"
+    assert told[SpanStage.EXECUTION][-1].end_ns <= told[SpanStage.WIRE][-1].end_ns, "who waits waits for the executor"
 
 
 def test_nothing_is_left_behind_when_nobody_asks_any_more() -> None:
@@ -96,7 +96,7 @@ def test_an_error_ends_its_span_and_reaches_the_user() -> None:
         index = torch.tensor([7]).to("remote_accelerator:0")
         with pytest.raises(IndexError):
             torch.ones(3, device="remote_accelerator:0").index_select(0, index).sum().item()
-    assert [span.stage for span in found][-1] in (Stage.WIRE, Stage.EXECUTION)
+    assert [span.stage for span in found][-1] in (SpanStage.WIRE, SpanStage.EXECUTION)
     assert djinn.is_initialized()
 
 
@@ -105,11 +105,11 @@ def test_an_executor_elsewhere_is_told_as_seen_from_here(server: Any) -> None:
     with spans_of(session) as found:
         work()
     told = by_stage(found)
-    (seen,) = told[Stage.EXECUTION]
+    (seen,) = told[SpanStage.EXECUTION]
     assert seen.facts == {"is_estimated": True}
-    assert told[Stage.WIRE][0].begin_ns <= seen.begin_ns <= told[Stage.WIRE][0].end_ns
-    assert sum(span.facts["bytes_sent"] for span in told[Stage.WIRE]) > 0
-    assert told[Stage.WIRE][-1].facts["bytes_received"] > 0
+    assert told[SpanStage.WIRE][0].begin_ns <= seen.begin_ns <= told[SpanStage.WIRE][0].end_ns
+    assert sum(span.facts["bytes_sent"] for span in told[SpanStage.WIRE]) > 0
+    assert told[SpanStage.WIRE][-1].facts["bytes_received"] > 0
 
 
 def trace(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

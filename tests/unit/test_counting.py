@@ -11,7 +11,7 @@ from djinn_lib_server.kinds.metrics import BUCKETS_S, Amounts, Counts
 from djinn_monitor.rates import quantile_s, rows_between
 from djinn_monitor.reading import Reading, TenantReading
 from djinn_server.control import ControlMessage
-from djinn_server.counters import Meters, Report, Reporter
+from djinn_server.counters import Meters, Reporter, WorkerReport
 from djinn_server.metrics_store import MAX_TENANTS, OTHERS, MetricsStore
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError, TransportError
@@ -51,8 +51,8 @@ def test_errors_are_counted_by_kind_and_lost_connections_are_none() -> None:
     assert meters.counts().faults == {"malformed": 2, "version": 1, "timeout": 1}
 
 
-def report(requests: int, handles: int = 0) -> Report:
-    return Report(Counts({"ok": requests}), Amounts(handles=handles))
+def report(requests: int, handles: int = 0) -> WorkerReport:
+    return WorkerReport(Counts({"ok": requests}), Amounts(handles=handles))
 
 
 def test_counts_go_on_with_the_next_worker_and_amounts_do_not() -> None:
@@ -75,8 +75,8 @@ def test_a_worker_cannot_make_a_count_fall() -> None:
     ledger = MetricsStore()
     account = ledger.open("", 0)
     told = Counts({"ok": 10}, (1,) * (len(BUCKETS_S) + 1), 7, sent_bytes=5)
-    account.heed(Report(told, Amounts()))
-    account.heed(Report(Counts(), Amounts()))
+    account.heed(WorkerReport(told, Amounts()))
+    account.heed(WorkerReport(Counts(), Amounts()))
     assert ledger.totals()[""].counts == told
 
 
@@ -86,7 +86,7 @@ def test_a_worker_cannot_make_a_count_fall() -> None:
 def test_a_worker_can_make_no_label(spoilt: dict[str, object]) -> None:
     decoder = msgspec.msgpack.Decoder(ControlMessage)
     message = {"type": "report", "counts": {}, "amounts": {}}
-    assert decoder.decode(msgspec.msgpack.encode(message)) == Report(Counts(), Amounts())
+    assert decoder.decode(msgspec.msgpack.encode(message)) == WorkerReport(Counts(), Amounts())
     with pytest.raises(msgspec.ValidationError):
         decoder.decode(msgspec.msgpack.encode(message | spoilt))
 
@@ -103,12 +103,12 @@ def test_tenants_beyond_the_cap_share_a_label() -> None:
 
 
 def test_a_reporter_tells_what_has_changed_and_a_last_time() -> None:
-    told: list[Report] = []
+    told: list[WorkerReport] = []
     now = report(1)
     twice = threading.Event()
     looks = 0
 
-    def look() -> Report:
+    def look() -> WorkerReport:
         nonlocal looks
         looks += 1
         if looks == 3:

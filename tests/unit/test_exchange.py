@@ -22,12 +22,12 @@ from djinn.errors import PeerError, ProtocolError
 from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import (
+    AliasedTensor,
     Batch,
     Define,
     Failure,
     Forget,
     Free,
-    Member,
     Parcel,
     Peer,
     PeerHello,
@@ -221,10 +221,11 @@ def test_another_number_of_values_than_was_sent_is_refused(sides: tuple[Side, Si
 
 
 @pytest.mark.parametrize("member", [
-    Member("float32", (4,), (1,), 0), Member("float32", (2,), (2**62,), 0), Member("uint8", (1,), (1,), 12),
-    Member("int64", (2,), (1,), 0), Member("uint8", (2, 2), (1,), 0), Member("uint8", (2**62, 4), (0, 0), 2**62),
+    AliasedTensor("float32", (4,), (1,), 0), AliasedTensor("float32", (2,), (2**62,), 0),
+    AliasedTensor("uint8", (1,), (1,), 12), AliasedTensor("int64", (2,), (1,), 0),
+    AliasedTensor("uint8", (2, 2), (1,), 0), AliasedTensor("uint8", (2**62, 4), (0, 0), 2**62),
 ])
-def test_members_beyond_their_memory_are_refused(member: Member) -> None:
+def test_members_beyond_their_memory_are_refused(member: AliasedTensor) -> None:
     with pytest.raises(ProtocolError):
         check(Parcel(1, TensorHeader("uint8", (12,), (1,)), members=(member,)))
 

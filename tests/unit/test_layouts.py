@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, lists, release
-from djinn_guard_core.layouts import Layout, arrangement_of, base_of, is_proven, layout_of, proven_groups
+from djinn_guard_core.layouts import StridedLayout, arrangement_of, base_of, is_proven, layout_of, proven_groups
 from djinn_lib_service.operators import operator_named
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,22 +26,22 @@ def test_no_overlap_is_missed_and_dense_means_dense(dims: list[tuple[int, int]])
               for where in itertools.product(*map(range, size))]
     layout = layout_of(size, stride)
     if len(set(places)) < len(places):
-        assert layout is Layout.OVERLAPPING
-    if layout is Layout.DENSE:
+        assert layout is StridedLayout.OVERLAPPING
+    if layout is StridedLayout.DENSE:
         assert sorted(places) == list(range(len(places)))
-    elif layout is Layout.GAPS:
+    elif layout is StridedLayout.GAPS:
         assert max(places) >= len(places)
 
 
 @pytest.mark.parametrize(("layout", "view"), [
-    (Layout.DENSE, torch.empty(2, 3, 4).permute(2, 0, 1)),
-    (Layout.DENSE, torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)),
-    (Layout.DENSE, torch.empty(1).expand(1, 1)),
-    (Layout.GAPS, torch.empty(2, 3, 4)[:, 1:]),
-    (Layout.OVERLAPPING, torch.empty(1).expand(2)),
-    (Layout.OVERLAPPING, torch.empty(8).unfold(0, 4, 2)),
+    (StridedLayout.DENSE, torch.empty(2, 3, 4).permute(2, 0, 1)),
+    (StridedLayout.DENSE, torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+    (StridedLayout.DENSE, torch.empty(1).expand(1, 1)),
+    (StridedLayout.GAPS, torch.empty(2, 3, 4)[:, 1:]),
+    (StridedLayout.OVERLAPPING, torch.empty(1).expand(2)),
+    (StridedLayout.OVERLAPPING, torch.empty(8).unfold(0, 4, 2)),
 ])
-def test_views_as_users_make_them(layout: Layout, view: torch.Tensor) -> None:
+def test_views_as_users_make_them(layout: StridedLayout, view: torch.Tensor) -> None:
     assert layout_of(tuple(view.shape), view.stride()) is layout
 
 

@@ -12,7 +12,7 @@ import pytest
 from djinn_lib_server.kinds.metrics import Counts
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.retry import MAX_TRIES, patiently
-from djinn_server.run_queue import Line, Place
+from djinn_server.run_queue import RunQueue, SessionSlot
 
 from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.ir.phase import ExecutionPhase
@@ -46,7 +46,7 @@ def wait_for(true: Callable[[], Any]) -> None:
 class Session:
     """A thread that runs programs of a length, and writes its name down for each."""
 
-    def __init__(self, line: Line, name: str, said: list[str], seconds: float, runs: int,
+    def __init__(self, line: RunQueue, name: str, said: list[str], seconds: float, runs: int,
                  phase: ExecutionPhase = ExecutionPhase.UNKNOWN) -> None:
         self.place = line.open()
         self._name, self._said, self._seconds, self._runs, self._phase = name, said, seconds, runs, phase
@@ -63,18 +63,18 @@ class Session:
             self.place.carried_out()
 
 
-def held(line: Line) -> Place:
-    """Have a program run until `Place.end` is called."""
+def held(line: RunQueue) -> SessionSlot:
+    """Have a program run until `SessionSlot.end` is called."""
     first = line.open()
     first.received(Batch([RUN]))
     first.begin()
     return first
 
 
-def order(line: Line, sessions: Sequence[tuple[str, float, ExecutionPhase]], runs: int) -> list[str]:
+def order(line: RunQueue, sessions: Sequence[tuple[str, float, ExecutionPhase]], runs: int) -> list[str]:
     """Say whose programs run, in order, if each session always has another one; its time is counted, not waited for."""
     now, said = 0.0, list[str]()
-    named: dict[Place, tuple[str, float]] = {}
+    named: dict[SessionSlot, tuple[str, float]] = {}
     for name, seconds, phase in sessions:
         place = line.open()
         place.received(Batch([RUN] * runs, phase=phase))
@@ -94,12 +94,12 @@ def order(line: Line, sessions: Sequence[tuple[str, float, ExecutionPhase]], run
 
 
 def test_sessions_are_served_by_the_time_that_they_used() -> None:
-    said = order(Line(), 2 * [("long", 0.02, UNKNOWN), ("short", 0.005, UNKNOWN)], 100)
+    said = order(RunQueue(), 2 * [("long", 0.02, UNKNOWN), ("short", 0.005, UNKNOWN)], 100)
     assert 78 <= said.count("short") <= 82, "four short ones for each long one"
 
 
 def test_writing_goes_ahead_of_reading_but_for_a_tenth() -> None:
-    line, said = Line(), list[str]()
+    line, said = RunQueue(), list[str]()
     first = held(line)
     Session(line, "read", said, 0.005, 1)
     Session(line, "read", said, 0.005, 1)
@@ -108,12 +108,12 @@ def test_writing_goes_ahead_of_reading_but_for_a_tenth() -> None:
     first.end()
     writing.thread.join(10)
     assert said[0] == "write"
-    said = order(Line(), [("write", 0.002, DECODE), ("write", 0.002, DECODE), ("read", 0.002, UNKNOWN)], 100)
+    said = order(RunQueue(), [("write", 0.002, DECODE), ("write", 0.002, DECODE), ("read", 0.002, UNKNOWN)], 100)
     assert 9 <= said.count("read") <= 11, "one that reads gets a turn where many write, but not many"
 
 
 def test_what_a_session_does_it_does_until_it_says_otherwise() -> None:
-    place, writes = Line().open(), list[bool]()
+    place, writes = RunQueue().open(), list[bool]()
     for batch in (Batch([RUN]), Batch([Free((1,))], phase=DECODE), Batch([RUN]), Batch([RUN], phase=UNKNOWN),
                   Batch([RUN])):
         place.received(batch)
@@ -124,7 +124,7 @@ def test_what_a_session_does_it_does_until_it_says_otherwise() -> None:
 
 def test_a_worker_asks_once_keeps_its_turn_and_gives_it_back_when_it_is_wanted() -> None:
     gateway = Gateway()
-    line = Line(gateway)
+    line = RunQueue(gateway)
     place = line.open()
     place.received(Batch([RUN]))
     thread = threading.Thread(target=place.begin)
@@ -153,7 +153,7 @@ def test_a_worker_asks_once_keeps_its_turn_and_gives_it_back_when_it_is_wanted()
 def test_a_recalled_turn_is_given_back_after_its_time_and_not_before() -> None:
     settled: list[bool] = []
     gateway = Gateway()
-    line = Line(gateway, settle=lambda: settled.append(True))
+    line = RunQueue(gateway, settle=lambda: settled.append(True))
     line.granted(1)
     place = line.open()
     place.received(Batch([RUN, RUN, RUN, RUN]))
@@ -182,7 +182,7 @@ def test_a_recalled_turn_is_given_back_after_its_time_and_not_before() -> None:
 
 def test_a_message_that_is_through_gives_a_wanted_turn_back_unless_the_next_one_is_there() -> None:
     gateway = Gateway()
-    line = Line(gateway)
+    line = RunQueue(gateway)
     line.granted(1)
     place = line.open()
     place.received(Batch([RUN]))
@@ -201,7 +201,7 @@ def test_a_message_that_is_through_gives_a_wanted_turn_back_unless_the_next_one_
 
 
 def test_whoever_waits_when_the_server_ends_is_told() -> None:
-    line = Line()
+    line = RunQueue()
     first, errors = held(line), list[str]()
 
     def wait() -> None:
@@ -226,7 +226,7 @@ def test_whoever_waits_when_the_server_ends_is_told() -> None:
 
 def test_of_a_flood_the_last_programs_are_refused_and_of_an_ordinary_message_none() -> None:
     rejected: list[str] = []
-    line = Line(limits=lambda: Limits(queued=3), reject=rejected.append)
+    line = RunQueue(limits=lambda: Limits(queued=3), reject=rejected.append)
     others = [line.open() for _ in range(3)]
     for other in others:
         other.received(Batch([RUN]))
@@ -249,7 +249,7 @@ def test_of_a_flood_the_last_programs_are_refused_and_of_an_ordinary_message_non
 
 
 def test_what_a_program_would_wait_is_as_much_as_is_queued_at_the_pace_of_late() -> None:
-    line = Line(limits=lambda: Limits(wait_s=0.05))
+    line = RunQueue(limits=lambda: Limits(wait_s=0.05))
     place = line.open()
     for _ in range(4):
         place.received(Batch([RUN]))

@@ -13,7 +13,7 @@ from djinn_lib_service.frames import (
     MAGIC,
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
-    Head,
+    FrameHeader,
     body_length,
     decode_head,
     decode_header,
@@ -176,7 +176,7 @@ def test_every_message_survives_the_wire(kind: type[Any]) -> None:
     def survives(message: Message, sequence: int) -> None:
         data = frame_of(message, sequence)
         head = decode_head(data[:HEAD.size])
-        assert head == Head(sequence, len(data) - HEAD.size, body_length(tensor_headers(message)))
+        assert head == FrameHeader(sequence, len(data) - HEAD.size, body_length(tensor_headers(message)))
         again = decode(data)
         assert type(again) is kind
         assert again == message
@@ -285,7 +285,8 @@ def test_heads_that_are_refused(fields: tuple[Any, ...], kind: type[ProtocolErro
 
 
 def test_the_limits_themselves_are_allowed() -> None:
-    assert decode_head(encode_head(1, MAX_HEADER_BYTES, MAX_BODY_BYTES)) == Head(1, MAX_HEADER_BYTES, MAX_BODY_BYTES)
+    largest = FrameHeader(1, MAX_HEADER_BYTES, MAX_BODY_BYTES)
+    assert decode_head(encode_head(1, MAX_HEADER_BYTES, MAX_BODY_BYTES)) == largest
 
 
 @pytest.mark.parametrize("header", [

@@ -11,8 +11,8 @@ from djinn_executor_cuda.graph_eligibility import (
     MAX_STRIKES,
     RUNS_BEFORE_RECORDING,
     WORTH_REPLAYS,
-    Candidate,
-    Stage,
+    CaptureCandidate,
+    GraphStage,
     can_be_recorded,
     changes_metadata,
     digest_of_numbers,
@@ -105,30 +105,30 @@ def tensors(number: int = 2) -> list[torch.Tensor]:
     return [torch.zeros(2) for _ in range(number)]
 
 
-def stages(candidate: Candidate, inputs: list[torch.Tensor], runs: int) -> list[Stage]:
+def stages(candidate: CaptureCandidate, inputs: list[torch.Tensor], runs: int) -> list[GraphStage]:
     return [candidate.observe(inputs) for _ in range(runs)]
 
 
 def test_it_is_recorded_after_some_runs_and_a_rehearsal() -> None:
-    candidate, inputs = Candidate(), tensors()
+    candidate, inputs = CaptureCandidate(), tensors()
     assert stages(candidate, inputs, RUNS_BEFORE_RECORDING) == (
-        [Stage.RUN] * (RUNS_BEFORE_RECORDING - 1) + [Stage.REHEARSE])
+        [GraphStage.RUN] * (RUNS_BEFORE_RECORDING - 1) + [GraphStage.REHEARSE])
     candidate.rehearsed({0})
-    assert candidate.observe(inputs) is Stage.RECORD
+    assert candidate.observe(inputs) is GraphStage.RECORD
     assert candidate.changed == set()
 
 
 def test_inputs_that_change_are_told_from_those_that_stay() -> None:
-    candidate, (weight, _) = Candidate(), tensors()
+    candidate, (weight, _) = CaptureCandidate(), tensors()
     for _ in range(RUNS_BEFORE_RECORDING):
         candidate.observe([weight, torch.zeros(2)])
     candidate.rehearsed(())
-    assert candidate.observe([weight, torch.zeros(2)]) is Stage.RECORD
+    assert candidate.observe([weight, torch.zeros(2)]) is GraphStage.RECORD
     assert candidate.changed == {1}
 
 
 def test_a_tensor_at_the_place_of_a_dead_one_is_another() -> None:
-    candidate = Candidate()
+    candidate = CaptureCandidate()
     for _ in range(2):
         value = torch.zeros(2)
         candidate.observe([value])
@@ -137,41 +137,41 @@ def test_a_tensor_at_the_place_of_a_dead_one_is_another() -> None:
 
 
 def test_a_tied_input_that_changes_begins_anew() -> None:
-    candidate, inputs = Candidate(), tensors()
+    candidate, inputs = CaptureCandidate(), tensors()
     stages(candidate, inputs, RUNS_BEFORE_RECORDING)
     candidate.rehearsed({1})
-    assert candidate.observe([inputs[0], torch.zeros(2)]) is Stage.RUN
+    assert candidate.observe([inputs[0], torch.zeros(2)]) is GraphStage.RUN
     assert candidate.runs == 0
     assert candidate.changed == set()
-    assert stages(candidate, inputs, RUNS_BEFORE_RECORDING)[-1] is Stage.REHEARSE
+    assert stages(candidate, inputs, RUNS_BEFORE_RECORDING)[-1] is GraphStage.REHEARSE
 
 
 def test_what_is_never_worth_it_is_given_up() -> None:
-    candidate = Candidate()
+    candidate = CaptureCandidate()
     for _ in range(MAX_STRIKES):
         assert not candidate.is_hopeless
         inputs = tensors()
         stages(candidate, inputs, RUNS_BEFORE_RECORDING)
         candidate.rehearsed({0})
-        assert candidate.observe(inputs) is Stage.RECORD
+        assert candidate.observe(inputs) is GraphStage.RECORD
         candidate.outgrown(tensors(), replays=WORTH_REPLAYS - 1)
     assert candidate.is_hopeless
-    assert stages(candidate, inputs, 20) == [Stage.RUN] * 20
+    assert stages(candidate, inputs, 20) == [GraphStage.RUN] * 20
 
 
 def test_what_was_worth_it_is_recorded_again() -> None:
-    candidate = Candidate()
+    candidate = CaptureCandidate()
     for _ in range(2 * MAX_STRIKES):
         inputs = tensors()
         stages(candidate, inputs, RUNS_BEFORE_RECORDING)
         candidate.rehearsed({0})
-        assert candidate.observe(inputs) is Stage.RECORD
+        assert candidate.observe(inputs) is GraphStage.RECORD
         candidate.outgrown(tensors(), replays=WORTH_REPLAYS)
     assert not candidate.is_hopeless
 
 
 def test_an_input_that_turned_out_to_change_is_remembered() -> None:
-    candidate, inputs = Candidate(), tensors()
+    candidate, inputs = CaptureCandidate(), tensors()
     stages(candidate, inputs, RUNS_BEFORE_RECORDING)
     candidate.rehearsed({0})
     candidate.observe(inputs)

@@ -14,16 +14,16 @@ import torch
 from djinn_conformance.memory_pressure import device_bytes, expect_honest
 from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.kinds import MemoryOptions
-from djinn_lib_service.kinds.executor import CandidProgram, Executor
+from djinn_lib_service.kinds.executor import Executor, SupportsEffectReport
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.device_memory import COLD_S, DECODE_S
-from djinn_memory_tiered.eviction import Candidate, in_order
+from djinn_memory_tiered.eviction import EvictionCandidate, in_order
 from djinn_memory_tiered.manager import TieredManager
 from djinn_memory_tiered.roles import Gone, Role
 from djinn_memory_tiered.session import TieredMemory
-from djinn_memory_tiered.storages import Place, State
-from djinn_memory_tiered.tiers import HYSTERESIS, Tier, Tiers
+from djinn_memory_tiered.storages import ManagedStorage, State
+from djinn_memory_tiered.tiers import HYSTERESIS, PressureLevel, Tiers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -110,7 +110,7 @@ class Room:
         assert not result.failures, result
         return data[0]
 
-    def place(self, session: int, handle: int) -> Place:
+    def place(self, session: int, handle: int) -> ManagedStorage:
         found = self.memory(session).places.at(handle)
         assert found is not None
         return found
@@ -151,7 +151,7 @@ def test_what_a_program_does_is_found_out(
     program: Program, written: set[int], grown: dict[int, int], attended: set[int]
 ) -> None:
     compiled = open_executor().compile(program)
-    assert isinstance(compiled, CandidProgram)
+    assert isinstance(compiled, SupportsEffectReport)
     effects = compiled.effects
     assert (effects.written, effects.grown, effects.attended) == (written, grown, attended)
     assert effects.changes_storages == (program is RESIZE)
@@ -161,10 +161,10 @@ def test_what_a_program_does_is_found_out(
 # What goes first.
 
 
-def candidate(role: Role, used_at: float, *, is_active: bool = False, source: bool = False) -> Candidate:
-    place = Place(torch.UntypedStorage(10), 10, role, used_at)
+def candidate(role: Role, used_at: float, *, is_active: bool = False, source: bool = False) -> EvictionCandidate:
+    place = ManagedStorage(torch.UntypedStorage(10), 10, role, used_at)
     place.host = torch.zeros(10, dtype=torch.uint8) if source else None
-    return Candidate(place, 1, is_active)
+    return EvictionCandidate(place, 1, is_active)
 
 
 def test_what_goes_first_goes_by_meaning_and_then_by_age() -> None:
@@ -308,9 +308,9 @@ def test_what_is_cold_goes_ahead_of_need_and_what_was_just_used_stays() -> None:
     room.upload(0, 2, rows(5))
     assert room.place(0, 1).state is State.MOVED
     assert room.place(0, 2).state is State.HERE
-    assert room.device.tier is Tier.NORMAL
+    assert room.device.tier is PressureLevel.NORMAL
     room.upload(0, 3, rows(5))
-    assert room.device.tier is Tier.CRITICAL, "everything was just used"
+    assert room.device.tier is PressureLevel.CRITICAL, "everything was just used"
 
 
 def test_a_cache_somebody_decodes_with_goes_only_if_nothing_else_is_left() -> None:
@@ -469,7 +469,7 @@ class Pressure(RuleBasedStateMachine):
         self.reference: list[SessionService] = []
         self.sizes: list[dict[int, int]] = []
         self.next = 1
-        self.tier = Tier.NORMAL
+        self.tier = PressureLevel.NORMAL
 
     @initialize(limit=st.integers(18, 30), has_host=st.booleans(), keeps=st.booleans(), part=st.floats(0.3, 0.9))
     def begin(self, limit: int, has_host: bool, keeps: bool, part: float) -> None:
@@ -606,7 +606,7 @@ class Pressure(RuleBasedStateMachine):
                  if place.state is State.MOVED}
         assert accounts.host_bytes == sum(place.size_bytes for place in moved)
         part, tier = accounts.held_bytes / limit, self.room.device.tier
-        if tier is not Tier.NORMAL and self.tier >= tier:
+        if tier is not PressureLevel.NORMAL and self.tier >= tier:
             assert part >= self.lines[tier] - HYSTERESIS or self.tier is tier
         self.tier = tier
 

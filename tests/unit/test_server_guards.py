@@ -12,7 +12,7 @@ import pytest
 from djinn_lib_server.kinds import AdmissionPolicy, Authenticator, MetricsOutput, MetricsSource, ServerLoad, TurnOrder
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_server.tenants import AuthenticatedClient, Tenant
-from djinn_lib_server.turn_queue import Granted, TurnQueue, TurnSettings
+from djinn_lib_server.turn_queue import GrantedTurn, TurnQueue, TurnSettings
 from djinn_server.admission import GuardedAdmission, GuardedOrder
 from djinn_server.authentication import Authentication
 from djinn_server.metrics_store import MetricsStore
@@ -160,7 +160,7 @@ def test_a_device_whose_order_fails_is_shared_in_the_order_of_arrival(caplog: py
         queue.ask(tenant, now * 0.001)
     order: list[str] = []
     for now in range(1, 10):
-        order += [notice.key for notice in queue.take() if isinstance(notice, Granted)]
+        order += [notice.key for notice in queue.take() if isinstance(notice, GrantedTurn)]
         queue.give_back(order[-1], queue._flows[order[-1]].turn, now, wants_more=True)
     assert order[:6] == ["ann", "bob", "cid"] * 2
     assert len(caplog.records) <= 9, "each method is logged once"

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from djinn_lib_trace.spans import Span, Stage
+from djinn_lib_trace.spans import Span, SpanStage
 from djinn_trace.timeline import events_of, write
 
 from djinn.ir.phase import ExecutionPhase
 
 SPANS = [
-    Span("record", Stage.CAPTURE, 1_000, 5_000, "MainThread", {"operations": 3}),
-    Span("hand over", Stage.WIRE, 5_000, 6_000, "MainThread"),
-    Span("run", Stage.EXECUTION, 5_500, 9_500, "executor"),
+    Span("record", SpanStage.CAPTURE, 1_000, 5_000, "MainThread", {"operations": 3}),
+    Span("hand over", SpanStage.WIRE, 5_000, 6_000, "MainThread"),
+    Span("run", SpanStage.EXECUTION, 5_500, 9_500, "executor"),
 ]
-CALLS = [Span("Model", Stage.CAPTURE, 1_500, 4_000, "MainThread")]
+CALLS = [Span("Model", SpanStage.CAPTURE, 1_500, 4_000, "MainThread")]
 
 
 def test_spans_are_complete_events_in_microseconds_from_the_beginning() -> None:
@@ -42,7 +42,7 @@ def test_an_arrow_leads_from_the_wire_to_the_execution() -> None:
 
 
 def test_no_arrow_leads_to_what_is_only_estimated() -> None:
-    seen = Span("executor, seen from here", Stage.EXECUTION, 5_000, 9_000, "MainThread", {"is_estimated": True})
+    seen = Span("executor, seen from here", SpanStage.EXECUTION, 5_000, 9_000, "MainThread", {"is_estimated": True})
     assert {event["ph"] for event in events_of([*SPANS[:2], seen])} == {"M", "X"}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from djinn_admission_fair.fair_queue import StartTimeFairOrder
-from djinn_lib_server.turn_queue import Granted, Recalled, TurnQueue, TurnSettings
+from djinn_lib_server.turn_queue import GrantedTurn, RecalledTurn, TurnQueue, TurnSettings
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,7 +16,7 @@ ONE = TurnSettings(places=1, quantum_s=5 * MS, patience_s=0.5, linger_s=0.5 * MS
 
 
 def granted(arbiter: TurnQueue) -> list[tuple[str, int]]:
-    return [(order.key, order.turn) for order in arbiter.take() if isinstance(order, Granted)]
+    return [(order.key, order.turn) for order in arbiter.take() if isinstance(order, GrantedTurn)]
 
 
 def saturate(weights: dict[str, float], lengths: dict[str, float], turns: int, places: int = 1) -> dict[str, float]:
@@ -62,7 +62,7 @@ def test_who_is_alone_keeps_the_turn_and_whoever_comes_has_it_at_once() -> None:
     assert arbiter.take() == []
     assert arbiter.next_tick_s() == float("inf")
     arbiter.ask("b", 100.0)
-    assert arbiter.take() == [Recalled("a", turn, 0.0)]
+    assert arbiter.take() == [RecalledTurn("a", turn, 0.0)]
     arbiter.give_back("a", turn, 100.002, wants_more=True)
     assert [key for key, _ in granted(arbiter)] == ["b"]
     # A hundred seconds that nobody else wanted are no debt: they take turns from here on.
@@ -81,12 +81,12 @@ def test_a_turn_lasts_a_quantum_and_ends_early_for_who_has_had_less() -> None:
         arbiter.join(key, 1.0)
     arbiter.ask("a", 0.0)
     arbiter.ask("b", 0.0)
-    ((_, first), ) = [(order.key, order.turn) for order in arbiter.take() if isinstance(order, Granted)]
+    ((_, first), ) = [(order.key, order.turn) for order in arbiter.take() if isinstance(order, GrantedTurn)]
     arbiter.give_back("a", first, 5 * MS, wants_more=True)
     orders = arbiter.take()
-    assert orders == [Granted("b", orders[0].turn), Recalled("b", orders[0].turn, 5 * MS)]
+    assert orders == [GrantedTurn("b", orders[0].turn), RecalledTurn("b", orders[0].turn, 5 * MS)]
     arbiter.ask("c", 7 * MS)
-    assert arbiter.take() == [Recalled("b", orders[0].turn, 0.0)], "c begins where b began, and b is ahead of that"
+    assert arbiter.take() == [RecalledTurn("b", orders[0].turn, 0.0)], "c begins where b began, and b is ahead of that"
 
 
 def test_a_turn_that_is_not_given_back_is_charged_and_does_not_keep_others_waiting_for_ever() -> None:
@@ -98,14 +98,14 @@ def test_a_turn_that_is_not_given_back_is_charged_and_does_not_keep_others_waiti
     orders = arbiter.take()
     assert arbiter.next_tick_s() == pytest.approx(5 * MS)
     arbiter.tick(5 * MS)
-    assert arbiter.take() == [Recalled("a", orders[0].turn, 0.0)]
+    assert arbiter.take() == [RecalledTurn("a", orders[0].turn, 0.0)]
     assert arbiter.late(5 * MS) == ["a"]
     arbiter.tick(5 * MS + 0.5)
     assert [key for key, _ in granted(arbiter)] == ["b"]
     arbiter.ask("a", 0.6)
     assert arbiter.take() == [], "it has a turn"
     arbiter.give_back("a", orders[0].turn, 2.0, wants_more=True)
-    assert [order for order in arbiter.take() if isinstance(order, Granted)] == []
+    assert [order for order in arbiter.take() if isinstance(order, GrantedTurn)] == []
     # It has had two seconds less what nobody wanted; b has that ahead of it.
     now = 2.0
     while arbiter.holders() == ["b"]:
@@ -301,7 +301,7 @@ class Tenants(RuleBasedStateMachine):
 
     def heed(self) -> None:
         for order in self.arbiter.take():
-            if isinstance(order, Granted):
+            if isinstance(order, GrantedTurn):
                 assert order.key in self.waiting, "turns are given to who has asked"
                 self.waiting.remove(order.key)
                 self.turns[order.key] = order.turn, self.used[order.key]

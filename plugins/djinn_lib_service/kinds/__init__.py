@@ -7,7 +7,15 @@ Each kind's laws are in ``specs/kinds``; this command checks them: ``pytest --py
 from __future__ import annotations
 
 from djinn_lib_service.kinds.executor import CompiledProgram, Executor, ExecutorFactory, RandomState
-from djinn_lib_service.kinds.guard import Bounds, CallCheck, CheckedProgram, Guard, Prepared, PreparedGuard, Watch
+from djinn_lib_service.kinds.guard import (
+    Bounds,
+    CallCheck,
+    CheckedProgram,
+    Guard,
+    Prepared,
+    ProgramChecker,
+    SupportsPreparation,
+)
 from djinn_lib_service.kinds.memory import (
     CRITICAL,
     WARNING,
@@ -29,7 +37,7 @@ from djinn_lib_service.kinds.transport import (
     ListeningTransport,
     ListenOptions,
     PeerConnection,
-    PeerTransport,
+    SupportsPeers,
 )
 
 __all__ = (
@@ -53,14 +61,14 @@ __all__ = (
     "MemoryOptions",
     "MemoryReport",
     "PeerConnection",
-    "PeerTransport",
     "Prepared",
-    "PreparedGuard",
+    "ProgramChecker",
     "Put",
     "RandomState",
     "RunsAhead",
     "SessionMemory",
     "SpareData",
     "SupportsEviction",
-    "Watch",
+    "SupportsPeers",
+    "SupportsPreparation",
 )

@@ -126,7 +126,7 @@ class Effects:
 
 
 @runtime_checkable
-class CandidProgram(CompiledProgram, Protocol):
+class SupportsEffectReport(CompiledProgram, Protocol):
     """Optional attribute of a `CompiledProgram` that declares its effects.
 
     Laws:
@@ -138,7 +138,7 @@ class CandidProgram(CompiledProgram, Protocol):
 
 
 @runtime_checkable
-class VacatingExecutor(Protocol):
+class SupportsOffload(Protocol):
     """Optional methods of an `Executor` that give back the memory of values while the values stay valid.
 
     A vacated storage has no bytes. Tensors in it keep their sizes, strides and offsets, and are not read or written
@@ -170,7 +170,7 @@ class VacatingExecutor(Protocol):
 
 
 @runtime_checkable
-class RelievedExecutor(Protocol):
+class SupportsOutOfMemoryRetry(Protocol):
     """Optional attribute of an `Executor` that asks for memory when it runs out, and tries again.
 
     It does so once, for a step that has no effects except its results.

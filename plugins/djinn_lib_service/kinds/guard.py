@@ -76,7 +76,7 @@ class CheckedProgram(Protocol):
 
 
 @runtime_checkable
-class SizingProgram(CheckedProgram, Protocol):
+class SupportsSizing(CheckedProgram, Protocol):
     """Optional members of a `CheckedProgram` that report how much memory a run takes."""
 
     taken_bytes: int
@@ -86,7 +86,7 @@ class SizingProgram(CheckedProgram, Protocol):
         """Return the same for a run, more precisely, by going through it step by step."""
 
 
-class Watch(Protocol):
+class ProgramChecker(Protocol):
     """A guard for one session.
 
     Concurrency:
@@ -111,7 +111,7 @@ class Guard(Protocol):
     name: str
     """Name in the configuration."""
 
-    def watch(self, bounds: Bounds, shapes: ShapeInference) -> Watch:
+    def watch(self, bounds: Bounds, shapes: ShapeInference) -> ProgramChecker:
         """Create the guard of a new session.
 
         Args:
@@ -121,7 +121,7 @@ class Guard(Protocol):
 
 
 @runtime_checkable
-class PreparedGuard(Guard, Protocol):
+class SupportsPreparation(Guard, Protocol):
     """Optional method of a `Guard`."""
 
     def prepare(self) -> None:

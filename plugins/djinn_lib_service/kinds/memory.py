@@ -20,7 +20,7 @@ from djinn_lib_service.handle_table import HandleTable, ValueTable
 from djinn_lib_service.kinds.executor import Executor, RandomState
 
 if TYPE_CHECKING:
-    from djinn_lib_service.program_table import KnownProgram
+    from djinn_lib_service.program_table import DefinedProgram
 
 __all__ = ("CRITICAL", "WARNING", "Execute", "KeptUploads", "MemoryFactory", "MemoryManager", "MemoryOptions",
            "MemoryReport", "Put", "RunsAhead", "SessionMemory", "SpareData", "SupportsEviction")
@@ -30,7 +30,7 @@ CRITICAL = 0.95
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 Put: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Puts a CPU tensor on the device."""
-Execute: TypeAlias = "Callable[[KnownProgram, Run], list[Any]]"
+Execute: TypeAlias = "Callable[[DefinedProgram, Run], list[Any]]"
 """Runs a program on the session's values, and returns the results."""
 
 
@@ -119,7 +119,7 @@ class SessionMemory:
         """
         return execute
 
-    def made(self, known: KnownProgram, run: Run, outputs: Sequence[Any], *, is_complete: bool) -> None:
+    def made(self, known: DefinedProgram, run: Run, outputs: Sequence[Any], *, is_complete: bool) -> None:
         """Note the results of a run before they are added to the values.
 
         Args:

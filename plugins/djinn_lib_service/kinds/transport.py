@@ -33,7 +33,7 @@ class ListenOptions:
 
 
 @runtime_checkable
-class ResumingConnection(Connection, Protocol):
+class SupportsResumption(Connection, Protocol):
     """Optional property of a `Connection` whose session outlives the underlying network connection.
 
     Laws:
@@ -46,7 +46,7 @@ class ResumingConnection(Connection, Protocol):
 
 
 @runtime_checkable
-class CertifiedConnection(Protocol):
+class SupportsCertificate(Protocol):
     """Optional property of a `Connection` whose server presented a certificate."""
 
     @property
@@ -81,7 +81,7 @@ class Channel(Protocol):
 
 
 @runtime_checkable
-class MovableChannel(Channel, Protocol):
+class SupportsHandover(Channel, Protocol):
     """Optional method of a `Channel` that another process can take over."""
 
     def detach(self, sequence: int, message: Message) -> tuple[int, bytes]:
@@ -97,7 +97,7 @@ class MovableChannel(Channel, Protocol):
 
 
 @runtime_checkable
-class CountedChannel(Protocol):
+class SupportsByteCounts(Protocol):
     """Optional properties of a `Channel` that counts bytes."""
 
     @property
@@ -110,7 +110,7 @@ class CountedChannel(Protocol):
 
 
 @runtime_checkable
-class DigestingChannel(Channel, Protocol):
+class SupportsDigests(Channel, Protocol):
     """Optional property of a `Channel` that distinguishes a repeated message from a different one."""
 
     @property
@@ -119,7 +119,7 @@ class DigestingChannel(Channel, Protocol):
 
 
 @runtime_checkable
-class BoundedChannel(Channel, Protocol):
+class SupportsReceiveLimit(Channel, Protocol):
     """Optional attribute of a `Channel` that checks a frame before it receives tensors."""
 
     admit_body: Callable[[int], None] | None
@@ -159,11 +159,11 @@ class ListeningTransport(Transport, Protocol):
 
 
 @runtime_checkable
-class AdoptingTransport(Protocol):
-    """Optional method of a `Transport` whose channels implement `MovableChannel`."""
+class SupportsAdoption(Protocol):
+    """Optional method of a `Transport` whose channels implement `SupportsHandover`."""
 
     def adopt(self, descriptor: int, received: bytes, peer: str, options: ListenOptions) -> Channel:
-        """Take over a connection from `MovableChannel.detach`, in any process.
+        """Take over a connection from `SupportsHandover.detach`, in any process.
 
         Args:
             descriptor: Its file descriptor, which the channel then owns.
@@ -199,7 +199,7 @@ class PeerConnection(Protocol):
 
 
 @runtime_checkable
-class PeerTransport(Transport, Protocol):
+class SupportsPeers(Transport, Protocol):
     """Optional method of a `Transport` that carries values from server to server."""
 
     def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
@@ -231,8 +231,8 @@ class MovablePeerConnection(PeerConnection, Protocol):
 
 
 @runtime_checkable
-class PeerRelayingTransport(Protocol):
-    """Optional method of a `PeerTransport` whose carriers implement `MovablePeerConnection`."""
+class SupportsPeerRelay(Protocol):
+    """Optional method of a `SupportsPeers` whose carriers implement `MovablePeerConnection`."""
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
         """Send on a connection from `MovablePeerConnection.detach`, in any process.
@@ -241,5 +241,5 @@ class PeerRelayingTransport(Protocol):
             descriptor: Its file descriptor, which the carrier then owns.
             received: Bytes that were already read from it.
             address: The address that it leads to.
-            options: As for `PeerTransport.carry`.
+            options: As for `SupportsPeers.carry`.
         """

@@ -10,8 +10,19 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-__all__ = ("ABSENT", "ARCHITECTURES", "CHECKED", "FREE", "REFUSED", "Architecture", "Call", "Check", "architecture",
-           "checked", "parse")
+__all__ = (
+    "ABSENT",
+    "ARCHITECTURES",
+    "CHECKED",
+    "FREE",
+    "REFUSED",
+    "Architecture",
+    "ArgumentCondition",
+    "SystemCall",
+    "architecture",
+    "checked",
+    "parse",
+)
 
 
 @attrs.frozen
@@ -34,7 +45,7 @@ Test: TypeAlias = Literal["in", "out", "clear", "set", "null"]
 
 
 @attrs.frozen
-class Check:
+class ArgumentCondition:
     """A condition on an argument.
 
     Attributes:
@@ -50,7 +61,7 @@ class Check:
 
 
 @attrs.frozen
-class Call:
+class SystemCall:
     """A system call that is permitted depending on its arguments.
 
     Attributes:
@@ -60,7 +71,7 @@ class Call:
     """
 
     name: str
-    checks: tuple[Check, ...]
+    checks: tuple[ArgumentCondition, ...]
     otherwise: int = errno.EPERM
 
 
@@ -143,7 +154,7 @@ _SOCK_STREAM_KINDS = tuple(1 | close | wait for close in (0, 0o2000000) for wait
 _MSG_FASTOPEN = 0x20000000
 
 
-def checked(process: int, *, has_driver: bool) -> Sequence[Call]:
+def checked(process: int, *, has_driver: bool) -> Sequence[SystemCall]:
     """Return the calls that are permitted depending on their arguments.
 
     Args:
@@ -152,25 +163,26 @@ def checked(process: int, *, has_driver: bool) -> Sequence[Call]:
             time.
     """
     flags = _O_CREATE | _O_TRUNCATE | _O_TEMPORARY | (0 if has_driver else _O_ACCESS)
-    control = Check(1, "out", _TERMINAL) if has_driver else Check(1, "in", _IOCTL)
-    descriptor = Check(1, "out", _SIGNALLED) if has_driver else Check(1, "in", _FCNTL)
-    here = Check(0, "in", (process,))
-    own = Check(0, "in", (0, process))
+    control = ArgumentCondition(1, "out", _TERMINAL) if has_driver else ArgumentCondition(1, "in", _IOCTL)
+    descriptor = ArgumentCondition(1, "out", _SIGNALLED) if has_driver else ArgumentCondition(1, "in", _FCNTL)
+    here = ArgumentCondition(0, "in", (process,))
+    own = ArgumentCondition(0, "in", (0, process))
     return (
-        Call("sendmsg", (Check(2, "clear", (_MSG_FASTOPEN,)),)),
-        Call("sendto", (Check(3, "clear", (_MSG_FASTOPEN,)), Check(4, "null"))),
-        Call("open", (Check(1, "clear", (flags,)),)),
-        Call("openat", (Check(2, "clear", (flags,)),)),
-        Call("clone", (Check(0, "set", (_CLONE_THREAD,)), Check(0, "clear", (_CLONE_OTHER,)))),
-        Call("fcntl", (descriptor,)),
-        Call("ioctl", (control,)),
-        Call("prctl", (Check(0, "in", _PRCTL),)),
-        Call("tgkill", (here,)),
-        Call("kill", (here,)),
+        SystemCall("sendmsg", (ArgumentCondition(2, "clear", (_MSG_FASTOPEN,)),)),
+        SystemCall("sendto", (ArgumentCondition(3, "clear", (_MSG_FASTOPEN,)), ArgumentCondition(4, "null"))),
+        SystemCall("open", (ArgumentCondition(1, "clear", (flags,)),)),
+        SystemCall("openat", (ArgumentCondition(2, "clear", (flags,)),)),
+        SystemCall("clone", (ArgumentCondition(0, "set", (_CLONE_THREAD,)),
+                             ArgumentCondition(0, "clear", (_CLONE_OTHER,)))),
+        SystemCall("fcntl", (descriptor,)),
+        SystemCall("ioctl", (control,)),
+        SystemCall("prctl", (ArgumentCondition(0, "in", _PRCTL),)),
+        SystemCall("tgkill", (here,)),
+        SystemCall("kill", (here,)),
         # This is a hint, and OpenMP fails if it is refused. It names threads, whose process a filter cannot determine.
-        Call("sched_setaffinity", (own,), 0),
-        Call("prlimit64", (own,)),
-        Call("socketpair", (Check(0, "in", (1,)), Check(1, "in", _SOCK_STREAM_KINDS))),
+        SystemCall("sched_setaffinity", (own,), 0),
+        SystemCall("prlimit64", (own,)),
+        SystemCall("socketpair", (ArgumentCondition(0, "in", (1,)), ArgumentCondition(1, "in", _SOCK_STREAM_KINDS))),
     )
 
 

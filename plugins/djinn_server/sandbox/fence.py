@@ -20,7 +20,7 @@ from djinn_server.sandbox import landlock, privileges, seccomp
 from djinn_server.sandbox.landlock import Files
 from djinn_server.sandbox.paths import beneath, files_for, unreadable_for_others
 
-__all__ = ("Fence", "Part", "examine", "plan")
+__all__ = ("Fence", "SandboxPart", "examine", "plan")
 
 _log = logging.getLogger("djinn.server")
 TRIAL_TIMEOUT_S = 60.0
@@ -29,7 +29,7 @@ _HINT = "`djinn doctor` says what this system has; --sandbox auto does without t
 
 
 @attrs.frozen
-class Part:
+class SandboxPart:
     """One part of the sandbox.
 
     Attributes:
@@ -50,7 +50,7 @@ def has_driver(device: str) -> bool:
     return device.partition(":")[0] not in ("cpu", "meta")
 
 
-def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[Part]:
+def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[SandboxPart]:
     """Examine what this system supports, without using it.
 
     Args:
@@ -59,13 +59,14 @@ def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[Part]
     """
     files_missing = landlock.why_not() or _exposed(secrets)
     return [
-        Part("system calls", seccomp.why_not(),
-             "start programs, connect to whatever the server can reach, and look into processes of its user"),
-        Part("files", files_missing, "read what its user can read" if landlock.why_not() else f"read {files_missing}"),
-        Part("users", privileges.why_no_user(),
-             "act as the server's user, as far as the other parts let it", is_needed=os.name == "posix"
-             and os.geteuid() == 0),
-        *([Part("keys", why_none(), "pass itself off as the server, whose key it knows")] if encrypts else []),
+        SandboxPart("system calls", seccomp.why_not(),
+                    "start programs, connect to whatever the server can reach, and look into processes of its user"),
+        SandboxPart("files", files_missing,
+                    "read what its user can read" if landlock.why_not() else f"read {files_missing}"),
+        SandboxPart("users", privileges.why_no_user(),
+                    "act as the server's user, as far as the other parts let it", is_needed=os.name == "posix"
+                    and os.geteuid() == 0),
+        *([SandboxPart("keys", why_none(), "pass itself off as the server, whose key it knows")] if encrypts else []),
     ]
 
 

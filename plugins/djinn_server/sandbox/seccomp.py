@@ -18,7 +18,7 @@ from djinn_server.sandbox.calls import (
     FREE,
     REFUSED,
     Architecture,
-    Check,
+    ArgumentCondition,
     architecture,
     checked,
     parse,
@@ -100,7 +100,7 @@ def program(here: Architecture, process: int, *, has_driver: bool) -> bytes:
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in code)
 
 
-def _conditions(checks: Sequence[Check], failure: int) -> Iterator[_Code]:
+def _conditions(checks: Sequence[ArgumentCondition], failure: int) -> Iterator[_Code]:
     """Yield the code that checks a call's arguments; each condition continues with the next one or returns."""
     for check in checks:
         low = _ARGUMENTS + 8 * check.argument

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import torch
 from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.execution import Run, results_of
+from djinn_lib_schedule.execution import ScheduledRun, results_of
 from djinn_lib_schedule.inputs import outside_values
 from djinn_lib_schedule.profiling import measure
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule
@@ -212,7 +212,7 @@ def test_values_go_when_nobody_needs_them_any_more() -> None:
             session.synchronize()
             live.append(djinn.stats()["live_handles"] - before)
 
-    (made,) = Run(session, schedule, [x], None).remotely(look)
+    (made,) = ScheduledRun(session, schedule, [x], None).remotely(look)
     assert live == [1] * 5
     same(made, torch.full((3,), 51.0))
 

@@ -15,7 +15,7 @@ from djinn_lib_graph.graph import GraphNode, Origin, RecordedGraph
 from djinn_lib_graph.metadata import SemanticMetadata
 from djinn_lib_schedule.profiling import MeasuredPiece, measure
 from djinn_lib_schedule.report import TEXT_WIDTH, Explanation, explain_schedule, seconds
-from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, Span, Transfer
+from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, StepSpan, Transfer
 from support.pages.chromium import Page, browser
 from torch import nn
 
@@ -40,8 +40,8 @@ def two_devices(**more: Any) -> ExecutionSchedule:
     return attrs.evolve(ExecutionSchedule(
         ("n0", "n1", "n2"), {"n0": "left", "n1": "left", "n2": "right"}, (moved,), scheduler="made up",
         replicas={"n0": ("right",)}, budgets={"left": 5_000_000, "right": 9_000_000},
-        spans={"n0": Span(0, 1e-3), "n1": Span(1e-3, 3e-3), "n2": Span(5e-3, 6e-3)},
-        transfer_spans={moved: Span(3e-3, 5e-3)},
+        spans={"n0": StepSpan(0, 1e-3), "n1": StepSpan(1e-3, 3e-3), "n2": StepSpan(5e-3, 6e-3)},
+        transfer_spans={moved: StepSpan(3e-3, 5e-3)},
         estimate=CostEstimate(6e-3, 4e-3, 2e-3, 0.5e-3, 2_000_000, 6.5e-3), flags=frozenset({"split", "defaults"}),
         graph=RecordedGraph(nodes),
         device_infos=(DeviceInfo("left", memory_bytes=8_000_000), DeviceInfo("right", memory_bytes=8_000_000),
@@ -91,13 +91,14 @@ def test_bars_of_letters_are_dark_where_a_device_is_busy() -> None:
 
 
 def test_a_bar_that_is_very_short_is_still_to_be_seen() -> None:
-    schedule = two_devices(spans={"n0": Span(0, 1e-9), "n1": Span(1, 2)}, transfer_spans={})
+    schedule = two_devices(spans={"n0": StepSpan(0, 1e-9), "n1": StepSpan(1, 2)}, transfer_spans={})
     bar = next(line for line in str(djinn.explain(schedule)).splitlines() if line.startswith("left"))
     assert bar.split("│")[1][0] == "░"
 
 
 def test_what_was_measured_stands_beside_what_was_planned() -> None:
-    pieces = [MeasuredPiece("left", ("n0", "n1"), Span(0, 4e-3)), MeasuredPiece("right", ("n2",), Span(4e-3, 9e-3))]
+    pieces = [MeasuredPiece("left", ("n0", "n1"), StepSpan(0, 4e-3)),
+              MeasuredPiece("right", ("n2",), StepSpan(4e-3, 9e-3))]
     found = djinn.explain(two_devices(), pieces)
     assert [row.measured_s for row in found.devices] == pytest.approx([4e-3, 5e-3, 0])
     assert [(lane.name, lane.kind) for lane in found.lanes] == [
@@ -202,7 +203,8 @@ def bars(page: Page) -> list[list[float]]:
 
 
 def test_the_page_draws_lanes_to_scale(page: Page, tmp_path: Path) -> None:
-    pieces = [MeasuredPiece("left", ("n0", "n1"), Span(0, 4e-3)), MeasuredPiece("right", ("n2",), Span(4e-3, 6e-3))]
+    pieces = [MeasuredPiece("left", ("n0", "n1"), StepSpan(0, 4e-3)),
+              MeasuredPiece("right", ("n2",), StepSpan(4e-3, 6e-3))]
     show(page, djinn.explain(two_devices(), pieces), tmp_path / "plan.html")
     assert page.texts(".name") == ["left", "right", "left → right"]
     assert page.texts(".kind") == ["planned", "measured", "planned", "measured", "transfers"]
@@ -286,7 +288,7 @@ def test_what_says_nothing_of_time_has_a_page_too(page: Page, tmp_path: Path) ->
 def long(count: int, names: Sequence[str]) -> ExecutionSchedule:
     nodes = tuple(node(number) for number in range(count))
     places = {each.id: names[number % len(names)] for number, each in enumerate(nodes)}
-    spans = {each.id: Span(number * 1e-6, (number + len(names)) * 1e-6) for number, each in enumerate(nodes)}
+    spans = {each.id: StepSpan(number * 1e-6, (number + len(names)) * 1e-6) for number, each in enumerate(nodes)}
     return ExecutionSchedule(tuple(places), places, spans=spans, graph=RecordedGraph(nodes))
 
 

@@ -48,7 +48,7 @@ MUTANTS = (
     mutant("metadata-changed-there-only", "session.programs_equal", "djinn.record.recorder:Recorder.apply",
            "if plan.changes:", "if plan.changes and kwargs:",
            within="metadata:* view:*"),
-    mutant("results-of-a-list-swapped", "session.operations_equal", "djinn.record.call_plans:Plan.returned",
+    mutant("results-of-a-list-swapped", "session.operations_equal", "djinn.record.call_plans:CallPlan.returned",
            "values.append([next(rest) for _ in range(length)])",
            "values.append([next(rest) for _ in range(length)][::-1])", within="split.Tensor unbind.int _foreach_neg"),
     # Ordinary tensors.

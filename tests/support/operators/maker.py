@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from djinn_conformance.programs import Call, Recording, Ref, assemble
+from djinn_conformance.programs import RecordedCall, Recording, Ref, assemble
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.guard import CoreGuard
 from djinn_lib_service.failures import is_out_of_memory
-from djinn_lib_service.kinds.guard import Bounds, Watch
+from djinn_lib_service.kinds.guard import Bounds, ProgramChecker
 from djinn_lib_service.operators import operator_named
 from djinn_shapes_meta.shapes import MetaShapes
 from support.operators.corpus import Corpus, Example, duplicate, mapped
@@ -47,7 +47,7 @@ class Maker:
         self._watches = self._watching()
         self._seen = 0
 
-    def _watching(self) -> list[Watch]:
+    def _watching(self) -> list[ProgramChecker]:
         return [self._guard.watch(bounds, MetaShapes()) for bounds in BOUNDS]
 
     def make(self, plan: Plan) -> tuple[int, Sequence[str]]:
@@ -86,8 +86,8 @@ class Maker:
             return [take(member) for member in item] if isinstance(item, (list, tuple)) else item
 
         example = example_of(name, values)
-        call = Call(operator, tuple(map(take, example.args)), {k: take(v) for k, v in example.kwargs.items()},
-                    _results(operator, values))
+        call = RecordedCall(operator, tuple(map(take, example.args)), {k: take(v) for k, v in example.kwargs.items()},
+                            _results(operator, values))
         self._memory.arm(0, place, filling)
         failures: list[BaseException] = []
         asked: list[BaseException] = []

@@ -20,7 +20,7 @@ import attrs
 from djinn_lib_graph.graph import Graph, GraphNode
 from djinn_lib_schedule.costs import CostModel
 from djinn_lib_schedule.profiling import Measurement
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, StepSpan, Transfer
 
 Task = tuple[str, str]
 """A node and the device on which it runs: its own, or one of its replicas'."""
@@ -51,9 +51,9 @@ class SimulatedRun:
     """What happened."""
 
     makespan_s: float
-    spans: Mapping[Task, Span]
+    spans: Mapping[Task, StepSpan]
     """By node and device."""
-    transfer_spans: Mapping[Transfer, Span]
+    transfer_spans: Mapping[Transfer, StepSpan]
     """From when a transfer has the link to when all of it is there."""
     utilisation: Mapping[str, float]
     """Fraction of the makespan in which a device works for us."""
@@ -130,8 +130,8 @@ class _Simulation:
         self._seconds = node_seconds
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
-        self._spans: dict[Task, Span] = {}
-        self._transfer_spans: dict[Transfer, Span] = {}
+        self._spans: dict[Task, StepSpan] = {}
+        self._transfer_spans: dict[Transfer, StepSpan] = {}
         self._bytes: dict[tuple[str, str], int] = defaultdict(int)
         self._waited = dict.fromkeys((device.id for device in cluster.devices), 0.0)
         self._violations: list[str] = []
@@ -259,7 +259,7 @@ class _Simulation:
         self._waited[device] += begin_s - ready_s
         end_s = begin_s + self._seconds(self._nodes[identifier], device)
         self._others[device].occupied(end_s)
-        self._spans[identifier, device] = Span(begin_s, end_s)
+        self._spans[identifier, device] = StepSpan(begin_s, end_s)
         self._free_s[device] = end_s
         self._at(begin_s, lambda at_s: self._memory.begin(identifier, device))
         self._at(end_s, lambda at_s: self._end(at_s, identifier, device))
@@ -318,7 +318,7 @@ class _Simulation:
             return
         transfer = move.transfer
         link = transfer.source, transfer.target
-        self._transfer_spans[transfer] = Span(move.begin_s, now_s)
+        self._transfer_spans[transfer] = StepSpan(move.begin_s, now_s)
         self._bytes[link] += transfer.size_bytes
         ends = [end for end in link if end in self._cluster.uplinks]
         for end in ends:

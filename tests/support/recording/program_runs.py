@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_conformance.assertions import expect_same_metadata, expect_same_tensor
-from djinn_conformance.programs import Call, Piece, Recording, pieces
+from djinn_conformance.programs import RecordedCall, Recording, RunnableProgram, pieces
 from djinn_conformance.strategies import filled
 from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState
 
@@ -20,7 +20,7 @@ class Session:
     """One executor, and the values that it is given run by run."""
 
     executor: Executor
-    parts: list[Piece]
+    parts: list[RunnableProgram]
     values: dict[int, Any] = attrs.field(factory=dict)
     reports: list[tuple[int, str]] = attrs.field(factory=list)
     programs: list[CompiledProgram] = attrs.field(init=False)
@@ -48,7 +48,7 @@ class Session:
         return results
 
 
-def session(executor: Executor, inputs: Sequence[torch.Tensor], *calls: Call, every: int = 1) -> Session:
+def session(executor: Executor, inputs: Sequence[torch.Tensor], *calls: RecordedCall, every: int = 1) -> Session:
     recording = Recording(tuple(inputs), calls)
     made = Session(executor, pieces(recording, [], range(0, recording.results, every)))
     for index, tensor in enumerate(inputs):

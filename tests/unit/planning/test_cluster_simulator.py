@@ -13,7 +13,7 @@ import torch
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.costs import CostModel, waiting_s
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, Span, Transfer
+from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, StepSpan, Transfer
 from djinn_scheduler_latency.scheduler import LatencyScheduler
 from djinn_scheduler_single.scheduler import SingleScheduler
 from djinn_scheduler_throughput.scheduler import ThroughputScheduler
@@ -52,7 +52,7 @@ def run(nodes: Sequence[GraphNode], places: str, transfers: Sequence[Transfer] =
 def test_a_chain_on_one_device_takes_the_sum() -> None:
     found = run([node("n0", [], ["x"]), node("n1", ["x"], ["y"]), node("n2", ["y"], ["z"])], "aaa")
     assert found.makespan_s == 3.0
-    assert [found.spans[name, "a"] for name in ("n0", "n1", "n2")] == [Span(0, 1), Span(1, 2), Span(2, 3)]
+    assert [found.spans[name, "a"] for name in ("n0", "n1", "n2")] == [StepSpan(0, 1), StepSpan(1, 2), StepSpan(2, 3)]
     assert found.utilisation == {"a": 1.0}
     assert found.violations == ()
 
@@ -60,8 +60,8 @@ def test_a_chain_on_one_device_takes_the_sum() -> None:
 def test_a_value_that_crosses_takes_latency_and_bandwidth() -> None:
     moved = Transfer("x", "a", "b", "n0", 400)
     found = run([node("n0", [], ["x"]), node("n1", ["x"], ["y"])], "ab", [moved])
-    assert found.transfer_spans == {moved: Span(1.0, 6.0)}
-    assert found.spans["n1", "b"] == Span(6.0, 7.0)
+    assert found.transfer_spans == {moved: StepSpan(1.0, 6.0)}
+    assert found.spans["n1", "b"] == StepSpan(6.0, 7.0)
     assert found.link_bytes == {("a", "b"): 400}
     assert found.utilisation == {"a": pytest.approx(1 / 7), "b": pytest.approx(1 / 7)}
     assert found.violations == ()
@@ -76,7 +76,7 @@ def test_two_devices_work_side_by_side() -> None:
 def test_a_link_carries_one_transfer_at_a_time() -> None:
     moves = [Transfer("x", "a", "b", "n0", 400), Transfer("y", "a", "b", "n1", 400)]
     found = run([node("n0", [], ["x"]), node("n1", [], ["y"]), node("n2", ["x", "y"], ["z"])], "aab", moves)
-    assert found.transfer_spans == {moves[0]: Span(1.0, 6.0), moves[1]: Span(6.0, 11.0)}
+    assert found.transfer_spans == {moves[0]: StepSpan(1.0, 6.0), moves[1]: StepSpan(6.0, 11.0)}
     assert found.makespan_s == 12.0
 
 
@@ -96,7 +96,7 @@ def test_an_uplink_is_shared_fairly_by_its_links() -> None:
 def test_what_goes_on_from_where_it_came_waits_for_its_coming() -> None:
     chain = [Transfer("x", "a", "b", "n0", 400), Transfer("x", "b", "c", "n0", 400)]
     found = run([node("n0", [], ["x"]), node("n1", ["x"], ["y"]), node("n2", ["x"], ["z"])], "abc", chain)
-    assert found.transfer_spans[chain[1]] == Span(6.0, 11.0)
+    assert found.transfer_spans[chain[1]] == StepSpan(6.0, 11.0)
     assert found.violations == ()
 
 
@@ -104,8 +104,8 @@ def test_a_replica_runs_where_it_is_needed_and_nothing_moves() -> None:
     nodes = [node("n0", ["w"], ["x"]), node("n1", ["x"], ["y"]), node("n2", ["x"], ["z"])]
     devices = (device("a", holds=frozenset("w")), device("b", copies=frozenset("w")))
     found = run(nodes, "aab", replicas={"n0": ("b",)}, devices=devices)
-    assert found.spans["n0", "b"] == Span(0, 1)
-    assert found.spans["n2", "b"] == Span(1, 2)
+    assert found.spans["n0", "b"] == StepSpan(0, 1)
+    assert found.spans["n2", "b"] == StepSpan(1, 2)
     assert found.makespan_s == 2.0
     assert found.violations == ()
 
@@ -126,8 +126,8 @@ def test_what_was_written_elsewhere_comes_home() -> None:
     devices = (device("a", holds=frozenset("w")), device("b"))
     there, back = Transfer("w", "a", "b", "", 400), Transfer("w", "b", "a", "n0", 400)
     found = run(nodes, "ba", [there, back], devices=devices)
-    assert (found.transfer_spans[there], found.transfer_spans[back]) == (Span(0, 5), Span(6, 11))
-    assert found.spans["n1", "a"] == Span(11, 12)
+    assert (found.transfer_spans[there], found.transfer_spans[back]) == (StepSpan(0, 5), StepSpan(6, 11))
+    assert found.spans["n1", "a"] == StepSpan(11, 12)
     assert found.violations == ()
 
 

@@ -10,7 +10,7 @@ import torch
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_graph.metadata import MemoryPattern, SemanticMetadata
 from djinn_lib_schedule.costs import CostModel, CostWeights, waiting_s
-from djinn_lib_schedule.fitting import Call, Measured, fit
+from djinn_lib_schedule.fitting import Measured, MeasuredCall, fit
 from djinn_lib_schedule.schedule import (
     DeviceInfo,
     DeviceProfile,
@@ -155,7 +155,8 @@ def took(operation: str, flops: float, moved: float) -> float:
 
 def workload(*calls: tuple[str, float, float]) -> Measured:
     patterns = {"view": MemoryPattern.NONE, "mm": MemoryPattern.REUSED}
-    made = tuple(Call(name, flops, moved, patterns.get(name, MemoryPattern.SEQUENTIAL)) for name, flops, moved in calls)
+    made = tuple(MeasuredCall(name, flops, moved, patterns.get(name, MemoryPattern.SEQUENTIAL))
+                 for name, flops, moved in calls)
     return Measured(str(calls), made, 1e-3 + sum(took(*call) for call in calls))
 
 
@@ -176,5 +177,5 @@ def test_fitting_finds_a_device_again() -> None:
 
 
 def test_times_that_make_no_sense_leave_what_is_known() -> None:
-    quick = Measured("quick", (Call("add", 0.0, 1e6, MemoryPattern.SEQUENTIAL),), 1e-9)
+    quick = Measured("quick", (MeasuredCall("add", 0.0, 1e6, MemoryPattern.SEQUENTIAL),), 1e-9)
     assert fit([quick, Measured("nothing", (), 1.0)], empty_s=1e-3, run_s=0.0).operations == {}

@@ -16,7 +16,7 @@ from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_graph.metadata import SemanticMetadata
 from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
-from djinn_lib_torch.calls import Call, bind
+from djinn_lib_torch.calls import BoundCall, bind
 from djinn_lib_torch.executor import TorchProgram
 from support.models.small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -45,7 +45,7 @@ class Held:
         self._known = {name: found for name, found in self._known.items() if not found[0].expired()}
         self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._known.values()))
 
-    def watched(self, call: Call) -> Call:
+    def watched(self, call: BoundCall) -> BoundCall:
         def function(*arguments: Any, **keywords: Any) -> Any:
             result = call.function(*arguments, **keywords)
             self.watch(tensors_in([result]))

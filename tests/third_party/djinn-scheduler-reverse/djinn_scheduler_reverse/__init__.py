@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from djinn_lib_schedule.kinds import Scheduler
+from djinn_lib_schedule.kinds import GraphScheduler
 
 from djinn.hookspecs import hookimpl
 
 
 @hookimpl
-def djinn_register_schedulers(register: Callable[[Scheduler], None]) -> None:
+def djinn_register_schedulers(register: Callable[[GraphScheduler], None]) -> None:
     """Register the scheduler ``reverse``."""
     from djinn_scheduler_reverse.scheduler import ReverseScheduler
 
