@@ -13,7 +13,7 @@ from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn.errors import TransportError
 from djinn.session.connecting import connect
 from djinn.session.session import Session
-from djinn.wire.messages import Batch, Define, Rerun, Result, Run
+from djinn.wire.messages import Batch, Define, Result, Run, RunDelta
 
 __all__ = ("DyingConnection", "VirtualTime", "handing_over_each", "let_die", "recovering")
 
@@ -149,7 +149,7 @@ class _ByTheClock(ConnectionWrapper):
         for command in batch.commands:
             if isinstance(command, Define):
                 self._lengths[command.program] = len(command.body.steps)
-            elif isinstance(command, (Run, Rerun)):
+            elif isinstance(command, (Run, RunDelta)):
                 self._ran_s += self._clock.work(self._lengths[command.program])
 
 

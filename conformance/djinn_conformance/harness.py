@@ -142,14 +142,16 @@ class InProcessServer:
         if not isinstance(hello, Hello):
             raise ProtocolError(f"The first message is a {type(hello).__name__}.")
         if hello.resume:
-            self._resumable.find(hello.resume).take_up(channel, hello.answered, lambda taken: _welcome_again(
-                channel, sequence, msgspec.structs.replace(welcome, resume=hello.resume, lease_s=LEASE_S, taken=taken)))
+            self._resumable.find(hello.resume).take_up(channel, hello.answered, lambda received: _welcome_again(
+                channel, sequence, msgspec.structs.replace(
+                    welcome, resume=hello.resume, lease_s=LEASE_S, received=received)))
             return True
         mailbox = self._room.open()
         steady = ResumableChannel(channel, sequence, LEASE_S if hello.resumes else 0.0)
         key = self._resumable.add(steady)
         channel.send(sequence, msgspec.structs.replace(
-            welcome, mailbox=mailbox.key, resume=key if hello.resumes else b"", lease_s=steady.lease_s, taken=sequence))
+            welcome, mailbox=mailbox.key, resume=key if hello.resumes else b"", lease_s=steady.lease_s,
+            received=sequence))
         channel.greeted()
         self._channels.append(steady)
         post = PeerExchange(session, mailbox, self._carry)
@@ -163,10 +165,10 @@ class InProcessServer:
             self._room.remove(mailbox)
         return False
 
-    def _carry(self, address: str, courier: PeerHello) -> PeerConnection:
+    def _carry(self, address: str, peer: PeerHello) -> PeerConnection:
         if not isinstance(self._transport, SupportsPeers):
             raise ProtocolError(f"{self._transport.name} carries nothing to {address}.")
-        return self._transport.carry(address, courier, ConnectOptions())
+        return self._transport.carry(address, peer, ConnectOptions())
 
     def _answer_all(self, channel: Channel, service: SessionService) -> None:
         while (received := channel.receive()) is not None:

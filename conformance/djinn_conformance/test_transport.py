@@ -301,12 +301,12 @@ def _views(draw: st.DrawFn) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, .
     return flat, tuple(size), tuple(stride), offset
 
 
-@law("transport.parcels", effort=0.3)
+@law("transport.transfers", effort=0.3)
 @given(views=st.lists(_views(), min_size=1, max_size=4), order=st.permutations(range(6)))
 @example(views=[(torch.arange(12, dtype=torch.int16), (3, 4), (4, 1), 0)], order=(0, 1, 2, 3, 4, 5))
 @example(views=[(torch.arange(12, dtype=torch.int16), (2, 3), (1, 4), 2),
                 (torch.arange(100.0), (4, 3), (33, 0), 0)], order=(5, 4, 3, 2, 1, 0))
-def test_parcels(
+def test_transfers(
     subject: Subject, place: InProcessServer, views: list[tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]],
     order: list[int],
 ) -> None:

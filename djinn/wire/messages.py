@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import Program
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose format the executor
 defines.
@@ -72,7 +72,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         sessions: How many other sessions are connected now.
         resume: Key that allows a client to resume this session on another connection; empty if it cannot be resumed.
         lease_s: How long after its connection broke the session can be resumed, in seconds.
-        taken: Number of the last batch received; for a new session, of its greeting.
+        received: Number of the last batch received; for a new session, of its greeting.
     """
 
     protocol: int
@@ -88,10 +88,10 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     sessions: Size = 0
     resume: ResumeKey = b""
     lease_s: float = 0.0
-    taken: Size = 0
+    received: Size = 0
 
 
-class PeerHello(msgspec.Struct, frozen=True, tag="courier"):
+class PeerHello(msgspec.Struct, frozen=True, tag="peer_hello"):
     """First message of another server that delivers values; answered by a `Welcome` without a session.
 
     Attributes:
@@ -180,7 +180,7 @@ class Upload(msgspec.Struct, frozen=True, array_like=True, tag="upload"):
     tensor: TensorHeader
 
 
-class Recall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
+class UploadByDigest(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
     """Store a copy of an earlier upload under a handle.
 
     Attributes:
@@ -210,7 +210,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
     released: tuple[Handle, ...] = ()
 
 
-class Rerun(msgspec.Struct, frozen=True, array_like=True, tag="rerun"):
+class RunDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """Run a program as predicted from its last two runs, with the given differences; see `djinn_lib_service.delta`.
 
     Attributes:
@@ -272,14 +272,14 @@ class Send(msgspec.Struct, frozen=True, array_like=True, tag="send"):
     Attributes:
         handle: The value, or `GENERATOR_HANDLE`.
         peer: Number of a `Peer`.
-        parcel: Number that the client chooses, unique among the values that one session sends to another.
+        transfer: Number that the client chooses, unique among the values that one session sends to another.
         family: If not empty: values that share memory, including the value itself. The whole shared memory is then
             sent.
     """
 
     handle: Handle
     peer: Handle
-    parcel: Handle
+    transfer: Handle
     family: tuple[Handle, ...] = ()
 
 
@@ -288,18 +288,19 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
 
     Attributes:
         handle: The handle, or `GENERATOR_HANDLE`.
-        parcel: Number in the `Send` of the other session.
+        transfer: Number in the `Send` of the other session.
         sender: `Welcome.session` of the other session.
         family: As in the `Send`; the values share memory here as they did in the other session.
     """
 
     handle: Handle
-    parcel: Handle
+    transfer: Handle
     sender: Text
     family: tuple[Handle, ...] = ()
 
 
-Command: TypeAlias = Define | Forget | Upload | Recall | Run | Rerun | Copy | Seed | Free | Peer | Send | Receive
+Command: TypeAlias = (
+    Define | Forget | Upload | UploadByDigest | Run | RunDelta | Copy | Seed | Free | Peer | Send | Receive)
 
 
 class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
@@ -383,7 +384,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         kind: Kind of the command.
-        number: Number of the program or parcel, or handle of the upload.
+        number: Number of the program or transfer, or handle of the upload.
         begin_ns: Start time.
         end_ns: End time. An asynchronous device may still be working at that time.
     """
@@ -412,7 +413,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     run_ns: Size = 0
 
 
-class Taken(msgspec.Struct, frozen=True, tag="taken"):
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """The server has received all batches up to this frame's number; an answer implies the same for its batch."""
 
 
@@ -462,11 +463,11 @@ class AliasedTensor(msgspec.Struct, frozen=True, array_like=True):
     failure: Failure | None = None
 
 
-class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
+class ValueTransfer(msgspec.Struct, frozen=True, omit_defaults=True, tag="value_transfer"):
     """A value in transit between sessions; the frame's body holds the bytes of a tensor.
 
     Attributes:
-        parcel: Number in the `Send`.
+        transfer: Number in the `Send`.
         item: The value; ``None`` if there is a failure instead.
         layout: Memory layout of the tensor, if it differs from the one sent.
         failure: Why there is no value; its source is set.
@@ -474,7 +475,7 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
         told: Other failures in the sending session that its client does not know yet; their sources are set.
     """
 
-    parcel: Handle
+    transfer: Handle
     item: TensorHeader | Plain | None = None
     layout: Layout | None = None
     failure: Failure | None = None
@@ -483,7 +484,7 @@ class Parcel(msgspec.Struct, frozen=True, omit_defaults=True, tag="parcel"):
 
 
 Message: TypeAlias = (
-    Hello | Welcome | Redirect | Starting | Refusal | PeerHello | Batch | Result | Taken | Goodbye | Parcel)
+    Hello | Welcome | Redirect | Starting | Refusal | PeerHello | Batch | Result | Ack | Goodbye | ValueTransfer)
 
 
 class _Complex(msgspec.Struct, frozen=True):

@@ -66,7 +66,7 @@ class Fleet:
         self.placement = placement
         self._pace = pace
         self._dead: set[int] = set()
-        self._parcels = itertools.count(1)
+        self._transfers = itertools.count(1)
         self._peers: set[tuple[int, int]] = set()
         self._drawn_at = 0
         """The executor that has the shared random generator; if the user chooses devices, each executor has its own."""
@@ -364,7 +364,7 @@ class Fleet:
         if home is None or home == executor:
             return
         family = tuple(number for number, _ in self.where.members_of(slot.storage))
-        self._send(Send(slot.number, executor, next(self._parcels), family), home, executor)
+        self._send(Send(slot.number, executor, next(self._transfers), family), home, executor)
         self.executors[home].released.extend(family)
         self.executors[executor].live_handles += self.where.rehome(slot.storage, executor)
 
@@ -377,24 +377,24 @@ class Fleet:
 
     def _move(self, number: int, source: int, target: int) -> None:
         """Send a copy of a value from one server to another."""
-        self._send(Send(number, target, next(self._parcels)), source, target)
+        self._send(Send(number, target, next(self._transfers)), source, target)
         if number != GENERATOR_HANDLE:
             self.transferred_bytes += self._size_of(number)
             self.where.copied(number, target)
             self.executors[target].live_handles += 1
 
     def _send(self, send: Send, source: int, target: int) -> None:
-        """Send a parcel from one server to another, after everything that both have to do so far."""
+        """Send a transfer from one server to another, after everything that both have to do so far."""
         # This ends the current programs. Values whose last use is in them are freed with them.
         self._let_go()
         self.executors[source].settle()
         self.executors[target].settle()
         self.executors[source].command(send)
-        # Whatever waits for a parcel waits for what is on its way already: so nobody waits for ever, also where handing
-        # over itself has to wait. And the sooner it begins, the more happens at once.
+        # Deadlock freedom: a receiver only ever waits for data that is already in flight, also where submitting has to
+        # wait. Submitting early also overlaps the transfer with compute.
         self._submit_to(self.executors[source])
         sender = self.executors[source].welcome.session
-        self.executors[target].command(Receive(send.handle, send.parcel, sender, send.family))
+        self.executors[target].command(Receive(send.handle, send.transfer, sender, send.family))
         self.transfers += 1
 
     def _introduce(self, source: int, target: int) -> None:

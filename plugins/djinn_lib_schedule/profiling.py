@@ -14,7 +14,7 @@ from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn_lib_trace.spans import connections_through
 
 from djinn.session import runtime
-from djinn.wire.messages import Batch, Rerun, Result, Send, Timing
+from djinn.wire.messages import Batch, Result, RunDelta, Send, Timing
 from djinn.wire.messages import Run as RunCommand
 from djinn_lib_schedule.execution import ScheduledRun, flushing
 from djinn_lib_schedule.inputs import Inputs
@@ -114,7 +114,7 @@ class _Watch(ConnectionWrapper):
 
     Attributes:
         runs: How many runs were submitted.
-        sent: Parcels that this executor sends: their value and the executor that they go to.
+        sent: Transfers that this executor sends: their value and the executor that they go to.
         timings: The reported timings.
     """
 
@@ -147,9 +147,9 @@ class _Watch(ConnectionWrapper):
 
     def _asking(self, batch: Batch) -> Batch:
         for command in batch.commands:
-            self.runs += isinstance(command, (RunCommand, Rerun))
+            self.runs += isinstance(command, (RunCommand, RunDelta))
             if isinstance(command, Send):
-                self.sent[command.parcel] = command.handle, command.peer
+                self.sent[command.transfer] = command.handle, command.peer
         return msgspec.structs.replace(batch, timed=True)
 
     def span(self, timing: Timing) -> StepSpan:

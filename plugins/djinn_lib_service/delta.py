@@ -19,7 +19,7 @@ import attrs
 import msgspec
 
 from djinn.errors import ProtocolError
-from djinn.wire.messages import Rerun, Run
+from djinn.wire.messages import Run, RunDelta
 
 MAX_HANDLE = 2**64 - 1
 _encode = msgspec.msgpack.Encoder().encode
@@ -54,7 +54,7 @@ class _Course:
         )
         self.run, self.numbers = run, numbers
 
-    def shortened(self, run: Run, numbers: bytes) -> Run | Rerun:
+    def shortened(self, run: Run, numbers: bytes) -> Run | RunDelta:
         """Return the differences from the prediction, or the whole run if most of it differs."""
         expected = self.expected
         parts = ((expected.inputs, run.inputs), (expected.outputs, run.outputs), (expected.released, run.released))
@@ -68,9 +68,9 @@ class _Course:
         told = len(inputs) + len(changed) + len(outputs) + len(released)
         if 2 * told > len(run.inputs) + len(run.numbers) + len(run.outputs) + len(run.released):
             return run
-        return Rerun(run.program, inputs, changed, outputs, released)
+        return RunDelta(run.program, inputs, changed, outputs, released)
 
-    def completed(self, rerun: Rerun) -> Run:
+    def completed(self, rerun: RunDelta) -> Run:
         """Return the predicted run with the received differences applied."""
         expected = self.expected
         return Run(
@@ -92,14 +92,14 @@ class RunPredictor:
     def __init__(self) -> None:
         self._courses: dict[int, _Course] = {}
 
-    def shorten(self, run: Run) -> Run | Rerun:
+    def shorten(self, run: Run) -> Run | RunDelta:
         """Return the shorter form of a run that is about to be sent, and add the run to the history."""
         course, numbers = self._courses.get(run.program), _encode(run.numbers)
         short = run if course is None else course.shortened(run, numbers)
         self._take_in(run, numbers)
         return short
 
-    def complete(self, command: Run | Rerun) -> Run:
+    def complete(self, command: Run | RunDelta) -> Run:
         """Return the complete run that a command stands for, and add it to the history.
 
         Raises:
@@ -115,9 +115,9 @@ class RunPredictor:
         Raises:
             ProtocolError: As for `complete`.
         """
-        return self._continued(Rerun(program))
+        return self._continued(RunDelta(program))
 
-    def _continued(self, command: Rerun) -> Run:
+    def _continued(self, command: RunDelta) -> Run:
         course = self._courses.get(command.program)
         if course is None:
             raise ProtocolError(f"Program {command.program} has not been run, so nothing goes on.")

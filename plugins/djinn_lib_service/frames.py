@@ -14,7 +14,7 @@ import msgspec
 
 from djinn.errors import ProtocolError, ProtocolVersionError
 from djinn.wire import messages
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Message, Parcel, Result, TensorHeader, Upload
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Message, Result, TensorHeader, Upload, ValueTransfer
 from djinn_lib_service.tensor_bytes import check_header, size_bytes
 
 MAGIC = b"DJNN"
@@ -90,7 +90,7 @@ def tensor_headers(message: Message) -> list[TensorHeader]:
         return [command.tensor for command in message.commands if isinstance(command, Upload)]
     if isinstance(message, Result):
         return [item for item in message.items if isinstance(item, TensorHeader)]
-    if isinstance(message, Parcel) and isinstance(message.item, TensorHeader):
+    if isinstance(message, ValueTransfer) and isinstance(message.item, TensorHeader):
         return [message.item]
     return []
 

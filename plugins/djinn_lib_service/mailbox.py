@@ -20,18 +20,18 @@ import msgspec
 import torch
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.wire.messages import MAILBOX_BYTES, Parcel
+from djinn.wire.messages import MAILBOX_BYTES, ValueTransfer
 
 MAX_UNCLAIMED_BYTES = 256 * 2**20
 """Bytes from one sender that may be unclaimed before the mailbox takes in no more."""
 MAX_HELD_BYTES = 16 * 2**30
 """Bytes from one sender that may be unclaimed while the receiver itself is waiting."""
-MAX_COURIERS = 1024
+MAX_SENDERS = 1024
 """Most senders connected at a time, and most ended senders remembered."""
 ABSENCE_S = 120.0
 """How long a receiver waits for a sender that has never connected."""
-PARCEL_BYTES = 1024
-"""Bytes that a parcel counts in addition to its content."""
+TRANSFER_BYTES = 1024
+"""Bytes that a transfer counts in addition to its content."""
 TICK_S = 0.25
 """How often a waiting thread checks whether its result is still needed."""
 _AGAIN = "Send the value another way, or start the session again; see the other server's log for the reason."
@@ -55,7 +55,7 @@ class Delivery:
 @attrs.frozen
 class _Held:
     delivery: Delivery
-    parcel: Parcel
+    transfer: ValueTransfer
     tensors: Sequence[torch.Tensor]
     size_bytes: int
 
@@ -101,8 +101,8 @@ class Mailbox:
         with self._changed:
             if self._closed:
                 raise _closed()
-            if len(self._deliveries) >= MAX_COURIERS:
-                raise PeerError(f"{MAX_COURIERS} others deliver to this session already.")
+            if len(self._deliveries) >= MAX_SENDERS:
+                raise PeerError(f"{MAX_SENDERS} others deliver to this session already.")
             self._deliveries[made] = None
             self._ended.pop(sender, None)
         return made
@@ -115,35 +115,35 @@ class Mailbox:
             del self._deliveries[delivery]
             if not self._is_connected(delivery.sender):
                 self._ended[delivery.sender] = reason
-                while len(self._ended) > MAX_COURIERS:
+                while len(self._ended) > MAX_SENDERS:
                     self._ended.popitem(last=False)
             self._changed.notify_all()
 
     def put(
-        self, delivery: Delivery, parcel: Parcel, tensors: Sequence[torch.Tensor],
+        self, delivery: Delivery, transfer: ValueTransfer, tensors: Sequence[torch.Tensor],
         is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take in a parcel, then wait until there is room for the next one or the sender is gone.
+        """Take in a transfer, then wait until there is room for the next one or the sender is gone.
 
         Raises:
-            ProtocolError: A parcel with that number is waiting already, or too much is waiting.
+            ProtocolError: A transfer with that number is waiting already, or too much is waiting.
             PeerError: The session has ended.
 
         Ownership:
             The tensors belong to the receiver after this call.
         """
-        length = PARCEL_BYTES + sum(tensor.nbytes for tensor in tensors)
+        length = TRANSFER_BYTES + sum(tensor.nbytes for tensor in tensors)
         if not tensors:
-            length += len(msgspec.msgpack.encode(parcel))
+            length += len(msgspec.msgpack.encode(transfer))
         with self._changed:
             if self._closed:
                 raise _closed()
-            key = delivery.sender, parcel.parcel
+            key = delivery.sender, transfer.transfer
             if key in self._held:
-                raise ProtocolError(f"Parcel {parcel.parcel} came twice.")
+                raise ProtocolError(f"ValueTransfer {transfer.transfer} came twice.")
             if delivery.held_bytes + length > self._max_held_bytes:
                 raise ProtocolError(f"More than {self._max_held_bytes} bytes of one sender wait for their receiver.")
-            self._held[key] = _Held(delivery, parcel, tensors, length)
+            self._held[key] = _Held(delivery, transfer, tensors, length)
             delivery.held_bytes += length
             self._changed.notify_all()
             while self._holds_up(delivery) and not is_gone():
@@ -151,16 +151,16 @@ class Mailbox:
 
     def take(
         self, sender: str, number: int, is_gone: Callable[[], bool] = lambda: False
-    ) -> tuple[Parcel, Sequence[torch.Tensor]]:
-        """Wait for a parcel and remove it from the mailbox.
+    ) -> tuple[ValueTransfer, Sequence[torch.Tensor]]:
+        """Wait for a transfer and remove it from the mailbox.
 
         Args:
             sender: Name of the sending session.
-            number: Number of the parcel.
+            number: Number of the transfer.
             is_gone: Whether the receiver no longer needs it.
 
         Raises:
-            PeerError: The parcel will not arrive, because the sender is gone or never connected; or the receiver no
+            PeerError: The transfer will not arrive, because the sender is gone or never connected; or the receiver no
                 longer needs it.
         """
         patience = time.monotonic() + self._absence_s
@@ -168,11 +168,11 @@ class Mailbox:
             while (held := self._held.pop((sender, number), None)) is None:
                 self._check(sender, number, patience)
                 if is_gone():
-                    raise PeerError(f"Parcel {number} of session {sender} is not waited for: the client has left.")
+                    raise PeerError(f"Transfer {number} of session {sender} is not waited for: the client has left.")
                 self._changed.wait(TICK_S)
             held.delivery.held_bytes -= held.size_bytes
             self._changed.notify_all()
-        return held.parcel, held.tensors
+        return held.transfer, held.tensors
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -202,10 +202,10 @@ class Mailbox:
         if self._is_connected(sender):
             return
         if sender in self._ended:
-            raise PeerError(f"Session {sender} is gone and has not sent parcel {number}: {self._ended[sender]}.",
+            raise PeerError(f"Session {sender} is gone and has not sent transfer {number}: {self._ended[sender]}.",
                             hint=_AGAIN)
         if time.monotonic() >= patience:
-            raise PeerError(f"Session {sender} should have sent parcel {number} and has not connected within "
+            raise PeerError(f"Session {sender} should have sent transfer {number} and has not connected within "
                             f"{self._absence_s:g} s.", hint=_AGAIN)
 
     def _holds_up(self, delivery: Delivery) -> bool:

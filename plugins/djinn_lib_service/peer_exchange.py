@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from djinn.errors import DjinnError, PeerError, ProtocolError, ProtocolVersionError, RefusedError, TransportError
-from djinn.wire.messages import PROTOCOL_VERSION, Hello, Parcel, PeerHello, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, ValueTransfer, Welcome
 from djinn_lib_service.kinds.transport import Channel, PeerConnection
 from djinn_lib_service.mailbox import Delivery, InboxRegistry, Mailbox
 from djinn_lib_service.transfers import check
@@ -43,8 +43,8 @@ class Post(Protocol):
             PeerError: It cannot be reached; the error names the address.
         """
 
-    def send(self, peer: int, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a parcel to a peer.
+    def send(self, peer: int, transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a transfer to a peer.
 
         Raises:
             PeerError: There is no such peer, or it is gone.
@@ -53,11 +53,11 @@ class Post(Protocol):
             The tensors may change once this returns.
         """
 
-    def receive(self, sender: str, number: int) -> tuple[Parcel, Sequence[torch.Tensor]]:
-        """Wait for a parcel.
+    def receive(self, sender: str, number: int) -> tuple[ValueTransfer, Sequence[torch.Tensor]]:
+        """Wait for a transfer.
 
         Raises:
-            PeerError: The parcel will not arrive.
+            PeerError: The transfer will not arrive.
         """
 
 
@@ -102,10 +102,10 @@ class PeerExchange:
             self._drop(peer, DRAIN_S)
         if len(self._peers) >= MAX_PEERS:
             raise PeerError(f"{address} is one peer too many: a session has {MAX_PEERS} at most.")
-        courier = PeerHello(PROTOCOL_VERSION, sys.byteorder, mailbox, self.session)
+        hello = PeerHello(PROTOCOL_VERSION, sys.byteorder, mailbox, self.session)
         try:
             with self._mailbox.waiting():
-                carrier = self._open_carrier(address, courier)
+                carrier = self._open_carrier(address, hello)
         except PeerError:
             raise
         except DjinnError as error:
@@ -118,24 +118,24 @@ class PeerExchange:
         carrier.close()
         raise PeerError("The session has ended.")
 
-    def send(self, peer: int, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a parcel to a peer; see `Post.send`."""
+    def send(self, peer: int, transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a transfer to a peer; see `Post.send`."""
         known = self._peers.get(peer)
         if known is None:
-            raise PeerError(f"Peer {peer} is not connected, so parcel {parcel.parcel} was not sent.", hint=_RELAY)
+            raise PeerError(f"Peer {peer} is not connected, so transfer {transfer.transfer} was not sent.", hint=_RELAY)
         try:
             with self._mailbox.waiting():
-                known.carrier.send(parcel, tensors)
+                known.carrier.send(transfer, tensors)
         except (TransportError, ProtocolError) as error:
             self._drop(peer)
-            raise PeerError(f"Parcel {parcel.parcel} could not be sent to {known.address}: {error.summary}",
+            raise PeerError(f"ValueTransfer {transfer.transfer} could not be sent to {known.address}: {error.summary}",
                             hint=_RELAY) from None
         except BaseException:
             self._drop(peer)
             raise
 
-    def receive(self, sender: str, number: int) -> tuple[Parcel, Sequence[torch.Tensor]]:
-        """Wait for a parcel; see `Post.receive`."""
+    def receive(self, sender: str, number: int) -> tuple[ValueTransfer, Sequence[torch.Tensor]]:
+        """Wait for a transfer; see `Post.receive`."""
         return self._mailbox.take(sender, number, self._is_gone)
 
     def close(self, drain_s: float = 0.0) -> None:
@@ -158,18 +158,18 @@ class PeerExchange:
 
 
 class LocalPeer:
-    """Delivers parcels to a mailbox in this process."""
+    """Delivers transfers to a mailbox in this process."""
 
     def __init__(self, mailbox: Mailbox, sender: str, is_gone: Callable[[], bool] = lambda: False) -> None:
         self._mailbox = mailbox
         self._is_gone = is_gone
         self._delivery = mailbox.begin(sender)
 
-    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
         """Put copies into the mailbox; see `djinn_lib_service.kinds.transport.PeerConnection.send`."""
-        check(parcel)
+        check(transfer)
         with torch.inference_mode(False), torch.no_grad():
-            self._mailbox.put(self._delivery, parcel, [tensor.clone() for tensor in tensors], self._is_gone)
+            self._mailbox.put(self._delivery, transfer, [tensor.clone() for tensor in tensors], self._is_gone)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop sending; see `djinn_lib_service.kinds.transport.PeerConnection.close`."""
@@ -177,12 +177,12 @@ class LocalPeer:
 
 
 def check_versions(hello: Hello | PeerHello) -> None:
-    """Check that a client, or a courier, is compatible with this server.
+    """Check that a client, or a peer, is compatible with this server.
 
     Raises:
         ProtocolVersionError, RefusedError: They are incompatible.
     """
-    who = "client" if isinstance(hello, Hello) else "courier"
+    who = "client" if isinstance(hello, Hello) else "peer"
     if hello.protocol != PROTOCOL_VERSION:
         raise ProtocolVersionError(f"The {who} speaks protocol {hello.protocol}, this server {PROTOCOL_VERSION}.",
                                    hint="Install the same djinn release on both.")
@@ -194,30 +194,30 @@ def check_versions(hello: Hello | PeerHello) -> None:
 
 def no_mailbox() -> RefusedError:
     """Make the error for an unknown mailbox, so that every caller words it the same."""
-    return RefusedError("There is no session here that the courier could deliver to.",
+    return RefusedError("There is no session here that the peer could deliver to.",
                         hint="The session may have ended; start it again.")
 
 
-def deliver(channel: Channel, sequence: int, courier: PeerHello, room: InboxRegistry, welcome: Welcome) -> None:
-    """Receive a courier's parcels until the courier or the receiving session ends.
+def deliver(channel: Channel, sequence: int, peer: PeerHello, room: InboxRegistry, welcome: Welcome) -> None:
+    """Receive a peer's transfers until the peer or the receiving session ends.
 
     Args:
         channel: Its connection.
         sequence: Frame number of its greeting.
-        courier: Its greeting.
+        peer: Its greeting.
         room: The mailboxes of this process.
         welcome: The answer to send.
 
     Raises:
-        ProtocolVersionError, RefusedError: The courier is incompatible or names no known mailbox.
-        ProtocolError: It sent something other than a parcel.
+        ProtocolVersionError, RefusedError: The peer is incompatible or names no known mailbox.
+        ProtocolError: It sent something other than a transfer.
         TransportError: The connection broke.
     """
-    check_versions(courier)
-    mailbox = room.find(courier.mailbox)
+    check_versions(peer)
+    mailbox = room.find(peer.mailbox)
     if mailbox is None:
         raise no_mailbox()
-    delivery = mailbox.begin(courier.session, channel.close)
+    delivery = mailbox.begin(peer.session, channel.close)
     reason = "its connection ended"
     try:
         channel.send(sequence, welcome)
@@ -232,13 +232,13 @@ def deliver(channel: Channel, sequence: int, courier: PeerHello, room: InboxRegi
 
 
 def _take_in(channel: Channel, mailbox: Mailbox, delivery: Delivery) -> bool:
-    """Receive one parcel. Its tensors are released on return, not held while waiting for the next one."""
+    """Receive one transfer. Its tensors are released on return, not held while waiting for the next one."""
     received = channel.receive()
     if received is None:
         return False
-    _, parcel, tensors = received
-    if not isinstance(parcel, Parcel):
-        raise ProtocolError(f"A {type(parcel).__name__} where a parcel was expected.")
-    check(parcel)
-    mailbox.put(delivery, parcel, tensors)
+    _, transfer, tensors = received
+    if not isinstance(transfer, ValueTransfer):
+        raise ProtocolError(f"A {type(transfer).__name__} where a transfer was expected.")
+    check(transfer)
+    mailbox.put(delivery, transfer, tensors)
     return True

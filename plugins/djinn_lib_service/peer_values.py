@@ -10,7 +10,7 @@ import torch
 
 from djinn.errors import PeerError, ProtocolError
 from djinn.wire import messages
-from djinn.wire.messages import GENERATOR_HANDLE, Failure, Parcel, Peer, Plain, Poisoned, Receive, Send
+from djinn.wire.messages import GENERATOR_HANDLE, Failure, Peer, Plain, Poisoned, Receive, Send, ValueTransfer
 from djinn_lib_service import transfers
 from djinn_lib_service.kinds import RandomState, SessionMemory
 from djinn_lib_service.peer_exchange import Post
@@ -20,7 +20,7 @@ from djinn_lib_service.session_values import SessionValues
 __all__ = ("PeerValues",)
 
 MAX_TOLD = 16
-"""Most failures sent along with a parcel."""
+"""Most failures sent along with a transfer."""
 
 
 class PeerValues:
@@ -55,7 +55,7 @@ class PeerValues:
 
     def receive(self, command: Receive) -> None:
         """Wait for a value, and add it."""
-        arrived = self._failures.attempt(lambda: self._carrier().receive(command.sender, command.parcel))
+        arrived = self._failures.attempt(lambda: self._carrier().receive(command.sender, command.transfer))
         with self._memory.lock:
             values = arrived if isinstance(arrived, Poisoned) else self._failures.attempt(
                 lambda: self._unpacked(command, *arrived))
@@ -73,45 +73,45 @@ class PeerValues:
             packed = failures.attempt(lambda: self._packed(command, post.session))
             self._memory.release()
         if isinstance(packed, Poisoned):
-            packed = Parcel(command.parcel, failure=failures.told_to_others(packed, post.session)), ()
-        parcel, tensors = packed
+            packed = ValueTransfer(command.transfer, failure=failures.told_to_others(packed, post.session)), ()
+        transfer, tensors = packed
         # The receiver of the value also gets the failures that happened before it was sent.
         told = tuple(failures.of_others(failure, post.session) for failure in failures.pending[:MAX_TOLD])
-        post.send(command.peer, msgspec.structs.replace(parcel, told=told) if told else parcel, tensors)
+        post.send(command.peer, msgspec.structs.replace(transfer, told=told) if told else transfer, tensors)
 
-    def _packed(self, command: Send, session: str) -> tuple[Parcel, Sequence[torch.Tensor]] | Poisoned:
+    def _packed(self, command: Send, session: str) -> tuple[ValueTransfer, Sequence[torch.Tensor]] | Poisoned:
         if command.handle == GENERATOR_HANDLE:
-            return transfers.pack(command.parcel, self._random.get(), lambda state: state)
+            return transfers.pack(command.transfer, self._random.get(), lambda state: state)
         self._memory.use((command.handle, *command.family))
         value = self._values.value(command.handle)
         if not command.family or not isinstance(value, torch.Tensor):
-            return value if isinstance(value, Poisoned) else transfers.pack(command.parcel, value, self._values.read)
+            return value if isinstance(value, Poisoned) else transfers.pack(command.transfer, value, self._values.read)
         family = map(self._values.value, command.family)
-        return transfers.pack_family(command.parcel, [
+        return transfers.pack_family(command.transfer, [
             self._failures.told_to_others(member, session) if isinstance(member, Poisoned) else member
             for member in family], self._values.read)
 
     def _unpacked(
-        self, command: Receive, parcel: Parcel, tensors: Sequence[torch.Tensor]
+        self, command: Receive, transfer: ValueTransfer, tensors: Sequence[torch.Tensor]
     ) -> list[Any] | Poisoned:
-        for failure in parcel.told:
+        for failure in transfer.told:
             self._failures.adopt(failure)
-        if parcel.failure is not None:
-            return self._failures.adopt(parcel.failure)
-        if isinstance(parcel.item, Plain):
-            return [messages.from_wire(parcel.item.value)]
+        if transfer.failure is not None:
+            return self._failures.adopt(transfer.failure)
+        if isinstance(transfer.item, Plain):
+            return [messages.from_wire(transfer.item.value)]
         if command.handle == GENERATOR_HANDLE:
             return [tensors[0]]
-        if parcel.members:
+        if transfer.members:
             return [self._failures.adopt(made) if isinstance(made, Failure) else made
-                    for made in transfers.unpack_family(parcel, tensors[0], self._values.adopt)]
-        return [transfers.unpack(parcel, tensors[0], self._values.adopt)]
+                    for made in transfers.unpack_family(transfer, tensors[0], self._values.adopt)]
+        return [transfers.unpack(transfer, tensors[0], self._values.adopt)]
 
     def _add(self, command: Receive, values: list[Any] | Poisoned) -> None:
         handles = command.family or (command.handle,)
         if isinstance(values, Poisoned) or len(values) != len(handles):
             poison = values if isinstance(values, Poisoned) else self._failures.add(
-                ProtocolError(f"A parcel of {len(values)} values where {len(handles)} were expected."))
+                ProtocolError(f"A transfer of {len(values)} values where {len(handles)} were expected."))
             values = [poison] * len(handles)
         if command.handle == GENERATOR_HANDLE:
             if not isinstance(values[0], Poisoned):

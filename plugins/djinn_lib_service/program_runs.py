@@ -10,7 +10,7 @@ import torch
 
 from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
 from djinn.wire import messages
-from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Rerun, Run
+from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Run, RunDelta
 from djinn_lib_service.capabilities import SupportsSkippedSteps, SupportsSpeculation, Turns
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kinds import RandomState, SessionMemory
@@ -66,7 +66,7 @@ class ProgramRuns:
         """Begin a batch, which is cancelled once ``stop`` has a reason."""
         self._stop, self._stopped = stop, None
 
-    def run(self, command: Run | Rerun) -> None:
+    def run(self, command: Run | RunDelta) -> None:
         """Run a program, and add its results to the values."""
         outputs = self._ahead.asked(command)
         try:

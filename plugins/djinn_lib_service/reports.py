@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from djinn.wire.messages import Command, Failure, Poisoned, Receive, Rerun, Result, Run, Send, Timing, Upload
+from djinn.wire.messages import Command, Failure, Poisoned, Receive, Result, Run, RunDelta, Send, Timing, Upload
 from djinn_lib_service.capabilities import SupportsSettling
 from djinn_lib_service.failures import name_of, text_of
 from djinn_lib_service.kinds.executor import Executor
@@ -118,12 +118,12 @@ class Timings:
     def add(self, command: Command, begin_ns: int) -> None:
         """Record the end of a command, if its kind is reported."""
         end_ns = time.monotonic_ns()
-        if isinstance(command, (Run, Rerun)):
+        if isinstance(command, (Run, RunDelta)):
             self._pending.append(Timing("run", command.program, begin_ns, end_ns))
         elif isinstance(command, Send):
-            self._pending.append(Timing("send", command.parcel, begin_ns, end_ns))
+            self._pending.append(Timing("send", command.transfer, begin_ns, end_ns))
         elif isinstance(command, Receive):
-            self._pending.append(Timing("receive", command.parcel, begin_ns, end_ns))
+            self._pending.append(Timing("receive", command.transfer, begin_ns, end_ns))
         elif isinstance(command, Upload):
             self._pending.append(Timing("upload", command.handle, begin_ns, end_ns))
 

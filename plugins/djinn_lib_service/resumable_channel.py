@@ -15,7 +15,7 @@ import attrs
 import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, TransportError
-from djinn.wire.messages import RESUME_BYTES, Batch, Goodbye, Message, Result, Taken
+from djinn.wire.messages import RESUME_BYTES, Ack, Batch, Goodbye, Message, Result
 from djinn_lib_service.kinds.transport import Channel, SupportsByteCounts, SupportsDigests, SupportsReceiveLimit
 from djinn_lib_service.resumption import ServerEnd, no_session
 
@@ -183,7 +183,7 @@ class ResumableChannel:
                 return None if isinstance(message, Goodbye) else received
             digest = 0 if line.digesting is None else line.digesting.received_digest
             is_new = self._takes(line, number, digest, tensors)
-            if self._end.is_to_tell:
+            if self._end.ack_due:
                 self._tell(line)
             if is_new:
                 return received
@@ -262,7 +262,7 @@ class ResumableChannel:
             self.stopped()
         if before is not None:
             before.channel.close()
-        welcome(self._end.taken)
+        welcome(self._end.received)
         with self._changed:
             if self._is_over:
                 raise no_session()
@@ -300,7 +300,7 @@ class ResumableChannel:
         """Cancel batches up to a number; the caller holds the lock."""
         if number > self._cancelled:
             self._cancelled = number
-            if self._end.taken <= number:
+            if self._end.received <= number:
                 self.stop.append(_interrupted())
 
     def _takes(self, line: _Line, number: int, digest: int, tensors: Sequence[torch.Tensor]) -> bool:
@@ -359,15 +359,15 @@ class ResumableChannel:
             with self._changed:
                 # If the connection has been replaced, the answer is sent twice; the client recognizes the duplicate.
                 if line is self._line:
-                    self._end.given()
+                    self._end.delivered()
 
     def _tell(self, line: _Line) -> None:
         """Acknowledge the received batches."""
-        number = self._end.told()
+        number = self._end.acked()
         if self._end.lease_s:
             try:
                 with self._sending:
-                    line.channel.send(number, Taken())
+                    line.channel.send(number, Ack())
             except TransportError as error:
                 self._lose(line, error)
 

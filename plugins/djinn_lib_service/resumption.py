@@ -17,17 +17,17 @@ from typing import Generic, TypeVar
 
 from djinn.errors import ProtocolError, RefusedError
 
-__all__ = ("ALONE_BYTES", "ATTEMPT_S", "ClientEnd", "Patience", "ServerEnd", "no_session")
+__all__ = ("ATTEMPT_S", "MAX_BUFFERED_BYTES", "ClientEnd", "Patience", "ServerEnd", "no_session")
 
 FrameT = TypeVar("FrameT")
 AnswerT = TypeVar("AnswerT")
 
 MAX_DIGESTS = 1024
 """Batches whose digest is remembered, to distinguish a repeated batch from a different one with the same number."""
-TOLD_BATCHES = 128
-TOLD_BYTES = 2**20
+ACK_BATCHES = 128
+ACK_BYTES = 2**20
 """The server acknowledges after this many batches or bytes, if no answer has acknowledged them."""
-ALONE_BYTES = 2**20
+MAX_BUFFERED_BYTES = 2**20
 """Neither side keeps a batch larger than this: the server acknowledges it at once, and the client waits for that."""
 _random = random.SystemRandom()
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -48,7 +48,7 @@ class ClientEnd(Generic[FrameT]):
     Attributes:
         sent: Number of the last batch.
         answered: Number of the last batch whose answer has arrived; initially ``first``.
-        taken: The server has acknowledged everything up to this number.
+        acked: The server has acknowledged everything up to this number.
         kept_bytes: Bytes of all kept batches.
         copied_bytes: Bytes of the kept batches that are not borrowed.
 
@@ -57,11 +57,11 @@ class ClientEnd(Generic[FrameT]):
     """
 
     def __init__(self, first: int, limit_bytes: int, release: Callable[[FrameT], None] | None = None) -> None:
-        self.sent = self.answered = self.taken = first
+        self.sent = self.answered = self.acked = first
         self.kept_bytes = 0
         self.copied_bytes = 0
         # The server may have received this much without having acknowledged it yet.
-        self._limit_bytes = max(limit_bytes, 4 * TOLD_BYTES)
+        self._limit_bytes = max(limit_bytes, 4 * ACK_BYTES)
         self._release = release
         self._kept: deque[tuple[int, FrameT | None, int, bool]] = deque()
         """Number, frame (``None`` if it cannot be sent again), length, and whether it is borrowed."""
@@ -74,7 +74,7 @@ class ClientEnd(Generic[FrameT]):
     @property
     def is_filling(self) -> bool:
         """Whether to check for acknowledgements that have arrived."""
-        return self.copied_bytes > 2 * TOLD_BYTES or len(self._kept) > 2 * TOLD_BATCHES
+        return self.copied_bytes > 2 * ACK_BYTES or len(self._kept) > 2 * ACK_BATCHES
 
     @property
     def kept(self) -> int:
@@ -112,7 +112,7 @@ class ClientEnd(Generic[FrameT]):
                 self.copied_bytes -= size_bytes
                 if self._release is not None and frame is not None:
                     self._release(frame)
-        self.taken = max(self.taken, number)
+        self.acked = max(self.acked, number)
 
     def answer(self, number: int) -> bool:
         """Process the answer to a batch; return whether it is the first copy of that answer.
@@ -144,16 +144,17 @@ class ClientEnd(Generic[FrameT]):
             self.kept_bytes += size_bytes - before_bytes
             self.copied_bytes += size_bytes
 
-    def lacking(self, taken: int) -> list[FrameT]:
+    def lacking(self, received: int) -> list[FrameT]:
         """Return the batches that the server lacks, given the last number that it reports on a new connection.
 
         Raises:
             ProtocolError: The number is impossible or has gone backwards; or a batch that the server lacks is no longer
                 available.
         """
-        if not self.taken <= taken <= self.sent:
-            raise ProtocolError(f"It says that it has batch {taken}; it had {self.taken}, and {self.sent} were sent.")
-        self.acknowledged(taken)
+        if not self.acked <= received <= self.sent:
+            raise ProtocolError(
+                f"It says that it has batch {received}; it had {self.acked}, and {self.sent} were sent.")
+        self.acknowledged(received)
         frames = [frame for _, frame, _, _ in self._kept if frame is not None]
         if len(frames) < len(self._kept):
             raise ProtocolError("What an interrupted request has sent cannot be sent again.")
@@ -168,24 +169,24 @@ class ServerEnd(Generic[AnswerT]):
         lease_s: How long the session is kept without a connection.
 
     Attributes:
-        taken: Number of the last batch received.
+        received: Number of the last batch received.
         lease_s: As given.
-        is_to_tell: Whether an acknowledgement is due.
+        ack_due: Whether an acknowledgement is due.
 
     Concurrency:
-        One thread at a time, but any thread may read `taken`.
+        One thread at a time, but any thread may read `received`.
     """
 
     def __init__(self, first: int, lease_s: float) -> None:
-        self.taken = first
+        self.received = first
         self.lease_s = lease_s
         self._settled = first
         self._digests: deque[int] = deque(maxlen=MAX_DIGESTS)
         self._answers: deque[tuple[int, AnswerT]] = deque()
         """Those that the client may lack, oldest first: one, or several after interrupts."""
         self._given = 0
-        self.is_to_tell = False
-        self._untold = self._untold_bytes = 0
+        self.ack_due = False
+        self._unacked = self._unacked_bytes = 0
         self._lost_at: float | None = None
 
     @property
@@ -219,26 +220,26 @@ class ServerEnd(Generic[AnswerT]):
         Raises:
             ProtocolError: The batch before it is missing, or a different batch with the same number was received.
         """
-        if number <= self.taken:
-            behind = self.taken - number
+        if number <= self.received:
+            behind = self.received - number
             if behind < len(self._digests) and self._digests[-1 - behind] != digest:
                 raise ProtocolError(f"Batch {number} comes again, and is another.")
             if len(self._digests) <= behind < MAX_DIGESTS and len(self._digests) < MAX_DIGESTS:
                 raise ProtocolError(f"Batch {number} has a number of before the first batch.")
             # The client has missed an acknowledgement: acknowledge again.
-            self.is_to_tell = True
+            self.ack_due = True
             return False
-        if number != self.taken + 1:
-            raise ProtocolError(f"Batch {number} follows batch {self.taken}.")
-        self.taken = number
+        if number != self.received + 1:
+            raise ProtocolError(f"Batch {number} follows batch {self.received}.")
+        self.received = number
         self._digests.append(digest)
         if self._answers and not is_cancelled:
             # A client that sends a batch has received the previous answer.
             self._settle(self._answers[-1][0])
-        self._untold += 1
-        self._untold_bytes += size_bytes
-        self.is_to_tell = (self._untold >= TOLD_BATCHES or self._untold_bytes >= TOLD_BYTES
-                           or size_bytes > ALONE_BYTES)
+        self._unacked += 1
+        self._unacked_bytes += size_bytes
+        self.ack_due = (self._unacked >= ACK_BATCHES or self._unacked_bytes >= ACK_BYTES
+                        or size_bytes > MAX_BUFFERED_BYTES)
         return True
 
     def finish(self, number: int, answer: AnswerT) -> None:
@@ -249,16 +250,16 @@ class ServerEnd(Generic[AnswerT]):
         """Return the first kept answer that has not been sent on this connection, and its number."""
         return None if self.is_given else self._answers[self._given]
 
-    def given(self) -> None:
+    def delivered(self) -> None:
         """Record that the next answer is being sent on this connection."""
         self._given += 1
-        self.told()
+        self.acked()
 
-    def told(self) -> int:
+    def acked(self) -> int:
         """Record that an acknowledgement is being sent; return the number to acknowledge."""
-        self._untold = self._untold_bytes = 0
-        self.is_to_tell = False
-        return self.taken
+        self._unacked = self._unacked_bytes = 0
+        self.ack_due = False
+        return self.received
 
     def lost(self, now: float) -> None:
         """Record that the connection has broken; the last frames sent on it may not have arrived."""
@@ -276,8 +277,8 @@ class ServerEnd(Generic[AnswerT]):
         Raises:
             ProtocolError: The number is impossible or has gone backwards.
         """
-        if not self._settled <= answered <= self.taken:
-            raise ProtocolError(f"It says that it has answer {answered}; it had {self._settled}, and {self.taken} "
+        if not self._settled <= answered <= self.received:
+            raise ProtocolError(f"It says that it has answer {answered}; it had {self._settled}, and {self.received} "
                                 "batches have come.")
 
     def found(self, answered: int) -> None:
@@ -289,7 +290,7 @@ class ServerEnd(Generic[AnswerT]):
         self.check(answered)
         self._settle(answered)
         # The welcome has acknowledged the batches.
-        self.told()
+        self.acked()
         self._lost_at = None
 
     def _settle(self, answered: int) -> None:

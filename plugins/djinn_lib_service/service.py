@@ -17,14 +17,14 @@ from djinn.wire.messages import (
     Forget,
     Free,
     Peer,
-    Recall,
     Receive,
-    Rerun,
     Result,
     Run,
+    RunDelta,
     Seed,
     Send,
     Upload,
+    UploadByDigest,
 )
 from djinn_lib_service.capabilities import Allowance, Turns
 from djinn_lib_service.content_store import Contents
@@ -88,8 +88,8 @@ class SessionService:
         self._uploads: Iterator[torch.Tensor] = iter(())
         """Tensors of the current batch that no command has taken yet."""
         self._here: Mapping[type, Callable[[Any], None]] = {
-            Run: self._runs.run, Rerun: self._runs.run, Free: self._free, Copy: self._copy, Upload: self._upload,
-            Recall: self._recall, Define: self._define, Forget: self._forget, Seed: self._seed}
+            Run: self._runs.run, RunDelta: self._runs.run, Free: self._free, Copy: self._copy, Upload: self._upload,
+            UploadByDigest: self._recall, Define: self._define, Forget: self._forget, Seed: self._seed}
         self._elsewhere: Mapping[type, Callable[[Any], None]] = {
             Send: self._peers.send, Receive: self._receive, Peer: self._peers.connect}
         """Commands that other sessions take part in."""
@@ -180,7 +180,7 @@ class SessionService:
         self.ahead.drop()
         self._values.upload(command, next(self._uploads))
 
-    def _recall(self, command: Recall) -> None:
+    def _recall(self, command: UploadByDigest) -> None:
         self.ahead.drop()
         self._values.recall(command)
 

@@ -10,7 +10,7 @@ import torch
 
 from djinn.errors import LimitError, OutOfMemoryError, ProtocolError, UnknownHandleError
 from djinn.wire import messages
-from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Recall, Upload
+from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Upload, UploadByDigest
 from djinn.wire.tensors import header_of
 from djinn_lib_service.capabilities import Allowance, SupportsSharing
 from djinn_lib_service.content_store import Contents
@@ -95,7 +95,7 @@ class SessionValues:
                 self._contents.keep(handle, tensor)
             self._memory.uploaded(handle)
 
-    def recall(self, command: Recall) -> None:
+    def recall(self, command: UploadByDigest) -> None:
         """Add a value from a kept upload."""
         contents, handle = self._contents, command.handle
         if handle == GENERATOR_HANDLE:

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from djinn.errors import ProtocolError
-from djinn.wire.messages import Rerun, Run
+from djinn.wire.messages import Run, RunDelta
 from djinn_lib_service.delta import RunPredictor
 
 CONFIDENT = 3
@@ -52,13 +52,13 @@ class Speculator:
         self.hits = 0
         self.misses = 0
 
-    def asked(self, command: Run | Rerun) -> list[Any] | None:
+    def asked(self, command: Run | RunDelta) -> list[Any] | None:
         """Process a requested run; call this before the forecast sees the run.
 
         Returns:
             Its results, if the run is already ahead.
         """
-        is_expected = type(command) is Rerun and command == Rerun(command.program)
+        is_expected = type(command) is RunDelta and command == RunDelta(command.program)
         follower, times = self._followers.get(self._last, (0, 0))
         times = times + 1 if is_expected and follower == command.program else 0
         self._followers[self._last] = command.program, times

@@ -1,4 +1,4 @@
-"""Parcels: values in transit between sessions, with their strides preserved.
+"""Transfers: values in transit between sessions, with their strides preserved.
 
 A client fetches values to look at them. A server sends values on for further computation, so they must arrive with the
 same memory layout: strides affect which kernel runs and how it rounds. A dense tensor is sent as it is. For any other
@@ -16,7 +16,7 @@ import torch
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
-from djinn.wire.messages import AliasedTensor, Failure, Layout, Parcel, Plain, TensorHeader
+from djinn.wire.messages import AliasedTensor, Failure, Layout, Plain, TensorHeader, ValueTransfer
 from djinn.wire.tensors import DTYPE_NAMES, dtype_named, header_of, is_dense
 from djinn_lib_service.frames import MAX_BODY_BYTES
 from djinn_lib_service.tensor_bytes import MAX_DIMENSIONS, empty_from, size_bytes
@@ -26,43 +26,45 @@ MAX_WASTE = 2
 """The whole memory is sent if it is at most this many times as large as the elements."""
 
 
-def pack(number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Parcel, list[torch.Tensor]]:
-    """Pack a value into a parcel.
+def pack(
+    number: int, value: Any, get: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[ValueTransfer, list[torch.Tensor]]:
+    """Pack a value into a transfer.
 
     Args:
-        number: Number of the parcel.
+        number: Number of the transfer.
         value: A tensor of any strides, or a plain result.
         get: Returns a dense CPU tensor with a value's content; see `djinn_lib_service.kinds.executor.Executor.get`.
 
     Returns:
-        The parcel, and the tensor sent with it, if there is one.
+        The transfer, and the tensor sent with it, if there is one.
 
     Raises:
         UnsupportedTensorError: The dtype or layout cannot be sent.
     """
     if not isinstance(value, torch.Tensor):
-        return Parcel(number, Plain(messages.to_wire(value))), []
+        return ValueTransfer(number, Plain(messages.to_wire(value))), []
     header = header_of(value)
     size, stride = header.size, header.stride
     if is_dense(size, stride):
-        return Parcel(number, header), [get(value)]
+        return ValueTransfer(number, header), [get(value)]
     once, span = _once(size, stride), _span(size, stride)
     is_packed = span > MAX_WASTE * math.prod(once)
     with torch.inference_mode(value.is_inference()), torch.no_grad():
         travels = value.as_strided(once if is_packed else (span,), stride if is_packed else (1,))
     made = get(travels)
-    return Parcel(number, header_of(made), Layout(size, stride, is_packed)), [made]
+    return ValueTransfer(number, header_of(made), Layout(size, stride, is_packed)), [made]
 
 
 def pack_family(
     number: int, values: Sequence[torch.Tensor | Failure], get: Callable[[torch.Tensor], torch.Tensor]
-) -> tuple[Parcel, list[torch.Tensor]]:
-    """Pack values that share memory, and that memory, into a parcel.
+) -> tuple[ValueTransfer, list[torch.Tensor]]:
+    """Pack values that share memory, and that memory, into a transfer.
 
     If some of the values share no memory, their memory blocks are concatenated.
 
     Args:
-        number: Number of the parcel.
+        number: Number of the transfer.
         values: Tensors, or the failures that replace them.
         get: As for `pack`.
 
@@ -87,16 +89,16 @@ def pack_family(
         offset = starts[storage._cdata] // value.itemsize + int(value.storage_offset())
         members.append(AliasedTensor(header.dtype, header.size, header.stride, offset, value.is_conj(), value.is_neg()))
     flat = memory[0] if len(memory) == 1 else torch.cat([torch.empty(0, dtype=torch.uint8), *memory])
-    return Parcel(number, header_of(flat), members=tuple(members)), [flat]
+    return ValueTransfer(number, header_of(flat), members=tuple(members)), [flat]
 
 
 def unpack_family(
-    parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]
+    transfer: ValueTransfer, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[torch.Tensor | Failure]:
-    """Create the values of a checked parcel, in order; see `unpack`."""
+    """Create the values of a checked transfer, in order; see `unpack`."""
     storage = put(tensor).untyped_storage()
     made: list[torch.Tensor | Failure] = []
-    for member in parcel.members:
+    for member in transfer.members:
         if member.failure is not None:
             made.append(member.failure)
             continue
@@ -116,56 +118,58 @@ def _bytes_of(value: torch.Tensor) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def _check_members(parcel: Parcel) -> None:
-    item = parcel.item
-    if not isinstance(item, TensorHeader) or item.dtype != "uint8" or len(item.size) != 1 or parcel.layout is not None:
+def _check_members(transfer: ValueTransfer) -> None:
+    item = transfer.item
+    if (not isinstance(item, TensorHeader) or item.dtype != "uint8" or len(item.size) != 1
+            or transfer.layout is not None):
         raise ProtocolError("The memory that values share does not travel as bytes.")
-    for member in parcel.members:
+    for member in transfer.members:
         if member.failure is not None:
             continue
         size, stride = member.size, member.stride
         if len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
-            raise ProtocolError("A member of a parcel describes no tensor.")
+            raise ProtocolError("A member of a transfer describes no tensor.")
         reach = member.storage_offset + (0 if 0 in size else _span(size, stride))
         if reach * dtype_named(member.dtype).itemsize > item.size[0] or any(step >= 2**63 for step in (*size, *stride)):
-            raise ProtocolError("A member of a parcel reaches beyond its memory.")
+            raise ProtocolError("A member of a transfer reaches beyond its memory.")
 
 
-def check(parcel: Parcel) -> None:
-    """Check that a parcel's description of its tensor is consistent, before anything is allocated or used.
+def check(transfer: ValueTransfer) -> None:
+    """Check that a transfer's description of its tensor is consistent, before anything is allocated or used.
 
     Raises:
         ProtocolError: The description is inconsistent.
     """
-    if (parcel.item is None) == (parcel.failure is None):
-        raise ProtocolError("A parcel holds either a value or a failure.")
-    if parcel.members:
-        _check_members(parcel)
+    if (transfer.item is None) == (transfer.failure is None):
+        raise ProtocolError("A transfer holds either a value or a failure.")
+    if transfer.members:
+        _check_members(transfer)
         return
-    layout = parcel.layout
+    layout = transfer.layout
     if layout is None:
         return
     size, stride = layout.size, layout.stride
-    if not isinstance(parcel.item, TensorHeader) or len(size) != len(stride) or len(size) > MAX_DIMENSIONS or 0 in size:
-        raise ProtocolError("The layout of a parcel describes no tensor that it could hold.")
+    if (not isinstance(transfer.item, TensorHeader) or len(size) != len(stride) or len(size) > MAX_DIMENSIONS
+            or 0 in size):
+        raise ProtocolError("The layout of a transfer describes no tensor that it could hold.")
     span = _span(size, stride)
     if math.prod(size) >= 2**63 or any(step >= 2**63 for step in stride):
-        raise ProtocolError("The layout of a parcel overflows.")
-    if parcel.item.size != (_once(size, stride) if layout.is_packed else (span,)):
-        raise ProtocolError("The layout of a parcel is not that of its tensor.")
-    if size_bytes(TensorHeader(parcel.item.dtype, (span,), (1,))) > MAX_BODY_BYTES:
-        raise ProtocolError(f"A parcel that takes more than {MAX_BODY_BYTES} bytes when it is laid out.")
+        raise ProtocolError("The layout of a transfer overflows.")
+    if transfer.item.size != (_once(size, stride) if layout.is_packed else (span,)):
+        raise ProtocolError("The layout of a transfer is not that of its tensor.")
+    if size_bytes(TensorHeader(transfer.item.dtype, (span,), (1,))) > MAX_BODY_BYTES:
+        raise ProtocolError(f"A transfer that takes more than {MAX_BODY_BYTES} bytes when it is laid out.")
 
 
-def unpack(parcel: Parcel, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Create the value in a checked parcel.
+def unpack(transfer: ValueTransfer, tensor: torch.Tensor, put: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Create the value in a checked transfer.
 
     Args:
-        parcel: A parcel that holds a tensor.
+        transfer: A transfer that holds a tensor.
         tensor: The tensor sent with it, dense and on the CPU; the caller gives it up.
         put: Puts a dense CPU tensor on the device; see `djinn_lib_service.kinds.executor.Executor.put`.
     """
-    layout = parcel.layout
+    layout = transfer.layout
     if layout is not None and layout.is_packed:
         tensor = _scattered(tensor, layout)
     value = put(tensor)

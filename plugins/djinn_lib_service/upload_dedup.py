@@ -24,9 +24,9 @@ from djinn.wire.messages import (
     Batch,
     Command,
     Plain,
-    Recall,
     Result,
     Upload,
+    UploadByDigest,
 )
 from djinn_lib_service.content_store import digest_of, is_worth_keeping
 from djinn_lib_service.fingerprint import mark_of
@@ -171,7 +171,7 @@ class DedupConnection:
                 commands.append(command)
             else:
                 self.bytes_not_sent += size_bytes(command.tensor)
-                commands.append(Recall(command.handle, digest))
+                commands.append(UploadByDigest(command.handle, digest))
         return msgspec.structs.replace(batch, commands=commands), left
 
     def _known_digest(self, upload: Upload, tensor: torch.Tensor) -> bytes | None:

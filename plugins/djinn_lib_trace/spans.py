@@ -14,7 +14,7 @@ import attrs
 from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.kinds.transport import Connection
-from djinn.wire.messages import Batch, Define, Rerun, Result, Run, Upload
+from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Upload
 
 if TYPE_CHECKING:
     import torch
@@ -190,6 +190,6 @@ class _TimedConnection(ConnectionWrapper):
         if operations:
             self._spans.add("record", SpanStage.CAPTURE, self._free_ns, operations=operations)
         kinds = [type(command) for command in batch.commands]
-        return {"operations": operations, "runs": kinds.count(Run) + kinds.count(Rerun),
+        return {"operations": operations, "runs": kinds.count(Run) + kinds.count(RunDelta),
                 "new_programs": kinds.count(Define), "uploads": kinds.count(Upload), "fetched": len(batch.fetch)}
 

@@ -124,7 +124,7 @@ def _turns(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
 
 def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
     rejections = _counter("admission_rejections", "What was not let in or not granted, by why.", "reason")
-    wire = _counter("wire_bytes", "Bytes of connections with clients and couriers, heads and greetings included.",
+    wire = _counter("wire_bytes", "Bytes of connections with clients and peers, heads and greetings included.",
                     "direction")
     faults = _counter("protocol_errors", "Connections that said nothing sensible, by what it was.", "reason")
     by_fault: dict[str, int] = {"malformed": 0, "version": 0, "timeout": 0}

@@ -257,12 +257,12 @@ class Dial(msgspec.Struct, frozen=True, tag="dial"):
     Attributes:
         number: Identifies the request in its answer.
         address: The server's address.
-        courier: The greeting to send.
+        peer: The greeting to send.
     """
 
     number: int
     address: str
-    courier: PeerHello
+    peer: PeerHello
 
 
 class Dialed(msgspec.Struct, frozen=True, tag="dialed"):

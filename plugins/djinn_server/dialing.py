@@ -47,7 +47,7 @@ class Dialer:
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[tuple[Dialed, int | None]]] = {}
 
-    def dial(self, address: str, courier: PeerHello) -> tuple[int, bytes]:
+    def dial(self, address: str, peer: PeerHello) -> tuple[int, bytes]:
         """Request a connection to another server, greeted by the gateway.
 
         Returns:
@@ -62,7 +62,7 @@ class Dialer:
         with self._lock:
             self._waiting[number] = answers
         try:
-            self._send(Dial(number, address, courier))
+            self._send(Dial(number, address, peer))
             answer, descriptor = answers.get(timeout=CONNECT_TIMEOUT_S + MARGIN_S)
         except (OSError, queue.Empty):
             raise PeerError(f"{address} cannot be reached from here: the gateway does not answer.") from None
@@ -114,7 +114,7 @@ class Exchange:
     def _connect(self, wish: Dial, control: Control) -> None:
         descriptor = None
         try:
-            descriptor, received = self._open(wish.address, wish.courier)
+            descriptor, received = self._open(wish.address, wish.peer)
             answer = Dialed(wish.number, received=received)
         except DjinnError as error:
             answer = Dialed(wish.number, error.code, error.summary, error.hint)
@@ -126,12 +126,12 @@ class Exchange:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _open(self, address: str, courier: PeerHello) -> tuple[int, bytes]:
+    def _open(self, address: str, peer: PeerHello) -> tuple[int, bytes]:
         transport = self._transport_for(address.partition("://")[0])
         if not isinstance(transport, SupportsPeerRelay) or not isinstance(transport, SupportsPeers):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, whose connections cannot be handed "
                             "over.", hint="Bring the value home and upload it there.")
-        carrier = transport.carry(self._rules.permit(address), courier,
+        carrier = transport.carry(self._rules.permit(address), peer,
                                   ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S))
         if isinstance(carrier, MovablePeerConnection):
             return carrier.detach()

@@ -17,7 +17,7 @@ from djinn_lib_service.upload_dedup import this_machine
 from djinn.errors import ProtocolError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, Welcome
 
-__all__ = ("HeldMemory", "answer_again", "answer_client", "courier_welcome", "receive_greeting")
+__all__ = ("HeldMemory", "answer_again", "answer_client", "peer_welcome", "receive_greeting")
 
 
 @attrs.frozen
@@ -81,26 +81,26 @@ def answer_client(
     # On the same machine, sending bytes is as fast as computing their digest, so the cache is not used.
     keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
     channel.send(sequence, msgspec.structs.replace(
-        courier_welcome(device), session=session, kept=store.count(hello.owner) if keeps else -1, mailbox=mailbox,
+        peer_welcome(device), session=session, kept=store.count(hello.owner) if keeps else -1, mailbox=mailbox,
         memory_bytes=load.memory_bytes, held_bytes=load.held_bytes, sessions=load.sessions, resume=resume,
-        lease_s=lease_s, taken=sequence))
+        lease_s=lease_s, received=sequence))
     channel.greeted()
     return session, Contents(store, hello.owner) if keeps else None
 
 
 def answer_again(
-    channel: Channel, sequence: int, hello: Hello, device: str, steady: ResumableChannel, taken: int
+    channel: Channel, sequence: int, hello: Hello, device: str, steady: ResumableChannel, received: int
 ) -> None:
-    """Answer the greeting of a client that resumes its session; ``taken`` is the number of batches already received.
+    """Answer the greeting of a client that resumes its session; ``received`` is the number of batches already received.
 
     Raises:
         TransportError: The connection broke.
     """
     channel.send(sequence, msgspec.structs.replace(
-        courier_welcome(device), resume=hello.resume, lease_s=steady.lease_s, taken=taken))
+        peer_welcome(device), resume=hello.resume, lease_s=steady.lease_s, received=received))
     channel.greeted()
 
 
-def courier_welcome(device: str) -> Welcome:
+def peer_welcome(device: str) -> Welcome:
     """Describe this server to a peer that begins no session."""
     return Welcome(PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, device, "")

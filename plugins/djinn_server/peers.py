@@ -119,29 +119,29 @@ class PeerConnector:
         self._rules = rules
         self._transport_for = transport_for
 
-    def open(self, address: str, courier: PeerHello, is_gone: Callable[[], bool]) -> PeerConnection:
+    def open(self, address: str, peer: PeerHello, is_gone: Callable[[], bool]) -> PeerConnection:
         """Connect to a mailbox.
 
         Args:
             address: Its server's address; ignored if the mailbox is on this server.
-            courier: The mailbox, and the sending session.
+            peer: The mailbox, and the sending session.
             is_gone: Whether the sending session has ended.
 
         Raises:
             PeerError: The server may not be connected to.
             DjinnError: The connection failed.
         """
-        here = self._room.find(courier.mailbox)
+        here = self._room.find(peer.mailbox)
         if here is not None:
-            return LocalPeer(here, courier.session, is_gone)
+            return LocalPeer(here, peer.session, is_gone)
         transport = self._transport_for(address.partition("://")[0])
         options = ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S, is_gone=is_gone)
         if self._dial is not None and isinstance(transport, SupportsPeerRelay):
-            return transport.carry_on(*self._dial(address, courier), address, options)
+            return transport.carry_on(*self._dial(address, peer), address, options)
         if not isinstance(transport, SupportsPeers):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, which carries no values between "
                             "servers.", hint="Bring the value home and upload it there.")
-        return transport.carry(self._rules.permit(address), courier, options)
+        return transport.carry(self._rules.permit(address), peer, options)
 
 
 def _refused(address: str, host: str) -> PeerError:

@@ -16,7 +16,7 @@ from djinn_lib_server.limits import Limited, Limits
 
 from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.ir.phase import ExecutionPhase
-from djinn.wire.messages import Batch, Rerun, Run
+from djinn.wire.messages import Batch, Run, RunDelta
 from djinn_server.board import NOBODY, Board, Mark
 
 __all__ = ("DeviceLease", "RunQueue", "SessionSlot")
@@ -302,7 +302,7 @@ class SessionSlot:
             self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
         runs = 0
         for command in batch.commands:
-            if type(command) is Run or type(command) is Rerun:
+            if type(command) is Run or type(command) is RunDelta:
                 runs += 1
         if not runs:
             return

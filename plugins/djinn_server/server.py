@@ -43,7 +43,7 @@ from djinn_server.handshake import (
     HeldMemory,
     answer_again,
     answer_client,
-    courier_welcome,
+    peer_welcome,
     receive_greeting,
 )
 from djinn_server.limits import Allowances, SessionAllowance
@@ -124,7 +124,7 @@ class Server:
         self._memory_options = options.memory.for_manager
         self._manager: MemoryManager | None = None
         self._room = InboxRegistry(mailbox_prefix)
-        self._couriers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
+        self._peers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
         self._lease_s = options.sessions.lease_s
         self._resumable = ResumableSessions()
         self._grants = grants or Grants()
@@ -296,8 +296,8 @@ class Server:
             finally:
                 allowance.close()
             return True
-        _log.info("%s: a courier of session %s begins", channel.peer, printable(greeting.session))
-        deliver(channel, sequence, greeting, self._room, courier_welcome(self._executor.device))
+        _log.info("%s: a peer of session %s begins", channel.peer, printable(greeting.session))
+        deliver(channel, sequence, greeting, self._room, peer_welcome(self._executor.device))
         return True
 
     def _check_memory(self) -> None:
@@ -310,8 +310,8 @@ class Server:
         steady = self._resumable.find(hello.resume)
         self._grants.hold(channel, steady)
 
-        def welcome(taken: int) -> None:
-            answer_again(channel, sequence, hello, self._executor.device, steady, taken)
+        def welcome(received: int) -> None:
+            answer_again(channel, sequence, hello, self._executor.device, steady, received)
             meter.follow(None)
 
         steady.take_up(channel, hello.answered, welcome, hello.cancelled)
@@ -333,8 +333,8 @@ class Server:
             self._welcomed(thread, steady)
             _log.info("%s: session %s begins", channel.peer, session)
 
-            def carry(address: str, courier: PeerHello) -> PeerConnection:
-                return self._couriers.open(address, courier, steady.is_gone)
+            def carry(address: str, peer: PeerHello) -> PeerConnection:
+                return self._peers.open(address, peer, steady.is_gone)
 
             post = PeerExchange(session, mailbox, carry, steady.is_gone)
             place = self._line.open()

@@ -153,7 +153,7 @@ class Worker:
         return state in "TtZX"
 
     def take(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, token: bytes = b"") -> None:
-        """Pass an admitted client or courier to the worker: hand its connection over, or else redirect it."""
+        """Pass an admitted client or peer to the worker: hand its connection over, or else redirect it."""
         try:
             if not self._port and isinstance(channel, SupportsHandover):
                 if isinstance(greeting, Hello):

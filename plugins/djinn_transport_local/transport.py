@@ -36,7 +36,7 @@ from djinn.errors import (
 from djinn.ir.program import Template
 from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Forget, PeerHello, Rerun, Result, Run, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Forget, PeerHello, Result, Run, RunDelta, Welcome
 
 MAX_BATCHES = 64
 """Maximum batches that wait for the executor; recording continues until then."""
@@ -71,20 +71,20 @@ class LocalTransport:
                                      hint="Enable an executor plugin, or connect to a server.")
         return LocalConnection(address or "local://", options.open_executor())
 
-    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
+    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect to another session of this process, at ``local://``, with or without its mailbox in hexadecimal.
 
         Raises:
             RefusedError: There is no such session.
             ConfigurationError: The address is not this transport's.
         """
-        if address not in (f"{self.scheme}://", f"{self.scheme}://{courier.mailbox.hex()}"):
+        if address not in (f"{self.scheme}://", f"{self.scheme}://{peer.mailbox.hex()}"):
             raise ConfigurationError(f"{address!r} leads to no session of this process.",
                                      hint="Bring the value home and upload it there.")
-        mailbox = _room.find(courier.mailbox)
+        mailbox = _room.find(peer.mailbox)
         if mailbox is None:
             raise RefusedError(f"{address} is no session of this process, or has ended.")
-        return LocalPeer(mailbox, courier.session, options.is_gone or (lambda: False))
+        return LocalPeer(mailbox, peer.session, options.is_gone or (lambda: False))
 
 
 class LocalConnection:
@@ -188,8 +188,8 @@ class LocalConnection:
     def _is_gone(self) -> bool:
         return self._closed
 
-    def _carry(self, address: str, courier: PeerHello) -> PeerConnection:
-        return LocalTransport().carry(address, courier, ConnectOptions(is_gone=self._is_gone))
+    def _carry(self, address: str, peer: PeerHello) -> PeerConnection:
+        return LocalTransport().carry(address, peer, ConnectOptions(is_gone=self._is_gone))
 
     def _carry_out(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> Future[_Answer]:
         if self._closed:
@@ -226,7 +226,7 @@ class LocalConnection:
             elif isinstance(command, Forget):
                 for program in command.programs:
                     self._needs.pop(program, None)
-            elif isinstance(command, (Run, Rerun)):
+            elif isinstance(command, (Run, RunDelta)):
                 is_random, default_dtypes = self._needs.get(command.program, (False, set()))
                 borrows = borrows or is_random or not default_dtypes <= {"", here}
         return borrows

@@ -13,7 +13,7 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_interrupts.interrupts import acquired, deferral, sleep, through
-from djinn_lib_service.resumption import ALONE_BYTES, ClientEnd, Patience
+from djinn_lib_service.resumption import MAX_BUFFERED_BYTES, ClientEnd, Patience
 from djinn_lib_service.settings import ResumeSettings
 from djinn_lib_service.upload_dedup import after
 
@@ -21,6 +21,7 @@ from djinn.errors import DjinnError, ProtocolError, ProtocolVersionError, Refuse
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
+    Ack,
     Batch,
     Goodbye,
     Hello,
@@ -29,7 +30,6 @@ from djinn.wire.messages import (
     Redirect,
     Refusal,
     Result,
-    Taken,
     Welcome,
 )
 from djinn_transport_tcp.copies import SentCopies
@@ -70,7 +70,7 @@ class SocketConnection:
     connection always still works, and the client asks the server to cancel the batches it has sent.
 
     `submit` blocks in two cases: while more than `MAX_QUEUED_BYTES` would be queued, and, for tensors of more than
-    `ALONE_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.
+    `MAX_BUFFERED_BYTES`, until they have arrived. Smaller tensors are copied, so that they can be sent again.
 
     Where the server lets it, the session outlives a connection that breaks; see `djinn_lib_service.resumption`.
     A thread notices at once if an idle connection breaks: the lease would end before the next operation comes.
@@ -306,7 +306,7 @@ class SocketConnection:
             self._go_on(error)
             self._is_between_frames = False
             return None
-        if isinstance(message, Taken):
+        if isinstance(message, Ack):
             self._end.acknowledged(sequence)
             return None
         if not isinstance(message, Result):
@@ -344,7 +344,7 @@ class SocketConnection:
         is_borrowed = False
         if len(views) > 1:
             size_bytes = sum(map(len, views))
-            is_borrowed = waits or size_bytes > ALONE_BYTES
+            is_borrowed = waits or size_bytes > MAX_BUFFERED_BYTES
             if not is_borrowed:
                 views = [self._copies.copied(views, size_bytes)]
         self._end.send(views, size_bytes, is_borrowed=is_borrowed)
@@ -363,7 +363,7 @@ class SocketConnection:
             # A caller that waits reads everything up to its answer, which may be here already.
             return
         if is_borrowed:
-            self._hear(lambda: self._end.taken < self._sequence)
+            self._hear(lambda: self._end.acked < self._sequence)
         elif self._end.is_filling:
             self._hear(lambda: self._end.is_full or self._frames.stream.is_ready())
 
@@ -434,7 +434,7 @@ class SocketConnection:
         other = again(options, wish) if is_cancelling else through(lambda: again(options, wish))
         self._cancelled_there = self._cancelled
         try:
-            lacking = self._end.lacking(other.welcome.taken)
+            lacking = self._end.lacking(other.welcome.received)
         except ProtocolError:
             other.close()
             raise
@@ -539,7 +539,7 @@ class SocketConnection:
         self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
         try:
             received = self._frames.read()
-            while received is not None and isinstance(received[1], Taken):
+            while received is not None and isinstance(received[1], Ack):
                 received = self._frames.read()
         except (OSError, EOFError, ProtocolError):
             # This error is less informative than the original one, which is reported instead.

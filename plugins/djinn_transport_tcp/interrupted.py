@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import torch
 from djinn_lib_interrupts.interrupts import deferral
-from djinn_lib_service.resumption import ALONE_BYTES
+from djinn_lib_service.resumption import MAX_BUFFERED_BYTES
 from djinn_lib_service.tensor_bytes import size_bytes
 
 from djinn.wire.messages import Batch, Command, Upload
@@ -26,12 +26,12 @@ def without_large(batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch,
 
     Small tensors, which were queued to be sent with the batch, are in use already.
     """
-    if sum(tensor.nbytes for tensor in tensors) <= ALONE_BYTES:
+    if sum(tensor.nbytes for tensor in tensors) <= MAX_BUFFERED_BYTES:
         return batch, tensors
     commands: list[Command] = [command for command in batch.commands if not _is_large(command)]
     return (msgspec.structs.replace(batch, commands=commands),
-            [tensor for tensor in tensors if tensor.nbytes <= ALONE_BYTES])
+            [tensor for tensor in tensors if tensor.nbytes <= MAX_BUFFERED_BYTES])
 
 
 def _is_large(command: Command) -> bool:
-    return isinstance(command, Upload) and size_bytes(command.tensor) > ALONE_BYTES
+    return isinstance(command, Upload) and size_bytes(command.tensor) > MAX_BUFFERED_BYTES

@@ -34,16 +34,16 @@ class TcpTransport:
 
         return reusing(_with_retries(connect, address, options))
 
-    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
+    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect and greet as a peer; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
         from djinn_transport_tcp.client import open_tcp
-        from djinn_transport_tcp.courier import carry
+        from djinn_transport_tcp.peer import carry
 
-        return carry(address, courier, options, open_tcp)
+        return carry(address, peer, options, open_tcp)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
         """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
-        from djinn_transport_tcp.courier import carry_on
+        from djinn_transport_tcp.peer import carry_on
 
         return carry_on(descriptor, received, address, options)
 
@@ -108,16 +108,16 @@ class UnixTransport:
         settings = Settings(options.settings(ResumeSettings), UploadSettings(owner=""))
         return _with_retries(connect_unix, address, attrs.evolve(options, settings=settings))
 
-    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a courier; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
+    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect and greet as a peer; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
         from djinn_transport_tcp.client import open_unix
-        from djinn_transport_tcp.courier import carry
+        from djinn_transport_tcp.peer import carry
 
-        return carry(address, courier, options, open_unix)
+        return carry(address, peer, options, open_unix)
 
     def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
         """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
-        from djinn_transport_tcp.courier import carry_on
+        from djinn_transport_tcp.peer import carry_on
 
         return carry_on(descriptor, received, address, options)
 

@@ -44,7 +44,7 @@ SYNCHRONIZE = Batch(synchronize=True)
 
 def frames() -> list[Any]:
     return [pytest.param(bytes.fromhex(case["frame"]), id=f"{name}-{case['id']}")
-            for name in ("greeting", "batches", "results", "parcels")
+            for name in ("greeting", "batches", "results", "transfers")
             for case in json.loads((CORPUS / f"{name}.json").read_text())["cases"]]
 
 

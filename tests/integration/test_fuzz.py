@@ -39,7 +39,7 @@ def sessions(corpus: Path) -> list[Frames]:
 
 def test_what_was_recorded_are_frames_of_all_kinds_of_commands(sessions: list[Frames]) -> None:
     said = b"".join(parts(frame)[1] for frames in sessions[:-1] for frame in frames)
-    for command in (b"define", b"upload", b"run", b"rerun", b"seed", b"free"):
+    for command in (b"define", b"upload", b"run", b"delta", b"seed", b"free"):
         assert command in said
 
 

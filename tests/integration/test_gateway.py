@@ -376,7 +376,7 @@ def test_those_who_do_not_say_who_they_are_do_not_keep_others_out(start_server: 
 
 
 def test_values_go_from_tenant_to_tenant_through_the_gateway(start: Callable[..., Any], tokens: TokenFile) -> None:
-    """A courier is led to the worker whose mailbox it names, which the gateway knows by how the key begins."""
+    """A peer is led to the worker whose mailbox it names, which the gateway knows by how the key begins."""
     made = [tokens.create(name) for name in ("alice", "bob")]
     server = start()
     sending, receiving = (session(server, token) for token in made)

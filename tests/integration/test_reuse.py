@@ -32,9 +32,9 @@ from djinn.wire.messages import (
     Free,
     Plain,
     Poisoned,
-    Recall,
     Result,
     Upload,
+    UploadByDigest,
     Welcome,
 )
 from djinn.wire.tensors import header_of
@@ -306,11 +306,11 @@ def test_a_digest_opens_nothing_of_others(keeper: Any) -> None:
     digest = digest_of(header_of(tensor), tensor)
     owner, stranger = (connect(keeper.address, connect_options(owner=name)) for name in ("a", "b"))
     owner.request(Batch([Upload(1, header_of(tensor))], fetch=(DIGESTS_HANDLE,)), [tensor])
-    result, _ = stranger.request(Batch([Recall(1, digest)], fetch=(1, MARKS_HANDLE, DIGESTS_HANDLE)), ())
+    result, _ = stranger.request(Batch([UploadByDigest(1, digest)], fetch=(1, MARKS_HANDLE, DIGESTS_HANDLE)), ())
     assert [failure.kind for failure in result.failures] == ["ProtocolError"]
     assert isinstance(result.items[0], Poisoned)
     assert result.items[1:] == (Plain([]), Plain([]))
-    result, data = owner.request(Batch([Recall(2, digest)], fetch=(2,)), ())
+    result, data = owner.request(Batch([UploadByDigest(2, digest)], fetch=(2,)), ())
     assert not result.failures
     assert torch.equal(data[0], tensor)
     for connection in (owner, stranger):
@@ -325,7 +325,7 @@ def test_what_was_not_told_is_not_recalled_and_the_session_lives(keeper: Any) ->
     for _ in range(50):
         digest = guess.choice([guess.randbytes(32), digest_of(header_of(tensor), tensor), bytes(32)])
         handle = guess.choice([GENERATOR_HANDLE, 2, MARKS_HANDLE, DIGESTS_HANDLE, 2**63])
-        result, _ = connection.request(Batch([Recall(handle, digest)], describe=(handle,)), ())
+        result, _ = connection.request(Batch([UploadByDigest(handle, digest)], describe=(handle,)), ())
         assert {failure.kind for failure in result.failures} <= {"ProtocolError", "UnknownHandleError"}
         assert result.failures
         assert isinstance(result.items[0], Poisoned)
@@ -334,7 +334,7 @@ def test_what_was_not_told_is_not_recalled_and_the_session_lives(keeper: Any) ->
     assert torch.equal(data[0], tensor)
     result, _ = connection.request(Batch(fetch=(DIGESTS_HANDLE,)), ())
     digest = result.items[0].value[0]  # type: ignore[union-attr]  # it is plain
-    result, _ = connection.request(Batch([Recall(0, digest), Recall(9, digest)], describe=(0, 9)), ())
+    result, _ = connection.request(Batch([UploadByDigest(0, digest), UploadByDigest(9, digest)], describe=(0, 9)), ())
     assert len(result.failures) == 2, "one for writing to the reserved handle, one for reading it"
     assert isinstance(result.items[1], Description)
     connection.close()

@@ -38,20 +38,20 @@ from djinn.wire.messages import (
     Forget,
     Free,
     Hello,
-    Parcel,
     Peer,
     PeerHello,
     Plain,
     Poisoned,
-    Recall,
     Refusal,
-    Rerun,
     Result,
     Run,
+    RunDelta,
     Seed,
     Send,
     TensorHeader,
     Upload,
+    UploadByDigest,
+    ValueTransfer,
     Welcome,
 )
 from djinn.wire.tensors import header_of
@@ -136,11 +136,11 @@ GREETINGS = {
     "later-frames": (HEAD.pack(MAGIC, 7, 0, 1, 10, 0, 0), "DJ304"),
     "other-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", OTHER_ORDER)), "DJ305"),
     "odd-byte-order": (frame(Hello(PROTOCOL_VERSION, "", "", "\x1b[31m\n")), "DJ305"),
-    "parcel": (frame(Parcel(1, Plain(1))), "DJ303"),
-    "courier-to-nobody": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ305"),
-    "courier-of-a-later-protocol": (frame(PeerHello(PROTOCOL_VERSION + 1, sys.byteorder, bytes(16), "")), "DJ304"),
-    "courier-of-another-byte-order": (frame(PeerHello(PROTOCOL_VERSION, OTHER_ORDER, bytes(16), "\x1b[31m")), "DJ305"),
-    "courier-too-long": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "x" * 4096)), "DJ303"),
+    "transfer": (frame(ValueTransfer(1, Plain(1))), "DJ303"),
+    "peer-to-nobody": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ305"),
+    "peer-of-a-later-protocol": (frame(PeerHello(PROTOCOL_VERSION + 1, sys.byteorder, bytes(16), "")), "DJ304"),
+    "peer-of-another-byte-order": (frame(PeerHello(PROTOCOL_VERSION, OTHER_ORDER, bytes(16), "\x1b[31m")), "DJ305"),
+    "peer-too-long": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "x" * 4096)), "DJ303"),
     "too-long": (frame(Hello(PROTOCOL_VERSION, "x" * 4096, "", sys.byteorder)), "DJ303"),
     "too-long-nonsense": (raw(b"\x00" * 4097), "DJ303"),
 }
@@ -157,7 +157,7 @@ def test_greetings_that_are_refused(server: Any, raw_client: Any, data: bytes, c
 
 def test_messages_that_are_not_the_clients_to_send(server: Any, raw_client: Any) -> None:
     for message in (HELLO, Result(), Refusal("", ""), Welcome(1, "", "", "", "", ""),
-                    PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), ""), Parcel(1, Plain(1))):
+                    PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), ""), ValueTransfer(1, Plain(1))):
         with raw_client(server.port) as client:
             client.send(frame(message))
             assert client.outcome() == "DJ303"
@@ -234,19 +234,20 @@ BAD_BATCHES = [
     BadBatch("output-reserved", "ProtocolError", [define(), Run(1, (1, 1), [], (0,))], fetch=(1,)),
     BadBatch("nested-numbers", "ProtocolError", [define(), Run(1, (1, 1), deep_list(400), (9,))]),
     BadBatch("odd-numbers", "ValueError", [define(), Run(1, (1, 1), [{"real": "x"}, None, "text"], (9,))]),
-    BadBatch("goes-on-from-nothing", "ProtocolError", [define(), Rerun(1)], fetch=(1,)),
-    BadBatch("goes-on-at-no-such-place", "ProtocolError", [define(), RUN, Rerun(1, {2: 1})], fetch=(1,)),
+    BadBatch("goes-on-from-nothing", "ProtocolError", [define(), RunDelta(1)], fetch=(1,)),
+    BadBatch("goes-on-at-no-such-place", "ProtocolError", [define(), RUN, RunDelta(1, {2: 1})], fetch=(1,)),
     BadBatch("goes-on-below-nothing", "ProtocolError", [define(), Run(1, (1, 1), [], (9,)), Run(1, (1, 1), [], (2,)),
-                                                        Rerun(1)], fetch=(1,)),
+                                                        RunDelta(1)], fetch=(1,)),
     BadBatch("goes-on-beyond-all-handles", "ProtocolError", [
-        define(), RUN, Run(1, (1, 1), [], (2**63,)), Run(1, (1, 1), [], (2**64 - 1,)), Rerun(1)], fetch=(1,)),
-    BadBatch("goes-on-to-the-reserved-output", "ProtocolError", [define(), RUN, Rerun(1, outputs={0: 0})], fetch=(1,)),
+        define(), RUN, Run(1, (1, 1), [], (2**63,)), Run(1, (1, 1), [], (2**64 - 1,)), RunDelta(1)], fetch=(1,)),
+    BadBatch("goes-on-to-the-reserved-output", "ProtocolError", [
+        define(), RUN, RunDelta(1, outputs={0: 0})], fetch=(1,)),
     BadBatch("odd-constant", "ProtocolError", [
         define((TensorArgument(), TorchArgument("dtype", "__class__")), operands=(-1,)), RUN]),
     BadBatch("numbers-missing", "ProtocolError", [define((TensorArgument(), NumberArgument()), operands=(-1,)), RUN]),
     BadBatch("text-where-tensor", "ProtocolError", [
         define((ConstantArgument("a"), ConstantArgument(None)), operands=()), RUN]),
-    BadBatch("recall-where-nothing-is-kept", "ProtocolError", [Recall(9, bytes(32))]),
+    BadBatch("recall-where-nothing-is-kept", "ProtocolError", [UploadByDigest(9, bytes(32))]),
     BadBatch("peer-that-is-no-address", "PeerError", [Peer(1, "somewhere", bytes(16))], fetch=(1,)),
     BadBatch("peer-that-may-not-be", "PeerError", [Peer(1, "tcp://192.0.2.1:80", bytes(16))], fetch=(1,)),
     BadBatch("peer-on-a-path", "PeerError", [Peer(1, "unix:///var/run/docker.sock", bytes(16))], fetch=(1,)),

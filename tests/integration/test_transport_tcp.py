@@ -137,8 +137,8 @@ def test_a_frame_sliced_at_any_point_is_the_same_frame(connect_raw: Callable[...
 
 def test_the_corpus_has_frames_of_every_kind() -> None:
     assert {kind for _, _, kind in corpus_frames()} == {
-        "Hello", "Welcome", "Redirect", "Starting", "Refusal", "Batch", "Result", "Taken", "Goodbye", "PeerHello",
-        "Parcel"}
+        "Hello", "Welcome", "Redirect", "Starting", "Refusal", "Batch", "Result", "Ack", "Goodbye", "PeerHello",
+        "ValueTransfer"}
 
 
 def test_half_a_frame_and_then_the_end_is_a_broken_connection(connect_raw: Callable[..., Any]) -> None:

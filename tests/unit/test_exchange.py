@@ -1,4 +1,4 @@
-"""Two sessions of one process that exchange values: what a service does with peers, parcels, timings and its books."""
+"""Two sessions of one process that exchange values: peers, transfers, timings and accounts of a service."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from djinn.wire.messages import (
     Failure,
     Forget,
     Free,
-    Parcel,
     Peer,
     PeerHello,
     Poisoned,
     Receive,
-    Rerun,
     Result,
     Run,
+    RunDelta,
     Seed,
     Send,
     TensorHeader,
     Upload,
+    ValueTransfer,
     decode,
     encode,
 )
@@ -90,11 +90,11 @@ class Side:
         self.service = SessionService(CpuExecutor(), travels=True, post=self.post)
         self.ask(DEFINITIONS)
 
-    def _carry(self, address: str, courier: PeerHello) -> LocalPeer:
-        mailbox = self.room.find(courier.mailbox)
+    def _carry(self, address: str, peer: PeerHello) -> LocalPeer:
+        mailbox = self.room.find(peer.mailbox)
         if mailbox is None:
             raise PeerError(f"{address} is nowhere.")
-        return LocalPeer(mailbox, courier.session)
+        return LocalPeer(mailbox, peer.session)
 
     def ask(
         self, commands: Sequence[Any], tensors: Sequence[torch.Tensor] = (), fetch: tuple[int, ...] = (),
@@ -182,9 +182,9 @@ def test_any_views_of_one_memory_arrive_as_they_were(data: st.DataObject) -> Non
     views = [base.as_strided(*data.draw(places())) for _ in range(data.draw(st.integers(1, 4)))]
     if data.draw(st.booleans()):
         views.append(base.view(torch.uint8))
-    parcel, [flat] = pack_family(1, views, torch.clone)
-    check(decode(encode(parcel)))
-    made = unpack_family(decode(encode(parcel)), flat, torch.clone)
+    transfer, [flat] = pack_family(1, views, torch.clone)
+    check(decode(encode(transfer)))
+    made = unpack_family(decode(encode(transfer)), flat, torch.clone)
     for mine, wanted in zip(made, views, strict=True):
         assert torch.equal(mine, wanted)
         assert (mine.stride(), mine.storage_offset(), mine.dtype) == (
@@ -196,8 +196,8 @@ def test_any_views_of_one_memory_arrive_as_they_were(data: st.DataObject) -> Non
 
 def test_conjugation_travels_with_a_family() -> None:
     base = torch.tensor([1 + 2j, 3 - 1j])
-    parcel, [flat] = pack_family(1, [base, base.conj(), base.imag._neg_view()], torch.clone)
-    made = unpack_family(parcel, flat, torch.clone)
+    transfer, [flat] = pack_family(1, [base, base.conj(), base.imag._neg_view()], torch.clone)
+    made = unpack_family(transfer, flat, torch.clone)
     assert [mine.tolist() for mine in made] == [base.tolist(), base.conj().tolist(), [-2.0, 1.0]]
 
 
@@ -227,7 +227,7 @@ def test_another_number_of_values_than_was_sent_is_refused(sides: tuple[Side, Si
 ])
 def test_members_beyond_their_memory_are_refused(member: AliasedTensor) -> None:
     with pytest.raises(ProtocolError):
-        check(Parcel(1, TensorHeader("uint8", (12,), (1,)), members=(member,)))
+        check(ValueTransfer(1, TensorHeader("uint8", (12,), (1,)), members=(member,)))
 
 
 def test_what_failed_before_is_told_with_any_value(sides: tuple[Side, Side]) -> None:
@@ -313,18 +313,18 @@ def test_receiving_drops_what_was_run_ahead(sides: tuple[Side, Side]) -> None:
     there.upload(6, torch.ones(2))
     there.ask([Run(ADD, (5, 6), [], (7,))])
     for _ in range(8):
-        there.ask([Rerun(ADD)])
+        there.ask([RunDelta(ADD)])
         there.service.look_ahead()
     hits, misses = there.service.runs_ahead
     assert hits
     assert not misses
     # What is sent has changed nothing.
     there.ask([Send(7, 1, 1)])
-    there.ask([Rerun(ADD)])
+    there.ask([RunDelta(ADD)])
     assert there.service.runs_ahead == (hits + 1, 0)
     there.service.look_ahead()
     there.ask([Receive(5, 1, "here")])
-    _, [got] = there.ask([Rerun(ADD)], fetch=(7,))
+    _, [got] = there.ask([RunDelta(ADD)], fetch=(7,))
     assert got.tolist() == [6.0, 6.0]
     assert there.service.runs_ahead == (hits + 1, 1)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
-from djinn.wire.messages import Batch, Rerun, Run, to_wire
+from djinn.wire.messages import Batch, Run, RunDelta, to_wire
 
 ODD_ONES = [0.0, -0.0, 1.0, 1, -1, True, 2.5, float("nan"), float("inf")]
 numbers = st.integers(-(2**62), 2**62) | st.sampled_from(ODD_ONES)
@@ -20,15 +20,15 @@ handles = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=4).ma
 runs = st.builds(Run, st.integers(1, 2), handles, st.lists(lifted, max_size=4).map(to_wire), handles, handles)
 
 
-def over_the_wire(sent: Run | Rerun) -> Run | Rerun:
+def over_the_wire(sent: Run | RunDelta) -> Run | RunDelta:
     batch = messages.decode(messages.encode(Batch([sent])))
     assert isinstance(batch, Batch)
     command = batch.commands[0]
-    assert isinstance(command, (Run, Rerun))
+    assert isinstance(command, (Run, RunDelta))
     return command
 
 
-def conversation(meant: list[Run]) -> list[Run | Rerun]:
+def conversation(meant: list[Run]) -> list[Run | RunDelta]:
     """Send runs from one side to the other, check that they arrive as meant, and return what travelled."""
     here, there = RunPredictor(), RunPredictor()
     travelled = []
@@ -77,41 +77,42 @@ def decoding(count: int) -> Run:
 
 def test_nothing_but_the_program_travels_when_all_goes_on_evenly() -> None:
     travelled = conversation([decoding(count) for count in range(6)])
-    assert travelled[2:] == [Rerun(1)] * 4
+    assert travelled[2:] == [RunDelta(1)] * 4
     assert len(messages.encode(Batch(list(travelled[2:3])))) <= 34
 
 
 def test_only_what_is_not_expected_travels() -> None:
     odd = Run(1, (7, 9, 220), [1e-5, 3, [1, 12, 8, 32], -1], (260,), (220,))
-    assert conversation([decoding(0), decoding(1), decoding(2), odd])[3] == Rerun(1, {1: 9}, {2: [1, 12, 8, 32]})
+    assert conversation([decoding(0), decoding(1), decoding(2), odd])[3] == RunDelta(1, {1: 9}, {2: [1, 12, 8, 32]})
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, -0.0), (-0.0, 0.0), (1, 1.0), (1.0, 1), ([0.0], [-0.0])])
 def test_numbers_that_only_look_equal_travel(before: Any, after: Any) -> None:
     steady = [Run(1, (1, 2), [before], (3, 4))] * 3
     last = conversation([*steady, Run(1, (1, 2), [after], (3, 4))])[-1]
-    assert repr(last) == repr(Rerun(1, numbers={0: after}))
+    assert repr(last) == repr(RunDelta(1, numbers={0: after}))
 
 
 def test_a_forgotten_program_begins_anew() -> None:
     forecast = RunPredictor()
     for count in range(3):
         sent = forecast.shorten(decoding(count))
-    assert isinstance(sent, Rerun)
+    assert isinstance(sent, RunDelta)
     forecast.forget((1,))
     assert forecast.shorten(decoding(3)) == decoding(3)
 
 
 @pytest.mark.parametrize("bad", [
-    Rerun(2), Rerun(1, {3: 1}), Rerun(1, numbers={9: 1}), Rerun(1, outputs={1: 1}), Rerun(1, released={4: 1}),
+    RunDelta(2), RunDelta(1, {3: 1}), RunDelta(1, numbers={9: 1}), RunDelta(1, outputs={1: 1}),
+    RunDelta(1, released={4: 1}),
 ])
-def test_what_does_not_fit_is_refused_and_changes_nothing(bad: Rerun) -> None:
+def test_what_does_not_fit_is_refused_and_changes_nothing(bad: RunDelta) -> None:
     forecast = RunPredictor()
     for count in range(3):
         forecast.complete(decoding(count))
     with pytest.raises(ProtocolError):
         forecast.complete(bad)
-    assert forecast.complete(Rerun(1)) == decoding(3)
+    assert forecast.complete(RunDelta(1)) == decoding(3)
 
 
 def test_handles_that_would_leave_their_range_are_refused() -> None:
@@ -119,4 +120,4 @@ def test_handles_that_would_leave_their_range_are_refused() -> None:
     for output in (9, 2):
         forecast.complete(Run(1, (), [], (output,)))
     with pytest.raises(ProtocolError, match="do not exist"):
-        forecast.complete(Rerun(1))
+        forecast.complete(RunDelta(1))

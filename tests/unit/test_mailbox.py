@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.mailbox import MAX_COURIERS, InboxRegistry, Mailbox
+from djinn_lib_service.mailbox import MAX_SENDERS, InboxRegistry, Mailbox
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.wire.messages import Parcel, Plain, TensorHeader
+from djinn.wire.messages import Plain, TensorHeader, ValueTransfer
 
 SOON_S = 5.0
 SHORT_S = 0.1
@@ -37,13 +37,13 @@ def mailbox(**options: Any) -> Mailbox:
     return _boxes[-1]
 
 
-def number(parcel: int) -> Parcel:
-    return Parcel(parcel, Plain(parcel))
+def number(transfer: int) -> ValueTransfer:
+    return ValueTransfer(transfer, Plain(transfer))
 
 
-def kibibytes(parcel: int, count: int) -> tuple[Parcel, list[torch.Tensor]]:
+def kibibytes(transfer: int, count: int) -> tuple[ValueTransfer, list[torch.Tensor]]:
     tensor = torch.zeros(count * 1024, dtype=torch.uint8)
-    return Parcel(parcel, TensorHeader("uint8", (count * 1024,), (1,))), [tensor]
+    return ValueTransfer(transfer, TensorHeader("uint8", (count * 1024,), (1,))), [tensor]
 
 
 def waits(future: Future[object]) -> bool:
@@ -51,14 +51,14 @@ def waits(future: Future[object]) -> bool:
     return not future.done()
 
 
-def test_a_parcel_is_taken_by_sender_and_number_in_any_order() -> None:
+def test_a_transfer_is_taken_by_sender_and_number_in_any_order() -> None:
     box = mailbox()
     first, second = box.begin("a"), box.begin("b")
     box.put(first, number(1), [])
-    box.put(second, Parcel(1, Plain("other")), [])
+    box.put(second, ValueTransfer(1, Plain("other")), [])
     box.put(first, number(2), [])
     assert box.take("a", 2)[0] == number(2)
-    assert box.take("b", 1)[0] == Parcel(1, Plain("other"))
+    assert box.take("b", 1)[0] == ValueTransfer(1, Plain("other"))
     assert box.take("a", 1)[0] == number(1)
 
 
@@ -86,13 +86,13 @@ def test_a_sender_that_is_ahead_is_held_up_until_something_is_taken(pool: Thread
 
 
 def test_a_sender_is_not_held_up_while_its_receiver_waits(pool: ThreadPoolExecutor) -> None:
-    """Otherwise a parcel that is taken out of turn, and sessions that send to each other, would wait for ever."""
+    """Otherwise a transfer that is taken out of turn, and sessions that send to each other, would wait for ever."""
     box = mailbox(max_unclaimed_bytes=1024)
     delivery = box.begin("a")
     taken = pool.submit(box.take, "a", 9)
-    for parcel in range(10):
-        pool.submit(box.put, delivery, *kibibytes(parcel, 4)).result(SOON_S)
-    assert taken.result(SOON_S)[0].parcel == 9
+    for transfer in range(10):
+        pool.submit(box.put, delivery, *kibibytes(transfer, 4)).result(SOON_S)
+    assert taken.result(SOON_S)[0].transfer == 9
     held_up = pool.submit(box.put, delivery, *kibibytes(10, 4))
     assert waits(held_up)
     with box.waiting():
@@ -111,15 +111,15 @@ def test_what_waits_has_a_limit_all_the_same() -> None:
 def test_plain_values_count_as_well() -> None:
     box = mailbox(max_held_bytes=10 * 1024)
     with pytest.raises(ProtocolError, match="10240"):
-        box.put(box.begin("a"), Parcel(1, Plain("x" * 10_000)), [])
+        box.put(box.begin("a"), ValueTransfer(1, Plain("x" * 10_000)), [])
 
 
-def test_a_parcel_that_comes_twice() -> None:
+def test_a_transfer_that_comes_twice() -> None:
     box = mailbox()
     delivery = box.begin("a")
     box.put(delivery, number(1), [])
-    with pytest.raises(ProtocolError, match="Parcel 1 came twice"):
-        box.put(delivery, Parcel(1, Plain("forged")), [])
+    with pytest.raises(ProtocolError, match="ValueTransfer 1 came twice"):
+        box.put(delivery, ValueTransfer(1, Plain("forged")), [])
     assert box.take("a", 1)[0] == number(1)
 
 
@@ -208,8 +208,8 @@ def test_closing_ends_everything(pool: ThreadPoolExecutor) -> None:
 
 def test_senders_are_counted() -> None:
     box = mailbox()
-    deliveries = [box.begin(str(index)) for index in range(MAX_COURIERS)]
-    with pytest.raises(PeerError, match=str(MAX_COURIERS)):
+    deliveries = [box.begin(str(index)) for index in range(MAX_SENDERS)]
+    with pytest.raises(PeerError, match=str(MAX_SENDERS)):
         box.begin("one more")
     box.end(deliveries[0], "")
     box.begin("one more")

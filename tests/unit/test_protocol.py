@@ -41,6 +41,7 @@ from djinn.ir.program import (
 from djinn.wire import messages
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
+    Ack,
     Batch,
     Copy,
     Define,
@@ -52,25 +53,24 @@ from djinn.wire.messages import (
     Hello,
     Layout,
     Message,
-    Parcel,
     Peer,
     PeerHello,
     Plain,
     Poisoned,
-    Recall,
     Receive,
     Redirect,
     Refusal,
-    Rerun,
     Result,
     Run,
+    RunDelta,
     Seed,
     Send,
     Starting,
-    Taken,
     TensorHeader,
     Timing,
     Upload,
+    UploadByDigest,
+    ValueTransfer,
     Welcome,
     from_wire,
     to_wire,
@@ -112,10 +112,11 @@ commands = (
     st.builds(Define, handles, programs) | st.builds(Forget, tuples_of_handles) | st.builds(Upload, handles, described)
     | st.builds(Run, handles, tuples_of_handles, st.lists(lifted, max_size=3).map(to_wire), tuples_of_handles,
                 tuples_of_handles)
-    | st.builds(Rerun, handles, changes, st.dictionaries(st.integers(0, 99), lifted.map(to_wire), max_size=3), changes,
+    | st.builds(RunDelta, handles, changes, st.dictionaries(st.integers(0, 99), lifted.map(to_wire), max_size=3),
+                changes,
                 changes)
     | st.builds(Copy, st.lists(st.tuples(handles, handles, handles), max_size=3).map(tuple))
-    | st.builds(Recall, handles, st.binary(min_size=32, max_size=32))
+    | st.builds(UploadByDigest, handles, st.binary(min_size=32, max_size=32))
     | st.builds(Seed, st.integers(-(2**63), 2**64 - 1)) | st.builds(Free, tuples_of_handles)
     | st.builds(Peer, handles, texts, st.binary(min_size=16, max_size=16)) | st.builds(Send, handles, handles, handles,
                                                                                          tuples_of_handles)
@@ -140,14 +141,14 @@ MESSAGES: dict[type[Any], st.SearchStrategy[Any]] = {
                        st.binary(max_size=16), handles, handles, st.integers(0, 2**32), keys, st.floats(0, 3600),
                        handles),
     Refusal: st.builds(Refusal, texts, texts, texts, st.floats(0, 3600)),
-    Taken: st.builds(Taken),
+    Ack: st.builds(Ack),
     Starting: st.builds(Starting, st.floats(0, 1e6)),
     Goodbye: st.builds(Goodbye),
     Batch: st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans(),
                      st.booleans(), st.sampled_from(ExecutionPhase), st.booleans()),
     PeerHello: st.builds(PeerHello, st.integers(0, 2**32), texts, st.binary(min_size=16, max_size=16), texts),
-    Parcel: st.builds(Parcel, handles, st.none() | described | st.builds(Plain, plain),
-                      st.none() | st.builds(Layout, sizes, sizes, st.booleans()), st.none() | failures),
+    ValueTransfer: st.builds(ValueTransfer, handles, st.none() | described | st.builds(Plain, plain),
+                             st.none() | st.builds(Layout, sizes, sizes, st.booleans()), st.none() | failures),
     Result: st.builds(Result, st.lists(items, max_size=5).map(tuple), st.lists(failures, max_size=3).map(tuple),
                       st.lists(timings, max_size=3).map(tuple), times, handles),
 }

@@ -340,11 +340,11 @@ def test_results_that_nobody_asked_for_go_first() -> None:
         room.do(0, Run(7, (output,), [0, 0, 1], (output + 1, output + 2, output + 3)), Free(tuple(
             range(output, output + 4))))
         output += 10
-    from djinn.wire.messages import Rerun
+    from djinn.wire.messages import RunDelta
 
     for _ in range(6):
-        room.do(0, Rerun(1))
-        room.do(0, Rerun(7), Free(tuple(range(output, output + 4))))
+        room.do(0, RunDelta(1))
+        room.do(0, RunDelta(7), Free(tuple(range(output, output + 4))))
         output += 10
     assert service.look_ahead()
     assert room.device.accounts.ahead_bytes == 4 * ROW_BYTES

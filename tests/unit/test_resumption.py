@@ -10,13 +10,13 @@ import hypothesis.strategies as st
 import pytest
 from djinn_lib_service.resumable_channel import ResumableSessions
 from djinn_lib_service.resumption import (
-    ALONE_BYTES,
+    ACK_BATCHES,
+    ACK_BYTES,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
+    MAX_BUFFERED_BYTES,
     MAX_DIGESTS,
     NOBODY_S,
-    TOLD_BATCHES,
-    TOLD_BYTES,
     ClientEnd,
     Patience,
     ServerEnd,
@@ -57,8 +57,8 @@ class Server:
         if self.end.take(number, hash((amount, asks)), size_bytes):
             self.running = number, content
             self.held_bytes += size_bytes
-        if self.end.is_to_tell and self.wire is not None:
-            self.wire.down.append(("taken", self.end.told(), None))
+        if self.end.ack_due and self.wire is not None:
+            self.wire.down.append(("ack", self.end.acked(), None))
 
     def run(self) -> None:
         """Carry out what was read."""
@@ -75,7 +75,7 @@ class Server:
         kept = self.end.to_give()
         if self.wire is not None and kept is not None:
             self.wire.down.append(("answer", *kept))
-            self.end.given()
+            self.end.delivered()
 
 
 @attrs.define(eq=False)
@@ -127,11 +127,11 @@ class Life(RuleBasedStateMachine):
         server = Server(self.server_end(GREETING, LEASE_S), wire)
         key = self.books[tenant].add(server)  # type: ignore[arg-type]  # holds what it is given
         self.sessions[key] = server
-        end = self.client_end(GREETING, 8 * TOLD_BYTES, lambda frame: None)
+        end = self.client_end(GREETING, 8 * ACK_BYTES, lambda frame: None)
         self.clients.append(Client(end, tenant, key, server, wire))
 
     @rule(data=st.data(), amount=st.integers(1, 9), asks=st.booleans(),
-          size_bytes=st.sampled_from([100, 5000, ALONE_BYTES + 1]))
+          size_bytes=st.sampled_from([100, 5000, MAX_BUFFERED_BYTES + 1]))
     def send(self, data: st.DataObject, amount: int, asks: bool, size_bytes: int) -> None:
         client = self.pick(data, over=False)
         if client is None or client.awaited is not None or client.end.is_full:
@@ -162,7 +162,7 @@ class Life(RuleBasedStateMachine):
         if client is None or client.server.running is not None or not client.sent:
             return
         number, content = client.sent[max(0, len(client.sent) - 1 - back)]
-        if number <= client.server.end.taken:
+        if number <= client.server.end.received:
             client.server.hear(number, content)
 
     @rule(data=st.data())
@@ -179,7 +179,7 @@ class Life(RuleBasedStateMachine):
 
     @staticmethod
     def take_in(client: Client, kind: str, number: int, answer: Any) -> None:
-        if kind == "taken":
+        if kind == "ack":
             client.end.acknowledged(number)
         elif client.end.answer(number):
             assert client.awaited == (number, answer), "every request gets its own answer"
@@ -210,10 +210,10 @@ class Life(RuleBasedStateMachine):
             client.is_over = True
             return
         assert server is client.server
-        before, taken = server.wire, server.end.taken
+        before, received = server.wire, server.end.received
         server.end.check(client.end.answered)
         server.end.lost(self.now)
-        lacking = client.end.lacking(taken)
+        lacking = client.end.lacking(received)
         server.end.found(client.end.answered)
         server.wire = client.wire = Wire(up=deque(lacking))
         if is_late and before is not None and before.up and server.running is None:
@@ -265,11 +265,11 @@ class Life(RuleBasedStateMachine):
     def bytes_are_accounted_for(self) -> None:
         for client in self.clients:
             end = client.end
-            kept = [(content[2], content[1]) for number, content in client.sent if number > end.taken]
+            kept = [(content[2], content[1]) for number, content in client.sent if number > end.acked]
             assert end.kept_bytes == sum(size for size, _ in kept)
             assert end.copied_bytes == sum(size for size, is_borrowed in kept if not is_borrowed)
             assert end.kept == len(kept)
-            taken = [content[2] for number, content in client.sent if number <= client.server.end.taken]
+            taken = [content[2] for number, content in client.sent if number <= client.server.end.received]
             assert client.server.held_bytes == (sum(taken) if client.key in self.sessions else 0)
 
     def teardown(self) -> None:
@@ -314,15 +314,15 @@ class GivesOld(ServerEnd[Any]):
 
 
 class SendsNothingAgain(ClientEnd[Any]):
-    def lacking(self, taken: int) -> list[Any]:
-        super().lacking(taken)
+    def lacking(self, received: int) -> list[Any]:
+        super().lacking(received)
         return []
 
 
 class SendsAllAgain(ClientEnd[Any]):
-    def lacking(self, taken: int) -> list[Any]:
+    def lacking(self, received: int) -> list[Any]:
         frames = [frame for _, frame, _, _ in self._kept if frame is not None]
-        super().lacking(taken)
+        super().lacking(received)
         return [(number + 1, content) for number, content in frames]
 
 
@@ -345,9 +345,9 @@ def test_ends_that_are_broken_are_found_out(broken: type) -> None:
 def test_another_batch_under_the_same_number_is_an_error() -> None:
     end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
     assert end.take(2, 7)
-    assert not end.is_to_tell
+    assert not end.ack_due
     assert not end.take(2, 7)
-    assert end.is_to_tell, "or a client would wait that was told before it had come"
+    assert end.ack_due, "or a client would wait that was told before it had come"
     with pytest.raises(ProtocolError, match="Batch 2 comes again, and is another"):
         end.take(2, 8)
 
@@ -378,25 +378,25 @@ def test_what_is_too_old_to_be_compared_is_not_carried_out_either() -> None:
 def test_the_client_is_told_seldom_and_of_what_is_large_at_once() -> None:
     end: ServerEnd[None] = ServerEnd(GREETING, LEASE_S)
     number = GREETING
-    for number in range(2, TOLD_BATCHES + 1):
+    for number in range(2, ACK_BATCHES + 1):
         end.take(number, 0, 100)
-        assert not end.is_to_tell
+        assert not end.ack_due
     end.take(number + 1, 0, 100)
-    assert end.is_to_tell
-    assert end.told() == number + 1
-    assert not end.is_to_tell
-    end.take(number + 2, 0, ALONE_BYTES + 1)
-    assert end.is_to_tell
+    assert end.ack_due
+    assert end.acked() == number + 1
+    assert not end.ack_due
+    end.take(number + 2, 0, MAX_BUFFERED_BYTES + 1)
+    assert end.ack_due
 
 
 def test_an_answer_tells_it_as_well() -> None:
     end: ServerEnd[str] = ServerEnd(GREETING, LEASE_S)
-    for number in range(2, TOLD_BATCHES + 1):
+    for number in range(2, ACK_BATCHES + 1):
         end.take(number, 0)
-    end.finish(TOLD_BATCHES, "answer")
-    end.given()
-    end.take(TOLD_BATCHES + 1, 0)
-    assert not end.is_to_tell
+    end.finish(ACK_BATCHES, "answer")
+    end.delivered()
+    end.take(ACK_BATCHES + 1, 0)
+    assert not end.ack_due
 
 
 def test_the_lease_begins_when_the_first_sign_is_noticed_and_ends_in_time() -> None:
@@ -414,13 +414,13 @@ def test_a_batch_that_an_interrupt_has_overtaken_does_not_tell_that_answers_have
     for number in (2, 3):
         end.take(number, 0, is_cancelled=number == 3)
         end.finish(number, f"answer {number}")
-        end.given()
+        end.delivered()
     end.lost(0.0)
     end.found(GREETING)
     assert end.to_give() == (2, "answer 2")
-    end.given()
+    end.delivered()
     assert end.to_give() == (3, "answer 3")
-    end.given()
+    end.delivered()
     end.take(4, 0)
     assert not end.holds_answer
 
@@ -480,9 +480,9 @@ def test_copies_are_let_go_of_once_and_borrowed_memory_never() -> None:
 def test_a_small_limit_leaves_room_for_what_is_not_told_yet() -> None:
     """Or a client would wait for what the server is not going to say."""
     end: ClientEnd[str] = ClientEnd(GREETING, 0)
-    end.send("a", 2 * TOLD_BYTES)
+    end.send("a", 2 * ACK_BYTES)
     assert not end.is_full
-    end.send("b", 3 * TOLD_BYTES)
+    end.send("b", 3 * ACK_BYTES)
     assert end.is_full
 
 

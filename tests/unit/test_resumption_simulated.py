@@ -119,13 +119,13 @@ class Session:
         """Go on over another connection."""
         self.end.check(answered)
         self.end.lost(trio.current_time())
-        taken = self.end.taken
+        received = self.end.received
         before, self.line = self.line, line
         if before is not None:
             before.end()
         self.end.found(answered)
         self.changed.set()
-        return taken
+        return received
 
     async def serve(self, choose: random.Random) -> None:
         """Live until nobody comes any more."""
@@ -155,8 +155,8 @@ class Session:
             await trio.sleep(choose.expovariate(5.0))
             self.value += amount
             self.executed += 1
-            if self.end.is_to_tell and line is self.line:
-                line.send("down", ("taken", self.end.told(), None)) if not line.is_lost else None
+            if self.end.ack_due and line is self.line:
+                line.send("down", ("ack", self.end.acked(), None)) if not line.is_lost else None
             if asks:
                 self.end.finish(number, self.value)
         self.is_over, self.held_bytes = True, 0
@@ -173,7 +173,7 @@ class Session:
         """Send the answer that this connection has not carried."""
         kept = self.end.to_give()
         if kept is not None:
-            self.end.given()
+            self.end.delivered()
             line.send("down", ("answer", *kept))
 
 
@@ -257,7 +257,7 @@ class Client:
             except BrokenError:
                 await self.go_on()
                 continue
-            if kind == "taken":
+            if kind == "ack":
                 self.end.acknowledged(number)
             elif self.end.answer(number):
                 return int(value)

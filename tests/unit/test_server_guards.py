@@ -15,6 +15,7 @@ from djinn_lib_server.tenants import AuthenticatedClient, Tenant
 from djinn_lib_server.turn_queue import GrantedTurn, TurnQueue, TurnSettings
 from djinn_server.admission import GuardedAdmission, GuardedOrder
 from djinn_server.authentication import Authentication
+from djinn_server.event_loop import EventLoop
 from djinn_server.metrics_store import MetricsStore
 from djinn_server.outputs import Outputs, ServerMetrics
 from djinn_server.watching import TenantWatch
@@ -120,7 +121,7 @@ class Workers:
 
 def test_the_server_ends_the_sessions_of_a_token_that_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     workers: Any = Workers()
-    watch = TenantWatch(Authentication(Authenticator()), workers)
+    watch = TenantWatch(Authentication(Authenticator()), workers, EventLoop())
     now = time.time()
     watch.let_in(AuthenticatedClient(ANN, b"soon", now + 100))
     watch.let_in(AuthenticatedClient(ANN, b"later", now + 300))

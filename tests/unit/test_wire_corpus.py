@@ -42,6 +42,7 @@ from djinn.ir.program import (
 from djinn.wire import messages
 from djinn.wire.messages import (
     PROTOCOL_VERSION,
+    Ack,
     Batch,
     Copy,
     Define,
@@ -53,32 +54,31 @@ from djinn.wire.messages import (
     Hello,
     Layout,
     Message,
-    Parcel,
     Peer,
     PeerHello,
     Plain,
     Poisoned,
-    Recall,
     Receive,
     Redirect,
     Refusal,
-    Rerun,
     Result,
     Run,
+    RunDelta,
     Seed,
     Send,
     Starting,
-    Taken,
     TensorHeader,
     Timing,
     Upload,
+    UploadByDigest,
+    ValueTransfer,
     Welcome,
     to_wire,
 )
 from djinn.wire.tensors import header_of
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
-FILES = ("greeting", "batches", "results", "parcels", "malformed")
+FILES = ("greeting", "batches", "results", "transfers", "malformed")
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="the corpus holds little-endian tensors")
 
 
@@ -160,10 +160,10 @@ def greeting() -> list[Case]:
         Case("welcome-mailbox", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cuda:0", "0f" * 16, -1,
                                               bytes(range(16)), 24 * 2**30, 2**20 + 1, 2))),
         Case("welcome-resume", frame(Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", "little", "cpu", "0f" * 16,
-                                             resume=bytes(range(16)), lease_s=30.0, taken=2**40 + 1))),
+                                             resume=bytes(range(16)), lease_s=30.0, received=2**40 + 1))),
         Case("starting", frame(Starting(1.25))),
         Case("goodbye", frame(Goodbye(), sequence=0)),
-        Case("courier", frame(PeerHello(PROTOCOL_VERSION, "little", bytes(range(16)), "0f" * 16))),
+        Case("peer-hello", frame(PeerHello(PROTOCOL_VERSION, "little", bytes(range(16)), "0f" * 16))),
         Case("refusal", frame(Refusal("DJ305", "The token is wrong.", "Set DJINN_TOKEN."), sequence=0)),
     ]
 
@@ -176,13 +176,13 @@ def batches() -> list[Case]:
         Case("fetch-and-describe", frame(Batch(fetch=(0, 2**40), describe=(1,)))),
         Case("free-forget-seed", frame(Batch([Free((1, 2)), Forget((3,)), Seed(-1)]))),
         Case("copy", frame(Batch([Copy(((1, 2, 0), (3, 2**64 - 1, 2)))]))),
-        Case("recall", frame(Batch([Recall(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
+        Case("upload-by-digest", frame(Batch([UploadByDigest(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
         Case("peers", frame(Batch([Peer(1, "tcp://10.0.0.2:7777", bytes(range(16))), Send(5, 1, 2**64 - 1),
                                    Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, (7, 8))], timed=True))),
         Case("metered", frame(Batch([Run(1, (), [], (2,))], metered=True))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,), (5,))], fetch=(7,)))),
-        Case("rerun", frame(Batch([Rerun(1), Rerun(2, {1: 2**63}, {0: [1, 2.5], 3: -1}, {0: 8}, {2: 4})]))),
+        Case("run-delta", frame(Batch([RunDelta(1), RunDelta(2, {1: 2**63}, {0: [1, 2.5], 3: -1}, {0: 8}, {2: 4})]))),
         Case("upload-float32", uploads(torch.tensor([1.0, -0.5, 3.0]))),
         Case("upload-scalar-and-empty", uploads(torch.tensor(7, dtype=torch.int64), torch.empty(2, 0))),
         Case("upload-transposed", uploads(torch.arange(6, dtype=torch.int16).reshape(2, 3).t())),
@@ -194,7 +194,7 @@ def results() -> list[Case]:
     half = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
     return [
         Case("empty", frame(Result())),
-        Case("taken", frame(Taken(), sequence=2**40)),
+        Case("ack", frame(Ack(), sequence=2**40)),
         Case("tensor", frame(Result((header_of(half),)), (half,))),
         Case("marks-and-digests", frame(Result((Plain([bytes(range(16))]), Plain([bytes(range(32))]))))),
         Case("everything", frame(Result(
@@ -207,15 +207,16 @@ def results() -> list[Case]:
     ]
 
 
-def parcels() -> list[Case]:
+def transfers() -> list[Case]:
     flat = torch.arange(12, dtype=torch.int16)
     return [
-        Case("tensor", frame(Parcel(1, header_of(flat)), (flat,))),
-        Case("memory", frame(Parcel(2, header_of(flat), Layout((4, 7, 3), (3, 0, 1))), (flat,))),
-        Case("packed", frame(Parcel(3, header_of(flat), Layout((12,), (100,), is_packed=True)), (flat,))),
-        Case("plain", frame(Parcel(2**64 - 1, Plain([None, 1, 2.5, True])))),
-        Case("failure", frame(Parcel(4, failure=Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4, 2,
-                                                        "0f" * 16, 3)))),
+        Case("tensor", frame(ValueTransfer(1, header_of(flat)), (flat,))),
+        Case("memory", frame(ValueTransfer(2, header_of(flat), Layout((4, 7, 3), (3, 0, 1))), (flat,))),
+        Case("packed", frame(ValueTransfer(3, header_of(flat), Layout((12,), (100,), is_packed=True)), (flat,))),
+        Case("plain", frame(ValueTransfer(2**64 - 1, Plain([None, 1, 2.5, True])))),
+        Case("failure", frame(ValueTransfer(4, failure=Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4,
+                                                        2,
+                                                               "0f" * 16, 3)))),
     ]
 
 
@@ -243,23 +244,24 @@ def malformed() -> list[Case]:
         Case("nested-numbers", raw(b"\x82\xa4type\xa5batch\xa8commands\x91\x95\xa3run\x01\x90" + b"\x91" * 2000)),
         Case("negative-handle", raw(msgspec.msgpack.encode({"type": "batch", "fetch": [-1]}))),
         Case("copy-of-two-handles", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["copy", [[1, 2]]]]}))),
-        Case("short-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(31)]]}))),
-        Case("long-digest", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, bytes(33)]]}))),
-        Case("digest-as-text", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["recall", 1, "0" * 32]]}))),
+        *(Case(name, raw(msgspec.msgpack.encode({"type": "batch", "commands": [["digest", 1, digest]]})))
+          for name, digest in (("short-digest", bytes(31)), ("long-digest", bytes(33)), ("digest-as-text", "0" * 32))),
         Case("short-mailbox", raw(msgspec.msgpack.encode({"type": "batch", "commands": [["peer", 1, "", bytes(15)]]}))),
         Case("long-resume-key", raw(msgspec.msgpack.encode(
             {"type": "hello", "protocol": PROTOCOL_VERSION, "torch": "", "python": "", "byte_order": "little",
              "resume": bytes(17)}))),
         Case("long-mailbox", raw(msgspec.msgpack.encode(
-            {"type": "courier", "protocol": PROTOCOL_VERSION, "byte_order": "little", "mailbox": bytes(17),
+            {"type": "peer_hello", "protocol": PROTOCOL_VERSION, "byte_order": "little", "mailbox": bytes(17),
              "session": ""}))),
-        Case("parcel-of-a-description", raw(msgspec.msgpack.encode(
-            {"type": "parcel", "parcel": 1, "item": ["spec", "int8", [1], [1], 0]}))),
-        Case("parcel-without-body", raw(messages.encode(Parcel(1, three)))),
-        Case("parcel-with-more-body", raw(messages.encode(Parcel(1, three)), 128, bytes(128))),
-        Case("parcel-with-gaps", raw(messages.encode(Parcel(1, TensorHeader("uint8", (9,), (2,)))), 64, bytes(64))),
-        Case("parcel-of-many-dimensions", raw(messages.encode(Parcel(1, three, Layout((1,) * 65, (1,) * 65))), 64,
-                                              bytes(64))),
+        Case("transfer-of-a-description", raw(msgspec.msgpack.encode(
+            {"type": "value_transfer", "transfer": 1, "item": ["spec", "int8", [1], [1], 0]}))),
+        Case("transfer-without-body", raw(messages.encode(ValueTransfer(1, three)))),
+        Case("transfer-with-more-body", raw(messages.encode(ValueTransfer(1, three)), 128, bytes(128))),
+        Case("transfer-with-gaps",
+             raw(messages.encode(ValueTransfer(1, TensorHeader("uint8", (9,), (2,)))), 64, bytes(64))),
+        Case("transfer-of-many-dimensions",
+             raw(messages.encode(ValueTransfer(1, three, Layout((1,) * 65, (1,) * 65))), 64,
+                                                bytes(64))),
         Case("odd-timing", raw(msgspec.msgpack.encode({"type": "result", "timings": [["sleep", 1, 2, 3]]}))),
         Case("negative-run-time", raw(msgspec.msgpack.encode({"type": "result", "run_ns": -1}))),
         Case("text-too-long", raw(msgspec.msgpack.encode(
@@ -281,7 +283,7 @@ def announcing(dtype: str, size: tuple[int, ...], stride: tuple[int, ...]) -> by
 
 
 BUILDERS: dict[str, Callable[[], list[Case]]] = {
-    "greeting": greeting, "batches": batches, "results": results, "parcels": parcels, "malformed": malformed,
+    "greeting": greeting, "batches": batches, "results": results, "transfers": transfers, "malformed": malformed,
 }
 
 

@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from djinn.kinds.transport import Connection, ConnectOptions, Transport
-from djinn.wire.messages import Message, Parcel, PeerHello
+from djinn.wire.messages import Message, PeerHello, ValueTransfer
 
 
 @attrs.frozen
@@ -174,14 +174,14 @@ class SupportsAdoption(Protocol):
 
 
 class PeerConnection(Protocol):
-    """The sending end of a courier's connection, which carries values from session to session.
+    """The sending end of a peer's connection, which carries values from session to session.
 
     Concurrency:
         One thread at a time; any thread may call `close`.
     """
 
-    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a parcel with its tensor, if it has one.
+    def send(self, transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a transfer with its tensor, if it has one.
 
         Raises:
             TransportError: The connection is lost.
@@ -202,8 +202,8 @@ class PeerConnection(Protocol):
 class SupportsPeers(Transport, Protocol):
     """Optional method of a `Transport` that carries values from server to server."""
 
-    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect to another server and greet it as a courier.
+    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect to another server and greet it as a peer.
 
         Raises:
             TransportError: There is no answer at that address.
@@ -211,7 +211,7 @@ class SupportsPeers(Transport, Protocol):
             ConfigurationError: The address is invalid.
 
         Laws:
-            transport.parcels
+            transport.transfers
         """
 
 

@@ -16,7 +16,7 @@ from djinn.errors import ConfigurationError, TransportError
 from djinn.hookspecs import hookimpl
 from djinn.kinds import Connection, ConnectOptions, Transport
 from djinn.plugins import Plugins
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Parcel, PeerHello, Result, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, PeerHello, Result, ValueTransfer, Welcome
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "reverses": ("transport.batch_order", {"transport.one_reply_per_request"}),
@@ -36,8 +36,8 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "tcp-nameless": ("transport.error_names_address", {"transport.closed_is_final"}),
     "tcp-deaf": ("transport.listener_closes", set()),
     "tcp-uncounted": ("transport.counters_monotonic", set()),
-    "tcp-flat": ("transport.parcels", set()),
-    "tcp-first-only": ("transport.parcels", set()),
+    "tcp-flat": ("transport.transfers", set()),
+    "tcp-first-only": ("transport.transfers", set()),
     "tcp-retries": ("transport.exactly_once", set()),
     "tcp-gives-up": ("transport.resumed", {"transport.exactly_once"}),
 }
@@ -181,15 +181,15 @@ class _OverTcp:
             return _Proxy(connection, request=_nameless(connection.request), submit=_nameless(connection.submit))  # type: ignore[return-value]  # forwards the rest
         return _Proxy(connection, bytes_received=7) if self._flaw == "tcp-uncounted" else connection  # type: ignore[no-any-return]  # as above
 
-    def carry(self, address: str, courier: PeerHello, options: ConnectOptions) -> PeerConnection:
-        carrier: Any = self._inner.carry(address, courier, options)  # type: ignore[attr-defined]  # of a carrying one
+    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+        carrier: Any = self._inner.carry(address, peer, options)  # type: ignore[attr-defined]  # of a carrying one
 
-        def flat(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-            carrier.send(msgspec.structs.replace(parcel, layout=None), tensors)
+        def flat(transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
+            carrier.send(msgspec.structs.replace(transfer, layout=None), tensors)
 
-        def first_only(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-            if parcel.parcel != 12:
-                carrier.send(parcel, tensors)
+        def first_only(transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
+            if transfer.transfer != 12:
+                carrier.send(transfer, tensors)
 
         sends = {"tcp-flat": flat, "tcp-first-only": first_only}
         return _Proxy(carrier, send=sends[self._flaw]) if self._flaw in sends else carrier  # type: ignore[no-any-return,return-value]  # forwards the rest

@@ -41,7 +41,7 @@ def record(port: int) -> list[Frames]:
 
 def written() -> Frames:
     """The frames of the wire's own examples, behind an ordinary greeting."""
-    return [bytes.fromhex(case["frame"]) for name in ("greeting", "batches", "results", "parcels", "malformed")
+    return [bytes.fromhex(case["frame"]) for name in ("greeting", "batches", "results", "transfers", "malformed")
             for case in json.loads((CORPUS / f"{name}.json").read_text())["cases"]]
 
 

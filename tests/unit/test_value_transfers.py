@@ -1,4 +1,4 @@
-"""Parcels: a value of any strides arrives as it was, and no parcel that lies is laid out."""
+"""Transfers: a value of any strides arrives as it was, and no transfer that lies is laid out."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import attrs
 import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service import transfers as parcels
+from djinn_lib_service import transfers
 from djinn_lib_service.frames import MAX_BODY_BYTES, body_length, tensor_headers
 from djinn_lib_service.tensor_bytes import buffer_of, empty_from
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError, UnsupportedTensorError
-from djinn.wire.messages import Failure, Layout, Parcel, Plain, TensorHeader, decode, encode
+from djinn.wire.messages import Failure, Layout, Plain, TensorHeader, ValueTransfer, decode, encode
 from djinn.wire.tensors import DTYPES, is_dense
 
 EXECUTOR = CpuExecutor()
@@ -59,20 +59,20 @@ def elements(tensor: torch.Tensor) -> bytes:
         return bytes(flat.flatten().tolist())
 
 
-def travelled(value: torch.Tensor) -> tuple[torch.Tensor, Parcel, list[torch.Tensor]]:
+def travelled(value: torch.Tensor) -> tuple[torch.Tensor, ValueTransfer, list[torch.Tensor]]:
     """Send a value through everything that a server does with it, sockets left out."""
-    parcel, tensors = parcels.pack(7, value, EXECUTOR.lend)
-    got = decode(encode(parcel))
-    assert got == parcel
-    assert isinstance(got, Parcel)
-    parcels.check(got)
+    transfer, tensors = transfers.pack(7, value, EXECUTOR.lend)
+    got = decode(encode(transfer))
+    assert got == transfer
+    assert isinstance(got, ValueTransfer)
+    transfers.check(got)
     [header] = tensor_headers(got)
     arrived = empty_from(header)
     data = bytes(buffer_of(tensors[0]))
     assert len(data) <= body_length([header])
     if data:
         buffer_of(arrived)[:] = data
-    return parcels.unpack(got, arrived, EXECUTOR.adopt), parcel, tensors
+    return transfers.unpack(got, arrived, EXECUTOR.adopt), transfer, tensors
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -88,18 +88,18 @@ def travelled(value: torch.Tensor) -> tuple[torch.Tensor, Parcel, list[torch.Ten
 @example(Form((5, 1), (0, 64), 1), "bool", False)
 def test_any_strided_tensor_arrives_as_it_was(form: Form, name: str, inference: bool) -> None:
     value = made(form, DTYPES[name], inference=inference)
-    got, parcel, tensors = travelled(value)
+    got, transfer, tensors = travelled(value)
     assert (got.dtype, got.size(), got.stride()) == (value.dtype, value.size(), value.stride())
     assert elements(got) == elements(value)
     distinct = math.prod(1 if step == 0 else n for n, step in zip(form.size, form.stride, strict=True))
     assert tensors[0].numel() <= 2 * distinct
-    assert (parcel.layout is None) == is_dense(form.size, form.stride)
+    assert (transfer.layout is None) == is_dense(form.size, form.stride)
 
 
 def test_what_is_expanded_travels_once() -> None:
-    _, parcel, tensors = travelled(torch.arange(3.0).expand(10**6, 3))
+    _, transfer, tensors = travelled(torch.arange(3.0).expand(10**6, 3))
     assert tensors[0].numel() == 3
-    assert parcel.layout == Layout((10**6, 3), (0, 1))
+    assert transfer.layout == Layout((10**6, 3), (0, 1))
 
 
 def test_a_column_of_a_large_matrix_travels_alone() -> None:
@@ -119,45 +119,45 @@ def test_views_of_conjugates_arrive_as_values() -> None:
 
 @pytest.mark.parametrize("value", [None, True, 5, -2.5, 1 + 2j, [1, [2.5, None]]])
 def test_what_is_no_tensor_travels_too(value: Any) -> None:
-    parcel, tensors = parcels.pack(1, value, EXECUTOR.lend)
-    assert isinstance(parcel.item, Plain)
+    transfer, tensors = transfers.pack(1, value, EXECUTOR.lend)
+    assert isinstance(transfer.item, Plain)
     assert tensors == []
-    parcels.check(parcel)
+    transfers.check(transfer)
 
 
 def test_a_tensor_that_does_not_travel() -> None:
     with pytest.raises(UnsupportedTensorError):
-        parcels.pack(1, torch.eye(3).to_sparse(), EXECUTOR.lend)
+        transfers.pack(1, torch.eye(3).to_sparse(), EXECUTOR.lend)
 
 
-GOOD = Parcel(1, TensorHeader("float32", (12,), (1,)), Layout((4, 7, 3), (3, 0, 1)))
+GOOD = ValueTransfer(1, TensorHeader("float32", (12,), (1,)), Layout((4, 7, 3), (3, 0, 1)))
 FLAT = GOOD.item
 LIES = {
-    "nothing": Parcel(1),
-    "both": Parcel(1, Plain(1), failure=Failure(1, "", "")),
-    "layout-of-a-number": Parcel(1, Plain(1), Layout((1,), (1,))),
-    "layout-of-a-failure": Parcel(1, None, Layout((1,), (1,)), Failure(1, "", "")),
-    "more-memory-than-came": Parcel(1, FLAT, Layout((4, 7, 3), (4, 0, 1))),
-    "less-memory-than-came": Parcel(1, FLAT, Layout((4, 7, 3), (2, 0, 1))),
-    "other-dimensions": Parcel(1, FLAT, Layout((4, 3), (3,))),
-    "other-elements": Parcel(1, FLAT, Layout((11,), (5,), is_packed=True)),
-    "packed-otherwise": Parcel(1, FLAT, Layout((3, 4), (40, 10), is_packed=True)),
-    "empty": Parcel(1, TensorHeader("float32", (0,), (1,)), Layout((0,), (9,))),
-    "expanded-beyond-counting": Parcel(1, TensorHeader("int8", (1,), (1,)), Layout((2**32, 2**32), (0, 0))),
-    "stride-beyond-counting": Parcel(1, TensorHeader("int8", (1,), (1,)), Layout((1,), (2**63,))),
-    "laid-out-over-all-memory": Parcel(1, TensorHeader("int8", (2,), (1,)), Layout((2,), (MAX_BODY_BYTES,),
+    "nothing": ValueTransfer(1),
+    "both": ValueTransfer(1, Plain(1), failure=Failure(1, "", "")),
+    "layout-of-a-number": ValueTransfer(1, Plain(1), Layout((1,), (1,))),
+    "layout-of-a-failure": ValueTransfer(1, None, Layout((1,), (1,)), Failure(1, "", "")),
+    "more-memory-than-came": ValueTransfer(1, FLAT, Layout((4, 7, 3), (4, 0, 1))),
+    "less-memory-than-came": ValueTransfer(1, FLAT, Layout((4, 7, 3), (2, 0, 1))),
+    "other-dimensions": ValueTransfer(1, FLAT, Layout((4, 3), (3,))),
+    "other-elements": ValueTransfer(1, FLAT, Layout((11,), (5,), is_packed=True)),
+    "packed-otherwise": ValueTransfer(1, FLAT, Layout((3, 4), (40, 10), is_packed=True)),
+    "empty": ValueTransfer(1, TensorHeader("float32", (0,), (1,)), Layout((0,), (9,))),
+    "expanded-beyond-counting": ValueTransfer(1, TensorHeader("int8", (1,), (1,)), Layout((2**32, 2**32), (0, 0))),
+    "stride-beyond-counting": ValueTransfer(1, TensorHeader("int8", (1,), (1,)), Layout((1,), (2**63,))),
+    "laid-out-over-all-memory": ValueTransfer(1, TensorHeader("int8", (2,), (1,)), Layout((2,), (MAX_BODY_BYTES,),
                                                                                  is_packed=True)),
 }
 
 
 def test_a_good_one_passes() -> None:
-    parcels.check(GOOD)
+    transfers.check(GOOD)
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=list(LIES))
-def test_a_parcel_that_does_not_add_up_is_refused(lie: Parcel) -> None:
+def test_a_transfer_that_does_not_add_up_is_refused(lie: ValueTransfer) -> None:
     with pytest.raises(ProtocolError):
-        parcels.check(lie)
+        transfers.check(lie)
 
 
 @settings(deadline=None, max_examples=300)
@@ -166,12 +166,12 @@ def test_no_layout_reaches_beyond_its_tensor(size: list[int], data: st.DataObjec
     stride = data.draw(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 4), min_size=len(size), max_size=len(size)))
     length = data.draw(st.integers(0, 30))
     layout = Layout(tuple(size), tuple(stride), data.draw(st.booleans()))
-    parcel = Parcel(1, TensorHeader("int8", (length,), (1,)), layout)
+    transfer = ValueTransfer(1, TensorHeader("int8", (length,), (1,)), layout)
     try:
-        parcels.check(parcel)
+        transfers.check(transfer)
     except ProtocolError:
         return
     if layout.is_packed and math.prod(size) and sum((n - 1) * s for n, s in zip(size, stride, strict=True)) > 2**20:
         return
-    value = parcels.unpack(parcel, torch.zeros(length, dtype=torch.int8), EXECUTOR.adopt)
+    value = transfers.unpack(transfer, torch.zeros(length, dtype=torch.int8), EXECUTOR.adopt)
     assert (tuple(value.size()), tuple(value.stride())) == (layout.size, layout.stride)

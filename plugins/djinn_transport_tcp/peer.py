@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from djinn.kinds.transport import ConnectOptions
-from djinn.wire.messages import Parcel, PeerHello
+from djinn.wire.messages import PeerHello, ValueTransfer
 from djinn_transport_tcp.connection import SocketConnection
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream, views_of
@@ -18,12 +18,12 @@ __all__ = ("SocketCarrier", "carry", "carry_on")
 
 
 def carry(
-    address: str, courier: PeerHello, options: ConnectOptions, opened: Callable[[str, ConnectOptions], FrameStream]
+    address: str, peer: PeerHello, options: ConnectOptions, opened: Callable[[str, ConnectOptions], FrameStream]
 ) -> SocketCarrier:
     """Connect to another server and greet it; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
     deadline = time.monotonic() + options.connect_timeout_s
     carrier = SocketCarrier(address, opened(address, options))
-    carrier.introduce(courier, deadline)
+    carrier.introduce(peer, deadline)
     carrier.wait_while_wanted(options.is_gone)
     return carrier
 
@@ -36,7 +36,7 @@ def carry_on(descriptor: int, received: bytes, address: str, options: ConnectOpt
 
 
 class SocketCarrier(SocketConnection):
-    """Carries parcels; see `djinn_lib_service.kinds.transport.PeerConnection`.
+    """Carries transfers; see `djinn_lib_service.kinds.transport.PeerConnection`.
 
     `send` blocks only while more than `MAX_QUEUED_BYTES` would be queued.
     """
@@ -54,11 +54,11 @@ class SocketCarrier(SocketConnection):
         finally:
             self._lost = self._lost or "it was given away"
 
-    def send(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> None:
-        """Send a parcel with its tensor; see `djinn_lib_service.kinds.transport.PeerConnection.send`."""
+    def send(self, transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
+        """Send a transfer with its tensor; see `djinn_lib_service.kinds.transport.PeerConnection.send`."""
         if self._lost:
             raise self._closed()
-        views = views_of(self._sequence + 1, parcel, tensors)
+        views = views_of(self._sequence + 1, transfer, tensors)
         try:
             self._sequence += 1
             self._outbox.send(views, waits=False)

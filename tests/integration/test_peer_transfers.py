@@ -25,7 +25,6 @@ from djinn.wire.messages import (
     Batch,
     Command,
     Layout,
-    Parcel,
     Peer,
     PeerHello,
     Plain,
@@ -36,6 +35,7 @@ from djinn.wire.messages import (
     Send,
     TensorHeader,
     Upload,
+    ValueTransfer,
     Welcome,
 )
 from djinn.wire.tensors import header_of
@@ -158,8 +158,8 @@ def test_two_that_send_more_to_each_other_than_may_wait(pair: tuple[Session, Ses
         assert one.failures(other.as_peer()) == []
     for one, other in (pair, pair[::-1]):
         # Both are told to receive before an answer of either is waited for: it sends all, and then waits as well.
-        one.submit(*(Send(1, 1, parcel) for parcel in range(4)),
-                   *(Receive(2, parcel, other.name) for parcel in range(4)))
+        one.submit(*(Send(1, 1, transfer) for transfer in range(4)),
+                   *(Receive(2, transfer, other.name) for transfer in range(4)))
     for one in pair:
         result, [got] = one.ask(fetch=(2,))
         assert result.failures == ()
@@ -269,7 +269,7 @@ def test_a_client_that_leaves_while_its_session_is_held_up(
     here, there = open_session(sender), open_session(server)
     here.upload(1, LARGE)
     assert here.failures(there.as_peer()) == []
-    here.submit(*(Send(1, 1, parcel) for parcel in range(8)))
+    here.submit(*(Send(1, 1, transfer) for transfer in range(8)))
     time.sleep(1.0)
     assert sessions_of(sender) == 1
     here.connection.close()
@@ -285,7 +285,7 @@ def test_a_server_is_stopped_while_a_session_waits(
     here, there = open_session(stopped), open_session(server)
     here.upload(1, LARGE)
     assert here.failures(there.as_peer()) == []
-    commands = [Receive(5, 1, "nobody")] if busy == "receiving" else [Send(1, 1, parcel) for parcel in range(8)]
+    commands = [Receive(5, 1, "nobody")] if busy == "receiving" else [Send(1, 1, transfer) for transfer in range(8)]
     here.submit(*commands)
     time.sleep(1.0)
     began = time.monotonic()
@@ -300,89 +300,90 @@ def frame(message: Any, body: bytes = b"") -> bytes:
     return encode_head(1, len(header), len(body)) + header + body
 
 
-def greeting(session: Session, sender: str = "courier") -> bytes:
+def greeting(session: Session, sender: str = "peer") -> bytes:
     return frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, session.welcome.mailbox, sender))
 
 
-def parcel_of(number: int, value: Any = 1) -> bytes:
-    return frame(Parcel(number, Plain(value)))
+def transfer_of(number: int, value: Any = 1) -> bytes:
+    return frame(ValueTransfer(number, Plain(value)))
 
 
 SPAN = TensorHeader("uint8", (64,), (1,))
 BAD = {
     "batch": (frame(Batch(synchronize=True)), "DJ303"),
-    "courier-again": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ303"),
-    "parcel-twice": (parcel_of(1) + parcel_of(1, 2), "DJ303"),
-    "nothing": (frame(Parcel(1)), "DJ303"),
-    "layout-beyond-its-bytes": (frame(Parcel(1, SPAN, Layout((2, 2), (64, 1))), bytes(64)), "DJ303"),
-    "layout-of-all-memory": (frame(Parcel(1, SPAN, Layout((64,), (2**40,), is_packed=True)), bytes(64)), "DJ303"),
-    "body-too-long": (frame(Parcel(1, SPAN), bytes(128)), "DJ303"),
+    "peer-again": (frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, bytes(16), "")), "DJ303"),
+    "transfer-twice": (transfer_of(1) + transfer_of(1, 2), "DJ303"),
+    "nothing": (frame(ValueTransfer(1)), "DJ303"),
+    "layout-beyond-its-bytes": (frame(ValueTransfer(1, SPAN, Layout((2, 2), (64, 1))), bytes(64)), "DJ303"),
+    "layout-of-all-memory": (
+        frame(ValueTransfer(1, SPAN, Layout((64,), (2**40,), is_packed=True)), bytes(64)), "DJ303"),
+    "body-too-long": (frame(ValueTransfer(1, SPAN), bytes(128)), "DJ303"),
     "header-lies": (encode_head(1, 10, 2**33), "closed"),
-    "cut-short": (frame(Parcel(1, SPAN), bytes(64))[:-1], "closed"),
+    "cut-short": (frame(ValueTransfer(1, SPAN), bytes(64))[:-1], "closed"),
     "random": (bytes(range(1, 200)), "DJ303"),
 }
 
 
 @pytest.mark.parametrize(("data", "outcome"), list(BAD.values()), ids=list(BAD))
-def test_a_courier_that_misbehaves_is_refused_and_its_session_told(
+def test_a_peer_that_misbehaves_is_refused_and_its_session_told(
     pair: tuple[Session, Session], server: Any, raw_client: Any, data: bytes, outcome: str
 ) -> None:
     here, _ = pair
-    with raw_client(server.port, greets=False) as courier:
-        courier.send(greeting(here))
-        assert courier.outcome() == "Welcome"
-        courier.send(data)
-        courier.end()
-        assert courier.outcome() == outcome
-        assert courier.outcome() == "closed"
-    result, _ = here.ask(Receive(5, 1, "courier"), Receive(6, 9, "courier"), fetch=(5, 6))
+    with raw_client(server.port, greets=False) as peer:
+        peer.send(greeting(here))
+        assert peer.outcome() == "Welcome"
+        peer.send(data)
+        peer.end()
+        assert peer.outcome() == outcome
+        assert peer.outcome() == "closed"
+    result, _ = here.ask(Receive(5, 1, "peer"), Receive(6, 9, "peer"), fetch=(5, 6))
     first, last = result.items
     assert isinstance(last, Poisoned)
     # What came before the bad frame was good.
-    assert first == Plain(1) if data.startswith(parcel_of(1)) else isinstance(first, Poisoned)
+    assert first == Plain(1) if data.startswith(transfer_of(1)) else isinstance(first, Poisoned)
     assert {failure.kind for failure in result.failures} == {"PeerError"}
     here.lives()
 
 
-def test_the_answer_to_a_courier_tells_nothing_of_the_session(
+def test_the_answer_to_a_peer_tells_nothing_of_the_session(
     pair: tuple[Session, Session], server: Any, raw_client: Any
 ) -> None:
     here, _ = pair
-    with raw_client(server.port, greets=False) as courier:
-        courier.send(greeting(here))
-        answer = courier._frames.read()[1]
+    with raw_client(server.port, greets=False) as peer:
+        peer.send(greeting(here))
+        answer = peer._frames.read()[1]
     assert isinstance(answer, Welcome)
     assert (answer.session, answer.mailbox, answer.held_bytes) == ("", b"", 0)
 
 
-def test_a_courier_needs_no_token_and_its_mailbox_cannot_be_guessed(
+def test_a_peer_needs_no_token_and_its_mailbox_cannot_be_guessed(
     start_server: Any, open_session: OpenSession, raw_client: Any
 ) -> None:
     guarded = start_server(DJINN_TOKEN="correct horse")
     here = open_session(guarded, "correct horse")
-    with raw_client(guarded.port, greets=False) as courier:
-        courier.send(greeting(here) + parcel_of(1))
-        assert courier.outcome() == "Welcome"
-        result, _ = here.ask(Receive(5, 1, "courier"), fetch=(5,))
+    with raw_client(guarded.port, greets=False) as peer:
+        peer.send(greeting(here) + transfer_of(1))
+        assert peer.outcome() == "Welcome"
+        result, _ = here.ask(Receive(5, 1, "peer"), fetch=(5,))
         assert result.items == (Plain(1),)
     wrong = bytes([*here.welcome.mailbox[:15], here.welcome.mailbox[15] ^ 1])
-    with raw_client(guarded.port, greets=False) as courier:
-        courier.send(frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, wrong, "courier")))
-        assert courier.outcome() == "DJ305"
+    with raw_client(guarded.port, greets=False) as peer:
+        peer.send(frame(PeerHello(PROTOCOL_VERSION, sys.byteorder, wrong, "peer")))
+        assert peer.outcome() == "DJ305"
     with pytest.raises(RefusedError):
         connect(guarded.address, ConnectOptions())
     assert here.welcome.mailbox.hex() not in guarded.log.read_text()
 
 
-def test_couriers_end_with_their_session(server: Any, open_session: OpenSession, raw_client: Any) -> None:
+def test_peers_end_with_their_session(server: Any, open_session: OpenSession, raw_client: Any) -> None:
     here = open_session(server)
-    with raw_client(server.port, greets=False) as courier:
-        courier.send(greeting(here))
-        assert courier.outcome() == "Welcome"
+    with raw_client(server.port, greets=False) as peer:
+        peer.send(greeting(here))
+        assert peer.outcome() == "Welcome"
         here.connection.close()
-        assert courier.outcome() in {"closed", "DJ309"}
-        courier.send(parcel_of(1))
-        assert courier.outcome() == "closed"
+        assert peer.outcome() in {"closed", "DJ309"}
+        peer.send(transfer_of(1))
+        assert peer.outcome() == "closed"
 
 
 def test_a_server_that_others_can_reach_connects_to_named_ones_only(
