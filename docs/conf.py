@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 
 _HERE = Path(__file__).parent
 _USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "notebooks/a_shared_server", "api",
-        "configuration", "server", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "several",
+        "configuration", "server", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "async", "several",
         "errors")
 _KNOW = ("compatibility", "conformance", "performance", "reliability", "threats")
 _EXTEND = ("architecture", "glossary", "plugins/index", "autoapi/djinn/index")

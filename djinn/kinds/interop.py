@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from djinn.errors import UnsupportedTensorError
+from djinn.kinds.interceptor import Session
 
 __all__ = ("HostInterop",)
-
-Session: TypeAlias = Any
-"""A `djinn.session.session.Session`, which is built on this contract."""
 
 
 class HostInterop:

@@ -20,6 +20,7 @@ __all__ = ("MAX_TOKEN_CHARACTERS", "Authentication", "NoWorkerError")
 
 MAX_TOKEN_CHARACTERS = 4096
 """Longest token that an authenticator has to examine; the protocol allows no longer ones, either."""
+_MIN_SECRET_CHARACTERS = 8
 _MAX_KEY_CHARACTERS = 1024
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger("djinn.server")
@@ -73,7 +74,7 @@ class Authentication:
             client = self._authenticator.authenticate(token, resumes=resumes)
             self._check(client)
         except DjinnError as error:
-            if not isinstance(error, (RefusedError, TokenEndedError)) or (token and token in str(error)):
+            if not isinstance(error, (RefusedError, TokenEndedError)) or _repeats(error, token):
                 raise self._refused("authenticate", error) from None
             raise
         except Exception as error:  # noqa: BLE001  # whatever a plugin raises, the client is refused
@@ -169,3 +170,8 @@ def _report(method: str, error: Exception) -> None:
         place = place.tb_next
     where = "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
     _log.error("the authenticator failed in %s: %s%s", method, type(error).__name__, where)  # no bug
+
+
+def _repeats(error: DjinnError, token: str) -> bool:
+    """Whether an error's text repeats a token. A short one may be a word of the text by chance, such as "wrong"."""
+    return len(token) >= _MIN_SECRET_CHARACTERS and token in str(error)

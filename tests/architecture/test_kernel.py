@@ -131,3 +131,18 @@ def test_who_imports_whom_follows_the_contracts() -> None:
         [sys.executable, "-c", code, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
         env={"PYTHONPATH": ":".join(map(str, IMPORT_ROOTS)), "PATH": "", "NO_COLOR": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    found: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(name_of(path))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+def test_tests_can_be_read_at_one_sitting_and_their_support_is_in_packages() -> None:
+    modules = sorted((ROOT / "tests").rglob("*.py"))
+    assert [name_of(path) for path in modules if code_lines(path.read_text()) > MAX_MODULE_LINES] == []
+    assert list((ROOT / "tests" / "support").glob("*.py")) == []

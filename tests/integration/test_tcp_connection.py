@@ -52,7 +52,7 @@ def test_a_session(serve: Any, open_connection: Any) -> None:
         channel.send(sequence, Result((header_of(tensors[0]), Plain(7))), tensors)
         seen.append(channel.receive())
 
-    connection = open_connection(serve(script, greets=False), token="secret")
+    connection = open_connection(serve(script, greets=False), token="secret", owner="")
     assert connection.welcome == WELCOME
     sent = connection.bytes_sent
     connection.submit(Batch(fetch=()), ())
@@ -191,11 +191,11 @@ def test_a_server_of_another_version_is_named(open_connection: Any) -> None:
             peer, _ = listening.accept()
             with peer:
                 peer.recv(1000)
-                peer.sendall(HEAD.pack(MAGIC, 9, 0, 1, 0, 0, 0))
+                peer.sendall(HEAD.pack(MAGIC, PROTOCOL_VERSION + 1, 0, 1, 0, 0, 0))
 
         thread = threading.Thread(target=reply)
         thread.start()
-        with pytest.raises(ProtocolVersionError, match="protocol 9"):
+        with pytest.raises(ProtocolVersionError, match=f"protocol {PROTOCOL_VERSION + 1}"):
             open_connection(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
         thread.join(10)
 

@@ -11,8 +11,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.limits import Limits
-from djinn_server.tokens import TokenFile
 from support.processes.warm import run_djinn
 
 import djinn

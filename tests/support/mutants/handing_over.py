@@ -79,6 +79,9 @@ MUTANTS = (
     mutant("freed-before-its-last-use", "session.slices_equal", "djinn_lib_service.program_runs:ProgramRuns.run",
            "known, before =", "self._values.free(run.released); known, before =",
            within="neg add.Tensor"),
+    mutant("awaited-before-its-last-operation", "session.awaited_equal", "djinn_lib_async.face:materialize_async",
+           "partial(djinn.materialize, *values)", "partial(djinn.materialize, *(value + 1 for value in values))",
+           within="asyncio"),
     # Recovery.
     mutant("write-not-made-again", "session.recovery_exact", "djinn_backend_replay.journal:needed_entries",
            "or any(storage_of(inputs[index]) in reads for index in signature.writes)", "", within=_WRITES),

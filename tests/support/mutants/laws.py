@@ -11,6 +11,7 @@ from typing import Any
 from djinn_conformance import (
     modules,
     optimizers,
+    test_session_async,
     test_session_database,
     test_session_machine,
     test_session_operations,
@@ -32,8 +33,11 @@ from support.mutants.planting import DEFAULTS, SERVED
 from djinn.record import devices
 from djinn.session.session import Session
 
-_SUITES = (test_session_database, test_session_machine, test_session_operations, test_session_programs,
-           test_session_recovery, test_session_repeats, test_session_served, test_session_training)
+_SUITES = (
+    test_session_async, test_session_database, test_session_machine, test_session_operations,
+    test_session_programs, test_session_recovery, test_session_repeats, test_session_served,
+    test_session_training,
+)
 
 
 def tests() -> dict[str, Callable[..., None]]:
@@ -79,6 +83,9 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> 
     elif test.__module__ == test_session_recovery.__name__:
         for asks_every in map(int, within):
             given(asks_every=asks_every)
+    elif test.__module__ == test_session_async.__name__:
+        for loop in within:
+            given(loop=loop)
     elif test.__module__ == test_session_repeats.__name__:
         given(group="drawn")
     else:

@@ -82,7 +82,7 @@ MUTANTS = (
     mutant("deep-copy-shares-memory", "session.optimizers_equal", "djinn_interceptor_device.copying:deepcopy",
            "tensor.detach().clone()", "tensor.detach()", within="*/AveragedModel/*"),
     mutant("statistics-written-by-nobody", "session.modules_equal", "djinn_interceptor_device.handlers:batch_norm",
-           "writes = training and mean is not None and variance is not None",
-           "writes, args = False, (*args[:3], *(s if s is None else s.clone() for s in args[3:5]), *args[5:])",
+           "if writes else NotImplemented",
+           "if False else record(session, operator, (*args[:3], mean.clone(), variance.clone(), *args[5:]), kwargs)",
            within="*/nn.BatchNorm1d/train/*/steps/0*"),
 )

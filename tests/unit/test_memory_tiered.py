@@ -2,128 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.memory_pressure import device_bytes, expect_honest
-from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.kinds import MemoryOptions
-from djinn_lib_service.kinds.executor import Executor, SupportsEffectReport
-from djinn_lib_service.operators import operator_named
-from djinn_lib_service.service import SessionService
+from djinn_lib_service.kinds.executor import SupportsEffectReport
 from djinn_memory_tiered.device_memory import COLD_S, DECODE_S
 from djinn_memory_tiered.eviction import EvictionCandidate, in_order
-from djinn_memory_tiered.manager import TieredManager
 from djinn_memory_tiered.roles import Gone, Role
-from djinn_memory_tiered.session import TieredMemory
 from djinn_memory_tiered.storages import ManagedStorage, State
-from djinn_memory_tiered.tiers import HYSTERESIS, PressureLevel, Tiers
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from djinn_memory_tiered.tiers import PressureLevel, Tiers
+from support.memory.room import (
+    ATTEND,
+    GROW,
+    PLUS,
+    RESIZE,
+    ROW_BYTES,
+    ROWS,
+    SIDE,
+    THROUGH_A_VIEW,
+    TWO,
+    WRITE,
+    N,
+    Room,
+    T,
+    open_executor,
+    rows,
+    template,
+)
 
-from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
-from djinn.ir.schema import facts_of
-from djinn.plugins import Plugins, PluginSelection
-from djinn.wire.messages import Batch, Copy, Define, Free, Poisoned, Result, Run, Upload
-from djinn.wire.tensors import header_of
-
-T, N, NONE = TensorArgument(), NumberArgument(), ConstantArgument(None)
-SIDE = 32
-ROW_BYTES = SIDE * 4
-
-
-def template(name: str, *arguments: Any) -> Template:
-    facts = facts_of(operator_named(name))
-    return Template(facts.name, facts.digest, arguments)
-
-
-PLUS = Program((template("aten::add.Tensor", T, T),), (Step(0, (-1, -2), 1),), 2, (0,))
-WRITE = Program((template("aten::mul_.Scalar", T, N),), (Step(0, (-1,), 0),), 1, ())
-ROWS = Program((template("aten::slice.Tensor", T, N, N, N),), (Step(0, (-1,), 1),), 1, (0,))
-GROW = Program((template("aten::cat", ListArgument((T, T))),), (Step(0, (-1, -2), 1),), 2, (0,))
-THROUGH_A_VIEW = Program((template("aten::slice.Tensor", T, N, N, N), template("aten::mul_.Scalar", T, N)),
-                         (Step(0, (-1,), 1), Step(1, (0,), 0)), 1, ())
-RESIZE = Program((template("aten::resize_", T, N), template("aten::fill_.Scalar", T, N)),
-                 (Step(0, (-1,), 0), Step(1, (-1,), 0)), 1, ())
-TWO = Program((template("aten::neg", T), template("aten::abs", T), template("aten::slice.Tensor", T, N, N, N)),
-              (Step(0, (-1,), 1), Step(1, (-1,), 1), Step(2, (0,), 1)), 1, (0, 1, 2))
-ATTEND = Program(
-    (template("aten::cat", ListArgument((T, T))), template("aten::scaled_dot_product_attention", T, T, T)),
-    (Step(0, (-1, -2), 1), Step(1, (-2, 0, 0), 1)), 2, (0, 1))
-PROGRAMS = dict(enumerate((PLUS, WRITE, ROWS, GROW, THROUGH_A_VIEW, RESIZE, TWO, ATTEND), 1))
-DEFINE = [Define(number, program) for number, program in PROGRAMS.items()]
-
-
-def open_executor() -> Executor:
-    return Plugins.load(PluginSelection()).find_executor("cpu").value.open("cpu")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        self.now_s += 1e-3
-        return self.now_s
-
-
-class Room:
-    """Sessions that share a limit."""
-
-    def __init__(self, limit_bytes: int, sessions: int = 1, *, keep_bytes: int = 0, **options: Any) -> None:
-        self.clock = Clock()
-        self.executor = open_executor()
-        self.store = ContentStore(keep_bytes)
-        self.manager = TieredManager(self.executor, MemoryOptions(limit_bytes, **options), self.store, self.clock)
-        self.device = self.manager.device
-        self.services = [SessionService(self.executor, travels=True, manager=self.manager,
-                                        contents=Contents(self.store, "me") if keep_bytes else None)
-                         for _ in range(sessions)]
-        for session in range(sessions):
-            self.do(session, *DEFINE)
-
-    def do(self, session: int, *commands: Any, tensors: Sequence[torch.Tensor] = (), fetch: Sequence[int] = (),
-           ) -> tuple[Result, list[torch.Tensor]]:
-        answer = self.services[session].handle(Batch(list(commands), fetch=tuple(fetch), synchronize=True), tensors)
-        self.expect_exact(str(commands))
-        return answer
-
-    def expect_exact(self, where: str) -> None:
-        """Check all accounts against the storages."""
-        expect_honest(self.manager, self.services, where)
-        held = self.device.accounts
-        assert held.held_bytes == device_bytes(self.services), where
-        assert held.device_bytes == sum(held.device.values()), where
-
-    def upload(self, session: int, handle: int, tensor: torch.Tensor) -> Result:
-        return self.do(session, Upload(handle, header_of(tensor)), tensors=[tensor.clone()])[0]
-
-    def value(self, session: int, handle: int) -> torch.Tensor:
-        result, data = self.do(session, fetch=[handle])
-        assert not result.failures, result
-        return data[0]
-
-    def place(self, session: int, handle: int) -> ManagedStorage:
-        found = self.memory(session).places.at(handle)
-        assert found is not None
-        return found
-
-    def memory(self, session: int) -> TieredMemory:
-        memory = self.services[session].memory
-        assert isinstance(memory, TieredMemory)
-        return memory
-
-
-def rows(count: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(count, SIDE, generator=torch.Generator().manual_seed(seed))
-
+from djinn.ir.program import Program, Step
+from djinn.wire.messages import Define, Free, Poisoned, Run
 
 # Tiers.
 
@@ -425,7 +336,8 @@ def test_a_session_that_ends_leaves_nothing_in_the_books() -> None:
 SHORT_OF_MEMORY = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
-from test_residency import *
+from djinn.wire.messages import Free, Run
+from support.memory.room import *
 torch.set_num_threads(1)
 repeat = Program((template("aten::repeat", T, N),), (Step(0, (-1,), 1),), 1, (0,))
 again = Program((template("aten::repeat", T, N), template("aten::repeat", T, N)),
@@ -453,169 +365,6 @@ print([failure.kind for failure in result.failures], "of weight" in result.failu
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the process's memory")
 @pytest.mark.parametrize("run", ["first", "compiled"])
 def test_where_the_device_has_no_memory_what_is_not_in_use_makes_room_and_the_step_is_made_once_more(run: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, str(Path(__file__).parent), run],
+    done = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, str(Path(__file__).parents[1]), run],
                           capture_output=True, text=True, timeout=100, check=False, cwd=Path(__file__).parents[2])
     assert done.stdout.splitlines() == ["DROPPED []", "[1.0, 1.0]", "['OutOfMemoryError'] True"], done.stderr
-
-
-# Whatever is done.
-
-
-class Pressure(RuleBasedStateMachine):
-    """Sessions under a tiny limit, and the same without one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reference: list[SessionService] = []
-        self.sizes: list[dict[int, int]] = []
-        self.next = 1
-        self.tier = PressureLevel.NORMAL
-
-    @initialize(limit=st.integers(18, 30), has_host=st.booleans(), keeps=st.booleans(), part=st.floats(0.3, 0.9))
-    def begin(self, limit: int, has_host: bool, keeps: bool, part: float) -> None:
-        # Where nothing can be moved, there has to be room for whatever cannot be made again.
-        self.room = Room(limit * ROW_BYTES if has_host else 2**20, 3, keep_bytes=2**20 if keeps else 0,
-                         host_bytes=0 if has_host else 1, warning=part, critical=part + 0.09)
-        self.lines = (0.0, part, part + 0.09)
-        self.reference = [SessionService(self.room.executor) for _ in self.room.services]
-        for service in self.reference:
-            service.handle(Batch(list(DEFINE)), [])
-        self.sizes = [{} for _ in self.room.services]
-        for session in range(3):
-            self.do(session, self.uploaded(session, 3), rows(3, session))
-
-    def uploaded(self, session: int, count: int) -> Upload:
-        self.sizes[session][self.next] = count
-        return Upload(self.fresh(), header_of(rows(count)))
-
-    def fresh(self) -> int:
-        self.next += 1
-        return self.next - 1
-
-    def do(self, session: int, command: Any, *tensors: torch.Tensor) -> None:
-        ours, _ = self.room.do(session, command, tensors=[tensor.clone() for tensor in tensors])
-        theirs, _ = self.reference[session].handle(
-            Batch([command], synchronize=True), [tensor.clone() for tensor in tensors])
-        assert [failure.kind for failure in ours.failures] == [failure.kind for failure in theirs.failures], ours
-
-    def drawn(self, data: Any, most: int = 4) -> tuple[int, int]:
-        session = data.draw(st.integers(0, 2))
-        fitting = sorted(handle for handle, count in self.sizes[session].items() if count <= most)
-        return session, data.draw(st.sampled_from(fitting)) if fitting else 0
-
-    @rule(data=st.data(), count=st.integers(1, 4))
-    def upload(self, data: Any, count: int) -> None:
-        session = data.draw(st.integers(0, 2))
-        self.do(session, self.uploaded(session, count), rows(count, self.next))
-
-    @rule(data=st.data())
-    def plus(self, data: Any) -> None:
-        session, handle = self.drawn(data)
-        if handle:
-            self.sizes[session][self.next] = self.sizes[session][handle]
-            self.do(session, Run(1, (handle, handle), [], (self.fresh(),)))
-
-    @rule(data=st.data(), through_a_view=st.booleans())
-    def write(self, data: Any, through_a_view: bool) -> None:
-        session, handle = self.drawn(data)
-        if handle:
-            self.do(session, Run(5, (handle,), [0, 0, 1, 0.5], ()) if through_a_view else Run(2, (handle,), [0.5], ()))
-
-    @rule(data=st.data())
-    def view(self, data: Any) -> None:
-        session, handle = self.drawn(data)
-        if handle:
-            self.sizes[session][self.next] = 1
-            self.do(session, Run(3, (handle,), [0, 0, 1], (self.fresh(),)))
-
-    @rule(data=st.data())
-    def several(self, data: Any) -> None:
-        session, handle = self.drawn(data, 3)
-        if handle:
-            outputs = (self.fresh(), self.fresh(), self.fresh())
-            self.sizes[session] |= dict(zip(outputs, (*[self.sizes[session][handle]] * 2, 1), strict=True))
-            self.do(session, Run(7, (handle,), [0, 0, 1], outputs))
-
-    @rule(data=st.data())
-    def grow(self, data: Any) -> None:
-        session, handle = self.drawn(data, 3)
-        if handle:
-            self.sizes[session][self.next] = 2 * self.sizes[session][handle]
-            self.do(session, Run(4, (handle, handle), [], (self.fresh(),)))
-
-    @rule(data=st.data())
-    def attend(self, data: Any) -> None:
-        session, handle = self.drawn(data, 2)
-        if handle:
-            outputs = (self.fresh(), self.fresh())
-            count = self.sizes[session][handle]
-            self.sizes[session] |= dict(zip(outputs, (2 * count, count), strict=True))
-            self.do(session, Run(8, (handle, handle), [], outputs))
-
-    @rule(data=st.data())
-    def copy(self, data: Any) -> None:
-        session, handle = self.drawn(data)
-        if handle:
-            self.sizes[session][self.next] = self.sizes[session][handle]
-            self.do(session, Copy(((handle, self.fresh(), 0),)))
-
-    @rule(data=st.data())
-    def resize(self, data: Any) -> None:
-        session, handle = self.drawn(data, 3)
-        if handle:
-            self.sizes[session].pop(handle)
-            self.do(session, Run(6, (handle,), [[3 * SIDE], 2.0], ()))
-            self.do(session, Free((handle,)))
-
-    @rule(data=st.data())
-    def free(self, data: Any) -> None:
-        session, handle = self.drawn(data, 99)
-        if handle:
-            self.sizes[session].pop(handle)
-            self.do(session, Free((handle,)))
-
-    @rule(data=st.data())
-    def evict(self, data: Any) -> None:
-        session, handle = self.drawn(data, 99)
-        if handle:
-            self.room.device.evict(self.room.place(session, handle))
-
-    @rule(seconds=st.sampled_from((0.5 * COLD_S, 2 * COLD_S, 2 * DECODE_S)))
-    def wait(self, seconds: float) -> None:
-        self.room.clock.now_s += seconds
-
-    @rule(data=st.data())
-    def read(self, data: Any) -> None:
-        session, handle = self.drawn(data, 99)
-        if handle:
-            self.compare(session, handle)
-
-    def compare(self, session: int, handle: int) -> None:
-        wanted = self.reference[session].handle(Batch(fetch=(handle,)), [])[1][0]
-        got = self.room.value(session, handle)
-        assert got.stride() == wanted.stride()
-        assert torch.equal(got.view(torch.int32), wanted.view(torch.int32)), f"value {handle} of session {session}"
-
-    @precondition(lambda self: self.reference)
-    @invariant()
-    def books_are_right(self) -> None:
-        self.room.expect_exact("in the end")
-        accounts, limit = self.room.device.accounts, self.room.device.limit_bytes
-        assert accounts.held_bytes <= limit
-        moved = {place for session in range(3) for place in self.room.memory(session).places.entries
-                 if place.state is State.MOVED}
-        assert accounts.host_bytes == sum(place.size_bytes for place in moved)
-        part, tier = accounts.held_bytes / limit, self.room.device.tier
-        if tier is not PressureLevel.NORMAL and self.tier >= tier:
-            assert part >= self.lines[tier] - HYSTERESIS or self.tier is tier
-        self.tier = tier
-
-    def teardown(self) -> None:
-        for session, sizes in enumerate(self.sizes):
-            for handle in sizes:
-                self.compare(session, handle)
-
-
-class TestPressure(Pressure.TestCase):  # type: ignore[name-defined,misc]  # Hypothesis makes the class when asked
-    settings = settings(max_examples=200 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 25,
-                        stateful_step_count=40, deadline=None, derandomize=True)
