@@ -168,7 +168,7 @@ class InProcessServer:
     def _carry(self, address: str, peer: PeerHello) -> PeerConnection:
         if not isinstance(self._transport, SupportsPeers):
             raise ProtocolError(f"{self._transport.name} carries nothing to {address}.")
-        return self._transport.carry(address, peer, ConnectOptions())
+        return self._transport.connect_peer(address, peer, ConnectOptions())
 
     def _answer_all(self, channel: Channel, service: SessionService) -> None:
         while (received := channel.receive()) is not None:

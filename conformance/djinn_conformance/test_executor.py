@@ -8,9 +8,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.capabilities import SupportsSpeculation, SupportsStop
 from djinn_lib_service.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
-from djinn_lib_service.kinds.executor import Report, SupportsEffectReport, SupportsOffload
+from djinn_lib_service.kinds.executor import (
+    Report,
+    SupportsEffectReport,
+    SupportsOffload,
+    SupportsSpeculation,
+    SupportsStop,
+)
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -222,13 +227,13 @@ class _Interrupted:
         storages = {value.untyped_storage()._cdata: value.untyped_storage()
                     for value in inputs if isinstance(value, torch.Tensor)}
         for storage in storages.values():
-            if self._executor.can_vacate(storage):
+            if self._executor.can_offload(storage):
                 size_bytes, data = storage.nbytes(), self._executor.copy_out(storage)
                 expect_equal(data.numel(), size_bytes, "bytes copied out", self._where)
-                self._executor.vacate(storage)
-                expect_equal(storage.nbytes(), 0, "bytes of a vacated storage", self._where)
-                self._executor.furnish(storage, data)
-                expect_equal(storage.nbytes(), size_bytes, "bytes of a storage that was furnished again", self._where)
+                self._executor.offload(storage)
+                expect_equal(storage.nbytes(), 0, "bytes of a offloaded storage", self._where)
+                self._executor.restore(storage, data)
+                expect_equal(storage.nbytes(), size_bytes, "bytes of a storage that was restored again", self._where)
         return self._compiled.run(inputs, numbers, random, report)
 
 

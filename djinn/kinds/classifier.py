@@ -62,14 +62,14 @@ class Classifier(Protocol):
 class SupportsPhase(Classifier, Protocol):
     """Optional methods of a `Classifier` that let servers learn which work is urgent."""
 
-    def tells_phase(self, operator: torch._ops.OpOverload) -> bool:
+    def reveals_phase(self, operator: torch._ops.OpOverload) -> bool:
         """Whether the sizes of an operator's operands may reveal the execution phase. Called once per session."""
 
-    def phase_told(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
+    def phase_of(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
         """Return the execution phase of such an operator; ``UNKNOWN`` if not revealed. Called once per metadata.
 
         Args:
-            operator: An operator for which `tells_phase` returned true.
+            operator: An operator for which `reveals_phase` returned true.
             sizes: Sizes of its tensors, in order.
         """
 

@@ -42,7 +42,7 @@ class Binding:
         erases_floats: Whether the value of a real number never affects metadata.
         is_random: Whether it draws random numbers.
         crosses_devices: Whether its operands may be on different logical devices.
-        phase_told: Derives the execution phase from the sizes of its operands, if the operator can reveal it.
+        phase_of: Derives the execution phase from the sizes of its operands, if the operator can reveal it.
     """
 
     operator: torch._ops.OpOverload
@@ -52,7 +52,7 @@ class Binding:
     erases_floats: bool
     is_random: bool
     crosses_devices: bool = False
-    phase_told: Callable[[Sequence[torch.Size]], ExecutionPhase] | None = None
+    phase_of: Callable[[Sequence[torch.Size]], ExecutionPhase] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -185,7 +185,7 @@ class Planner:
         writes = tuple(position for name in facts.argument_names if name in facts.written
                        for position in ranges.get(name, range(0)))
         read = tuple(tensor._value.spec for tensor in tensors)
-        phase = None if binding.phase_told is None else binding.phase_told([spec.size for spec in read])
+        phase = None if binding.phase_of is None else binding.phase_of([spec.size for spec in read])
         signature = Signature(template, self._number(template), specs, tuple(aliases), writes, binding.is_random,
                               read, phase)
         is_single = (not asks and not template.default_dtype and facts.returns == (ReturnKind.TENSOR,)

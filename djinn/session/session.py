@@ -368,14 +368,14 @@ class Session:
             special=self._special(operator, operation_class),
             erases_floats=not self._shapes.depends_on_numbers(operator),
             is_random=self.classifier.is_random(operator),
-            phase_told=self._phase_told(operator),
+            phase_of=self._phase_told(operator),
         )
 
     def _phase_told(self, operator: Any) -> Callable[[Sequence[torch.Size]], ExecutionPhase] | None:
         classifier = self.classifier
-        if not isinstance(classifier, SupportsPhase) or not classifier.tells_phase(operator):
+        if not isinstance(classifier, SupportsPhase) or not classifier.reveals_phase(operator):
             return None
-        return lambda sizes: classifier.phase_told(operator, sizes)
+        return lambda sizes: classifier.phase_of(operator, sizes)
 
     def _special(self, operator: Any, operation_class: OperationClass) -> Callable[..., Any] | None:
         if operator in dispatcher.operators:

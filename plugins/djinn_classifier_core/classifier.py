@@ -58,12 +58,12 @@ class CoreClassifier:
         """Whether the composite is recorded as it is."""
         return facts_of(operator).name in _WHOLE
 
-    def tells_phase(self, operator: torch._ops.OpOverload) -> bool:
+    def reveals_phase(self, operator: torch._ops.OpOverload) -> bool:
         """Whether it is attention, or the part of one that has a row for each position."""
         name = facts_of(operator).name
         return name in _SOFTMAX or "scaled_dot_product" in name
 
-    def phase_told(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
+    def phase_of(self, operator: torch._ops.OpOverload, sizes: Sequence[Sequence[int]]) -> ExecutionPhase:
         """Determine whether a language model is decoding: a few positions attend to more than themselves."""
         if not sizes or len(sizes[0]) != _ATTENTION_RANK:
             return ExecutionPhase.UNKNOWN

@@ -17,7 +17,7 @@ class CpuExecutor(TorchExecutor):
         super().__init__(torch.device("cpu"))
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself; see `djinn_lib_service.capabilities.SupportsSharing`."""
+        """Return the tensor itself; see `djinn_lib_service.kinds.executor.SupportsSharing`."""
         return tensor
 
 

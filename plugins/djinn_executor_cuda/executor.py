@@ -21,11 +21,11 @@ class CudaExecutor(TorchExecutor):
     name = "cuda"
 
     def settle(self) -> None:
-        """Wait until the device has finished its work; see `djinn_lib_service.capabilities.SupportsSettling`."""
+        """Wait until the device has finished its work; see `djinn_lib_service.kinds.executor.SupportsSettling`."""
         torch.cuda.synchronize(self._device)
 
     def loss(self) -> str:
-        """Return the reason if the device is lost; see `djinn_lib_service.capabilities.SupportsDeviceLoss`.
+        """Return the reason if the device is lost; see `djinn_lib_service.kinds.executor.SupportsDeviceLoss`.
 
         An assertion that fails in a kernel, for example for an index out of range, ends a process's use of CUDA: after
         that, every call of the runtime fails. Querying a stream is the cheapest of these calls.

@@ -239,7 +239,7 @@ class OverlappingCudaExecutor(CudaExecutor):
         return self._shelf.stats()
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
-        """Resolve every operator, and check calls; see `djinn_lib_service.capabilities.SupportsCheckedCompile`."""
+        """Resolve every operator, and check calls; see `djinn_lib_service.kinds.executor.SupportsCheckedCompile`."""
         return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf,
                                relieve=self.relieve)
 
@@ -276,11 +276,11 @@ class OverlappingCudaExecutor(CudaExecutor):
             return made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SupportsSharing`."""
+        """Move a CPU tensor without another owner there; see `djinn_lib_service.kinds.executor.SupportsSharing`."""
         return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SupportsSharing`."""
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.kinds.executor.SupportsSharing`."""
         return self.get(value)
 
     def close(self) -> None:

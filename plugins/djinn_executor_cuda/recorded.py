@@ -80,7 +80,7 @@ class RecordedProgram(TorchProgram):
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or in part (`djinn_lib_service.capabilities.SupportsStop`). A recording is played whole."""
+        """Run once, or in part (`djinn_lib_service.kinds.executor.SupportsStop`). A recording is played whole."""
         if not self._is_watched or not self._shelf.recorder.is_usable:
             if self._changes_metadata:
                 self._shelf.metadata_changes += 1
@@ -103,7 +103,7 @@ class RecordedProgram(TorchProgram):
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once without some steps, recording nothing; see `djinn_lib_service.capabilities.SupportsSkippedSteps`."""
+        """Run once without some steps; see `djinn_lib_service.kinds.executor.SupportsSkippedSteps`."""
         if refused and self._changes_metadata:
             self._shelf.metadata_changes += 1
         return super().run_without(inputs, numbers, random, report, refused, stop)

@@ -11,13 +11,14 @@ import torch
 from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Run, RunDelta
-from djinn_lib_service.capabilities import SupportsSkippedSteps, SupportsSpeculation, Turns
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kinds import RandomState, SessionMemory
+from djinn_lib_service.kinds.executor import SupportsSkippedSteps, SupportsSpeculation
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.turns import Turns
 from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
 __all__ = ("ProgramRuns",)

@@ -10,12 +10,19 @@ import attrs
 from djinn.errors import UnknownOperatorError
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Define, Poisoned
-from djinn_lib_service.capabilities import Allowance, SupportsCheckedCompile, SupportsStop
-from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState, Report
+from djinn_lib_service.kinds.executor import (
+    CompiledProgram,
+    Executor,
+    RandomState,
+    Report,
+    SupportsCheckedCompile,
+    SupportsStop,
+)
 from djinn_lib_service.kinds.guard import CheckedProgram, ProgramChecker
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.program_check import check_program
 from djinn_lib_service.reports import Failures
+from djinn_lib_service.turns import Allowance
 
 __all__ = ("DefinedProgram", "DefinedPrograms")
 

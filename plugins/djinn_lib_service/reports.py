@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Result, Run, RunDelta, Send, Timing, Upload
-from djinn_lib_service.capabilities import SupportsSettling
 from djinn_lib_service.failures import name_of, text_of
-from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.executor import Executor, SupportsSettling
 
 MAX_FAILURES = 1000
 """Most failures remembered between two answers; later ones are merged into the last."""

@@ -26,7 +26,6 @@ from djinn.wire.messages import (
     Upload,
     UploadByDigest,
 )
-from djinn_lib_service.capabilities import Allowance, Turns
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kinds import Executor, MemoryManager, ProgramChecker, SessionMemory
@@ -37,6 +36,7 @@ from djinn_lib_service.program_table import DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime, Timings
 from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.turns import Allowance, Turns
 
 __all__ = ("SessionService",)
 

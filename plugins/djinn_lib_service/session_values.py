@@ -12,11 +12,12 @@ from djinn.errors import LimitError, OutOfMemoryError, ProtocolError, UnknownHan
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Upload, UploadByDigest
 from djinn.wire.tensors import header_of
-from djinn_lib_service.capabilities import Allowance, SupportsSharing
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
+from djinn_lib_service.kinds.executor import SupportsSharing
 from djinn_lib_service.reports import Failures
 from djinn_lib_service.tensor_bytes import copy_of, describe, placed_in
+from djinn_lib_service.turns import Allowance
 
 __all__ = ("SessionValues",)
 

@@ -49,14 +49,14 @@ class TorchExecutor:
         return self.compile_checked(program, {})
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
-        """Resolve every operator, and check calls; see `djinn_lib_service.capabilities.SupportsCheckedCompile`."""
+        """Resolve every operator, and check calls; see `djinn_lib_service.kinds.executor.SupportsCheckedCompile`."""
         return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
 
     def relieve(self) -> bool:
         """Ask the callback to free memory; see `djinn_lib_service.kinds.executor.SupportsOutOfMemoryRetry`."""
         return self.relief is not None and self.relief()
 
-    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
+    def can_offload(self, storage: torch.UntypedStorage) -> bool:
         """Whether the memory of a storage can be freed; see `djinn_lib_service.kinds.executor.SupportsOffload`."""
         return storage.device == self._device and bool(storage.resizable())
 
@@ -65,12 +65,12 @@ class TorchExecutor:
         with self._lock:
             return self.get(whole_of(storage))
 
-    def vacate(self, storage: torch.UntypedStorage) -> None:
+    def offload(self, storage: torch.UntypedStorage) -> None:
         """Free the memory of a storage; see `djinn_lib_service.kinds.executor.SupportsOffload`."""
         with self._lock:
             storage.resize_(0)
 
-    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+    def restore(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
         """Allocate memory for a storage again and fill it; see `djinn_lib_service.kinds.executor.SupportsOffload`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             storage.resize_(data.numel())
@@ -88,11 +88,11 @@ class TorchExecutor:
             return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move an exclusively owned CPU tensor to the device; see `djinn_lib_service.capabilities.SupportsSharing`."""
+        """Move a CPU tensor without another owner there; see `djinn_lib_service.kinds.executor.SupportsSharing`."""
         return self.put(tensor)
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor for immediate reading; see `djinn_lib_service.capabilities.SupportsSharing`."""
+        """Return a CPU tensor for immediate reading; see `djinn_lib_service.kinds.executor.SupportsSharing`."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
@@ -142,14 +142,14 @@ class TorchProgram:
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,
     ) -> list[Any]:
-        """Run once, or a part of it; see `djinn_lib_service.capabilities.SupportsStop`."""
+        """Run once, or a part of it; see `djinn_lib_service.kinds.executor.SupportsStop`."""
         return self.run_without(inputs, numbers, random, report, {}, stop)
 
     def run_without(
         self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
         refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
     ) -> list[Any]:
-        """Run once without some steps; see `djinn_lib_service.capabilities.SupportsSkippedSteps`."""
+        """Run once without some steps; see `djinn_lib_service.kinds.executor.SupportsSkippedSteps`."""
         if len(numbers) != self._numbers:
             raise ProtocolError(f"The program takes {self._numbers} numbers, the run brings {len(numbers)}.")
         # This call sets the thread count of this thread as PyTorch's own loops do; otherwise MKL's FFT uses its own

@@ -42,7 +42,7 @@ def interpret(
         results: Results of the steps before ``start`` that are still needed.
         refused: By position: steps that are not executed, and the errors they raise instead.
         relieve: Called to free memory when there is none; if it succeeds, the step is retried once.
-        stop: See `djinn_lib_service.capabilities.SupportsStop`.
+        stop: See `djinn_lib_service.kinds.executor.SupportsStop`.
     """
     known = {} if results is None else results
     last_use = last_uses(program)

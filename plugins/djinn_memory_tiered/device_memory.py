@@ -255,7 +255,7 @@ class DeviceMemory:
         since = self.clock() - DECODE_S
         return [EvictionCandidate(place, number, tenant.decoded_at > since)
                 for tenant, number in self._tenants.items() for place in tenant.places.entries
-                if place.state is State.HERE and place not in kept and self._memory.can_vacate(place.storage)]
+                if place.state is State.HERE and place not in kept and self._memory.can_offload(place.storage)]
 
     def _evict(self, candidate: EvictionCandidate) -> bool:
         """Evict a storage, if possible."""
@@ -289,7 +289,7 @@ class DeviceMemory:
             place.recipe.hold()
             for read, _ in place.recipe.read:
                 read.dependents.add(place)
-        memory.vacate(place.storage)
+        memory.offload(place.storage)
         place.state = way
         accounts.went(place.role, place.size_bytes)
         accounts.evicted[Gone.ACTIVE_KV_CACHE if candidate.is_active_cache else Gone(place.role.value)] += 1
@@ -313,7 +313,7 @@ class DeviceMemory:
         memory, data = self._memory, place.host
         assert memory is not None
         assert data is not None
-        self.with_relief(lambda: memory.furnish(place.storage, data))
+        self.with_relief(lambda: memory.restore(place.storage, data))
         if place.state is State.MOVED:
             self.accounts.host_bytes -= place.size_bytes
             place.host = None
@@ -358,7 +358,7 @@ class DeviceMemory:
 
     def _refill(self, tenant: MemoryClient, place: ManagedStorage, recipe: Recipe, output: torch.Tensor) -> None:
         assert self._memory is not None
-        self._memory.furnish(place.storage, whole_of(output.untyped_storage()))
+        self._memory.restore(place.storage, whole_of(output.untyped_storage()))
         self._is_back(place)
         tenant.places.unhold(place, recipe)
 

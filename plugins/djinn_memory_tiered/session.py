@@ -8,10 +8,9 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.capabilities import SupportsSpeculation
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds import CompiledProgram, Execute, KeptUploads, Put, RandomState, RunsAhead, SessionMemory
-from djinn_lib_service.kinds.executor import Effects, SupportsEffectReport
+from djinn_lib_service.kinds.executor import Effects, SupportsEffectReport, SupportsSpeculation
 from djinn_lib_service.kinds.guard import SupportsSizing
 from djinn_lib_service.program_table import DefinedProgram
 from djinn_lib_service.tensor_bytes import bytes_of

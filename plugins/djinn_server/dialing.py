@@ -131,7 +131,7 @@ class Exchange:
         if not isinstance(transport, SupportsPeerRelay) or not isinstance(transport, SupportsPeers):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, whose connections cannot be handed "
                             "over.", hint="Bring the value home and upload it there.")
-        carrier = transport.carry(self._rules.permit(address), peer,
+        carrier = transport.connect_peer(self._rules.permit(address), peer,
                                   ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S))
         if isinstance(carrier, MovablePeerConnection):
             return carrier.detach()

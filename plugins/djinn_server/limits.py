@@ -108,7 +108,7 @@ class Allowances:
 
 
 class SessionAllowance:
-    """One session's part of a tenant's allowance; see `djinn_lib_service.capabilities.Allowance`.
+    """One session's part of a tenant's allowance; see `djinn_lib_service.turns.Allowance`.
 
     Concurrency:
         The session's thread.
@@ -138,7 +138,7 @@ class SessionAllowance:
                              hint=f"A client has to forget programs that it does not use any more. {_ASK}")
 
     def admit_program(self, program: Program) -> None:
-        """Admit a program; see `djinn_lib_service.capabilities.Allowance.admit_program`."""
+        """Admit a program; see `djinn_lib_service.turns.Allowance.admit_program`."""
         limit, nodes = self._allowances.limits.nodes, len(program.steps)
         if limit and nodes > limit:
             self._allowances.reject("nodes")
@@ -146,7 +146,7 @@ class SessionAllowance:
                              hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}")
 
     def admit_values(self, held: int, more: int) -> None:
-        """Admit new values; see `djinn_lib_service.capabilities.Allowance.admit_values`."""
+        """Admit new values; see `djinn_lib_service.turns.Allowance.admit_values`."""
         self._allowances.change_handles(self._handles, held + more, checks=True)
         self._handles = held + more
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from djinn_lib_service.capabilities import SupportsDeviceLoss
-from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.executor import Executor, SupportsDeviceLoss
 
 from djinn.errors import DeviceLostError, DjinnError
 

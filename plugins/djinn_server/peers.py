@@ -137,11 +137,11 @@ class PeerConnector:
         transport = self._transport_for(address.partition("://")[0])
         options = ConnectOptions(connect_timeout_s=CONNECT_TIMEOUT_S, is_gone=is_gone)
         if self._dial is not None and isinstance(transport, SupportsPeerRelay):
-            return transport.carry_on(*self._dial(address, peer), address, options)
+            return transport.adopt_peer(*self._dial(address, peer), address, options)
         if not isinstance(transport, SupportsPeers):
             raise PeerError(f"{address} is reached by transport {transport.name!r}, which carries no values between "
                             "servers.", hint="Bring the value home and upload it there.")
-        return transport.carry(self._rules.permit(address), peer, options)
+        return transport.connect_peer(self._rules.permit(address), peer, options)
 
 
 def _refused(address: str, host: str) -> PeerError:

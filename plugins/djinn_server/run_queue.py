@@ -263,7 +263,7 @@ class RunQueue:
 
 
 class SessionSlot:
-    """One session's place in the line; see `djinn_lib_service.capabilities.Turns`.
+    """One session's place in the line; see `djinn_lib_service.turns.Turns`.
 
     Attributes:
         stop: Holds the reason once the session's current work has been cancelled; empty until then.
@@ -337,7 +337,7 @@ class SessionSlot:
                     line.rest()
 
     def begin(self) -> None:
-        """Wait until a program may run; see `djinn_lib_service.capabilities.Turns.begin`."""
+        """Wait until a program may run; see `djinn_lib_service.turns.Turns.begin`."""
         line = self._line
         self.asked_s = time.monotonic()
         if self._excess and self.left <= self._excess:
@@ -355,7 +355,7 @@ class SessionSlot:
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
 
     def end(self) -> None:
-        """Record that the program has finished; see `djinn_lib_service.capabilities.Turns.end`."""
+        """Record that the program has finished; see `djinn_lib_service.turns.Turns.end`."""
         line = self._line
         if line.is_recalled:
             line.settle()

@@ -333,10 +333,10 @@ class Server:
             self._welcomed(thread, steady)
             _log.info("%s: session %s begins", channel.peer, session)
 
-            def carry(address: str, peer: PeerHello) -> PeerConnection:
+            def connect_peer(address: str, peer: PeerHello) -> PeerConnection:
                 return self._peers.open(address, peer, steady.is_gone)
 
-            post = PeerExchange(session, mailbox, carry, steady.is_gone)
+            post = PeerExchange(session, mailbox, connect_peer, steady.is_gone)
             place = self._line.open()
             place.stop, steady.stopped = steady.stop, place.give_up
             key_digest = digest_of(key)

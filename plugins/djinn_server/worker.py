@@ -18,8 +18,7 @@ from functools import partial
 
 import attrs
 from djinn_lib_server.limits import Limits
-from djinn_lib_service.capabilities import SupportsSettling
-from djinn_lib_service.kinds.executor import Executor
+from djinn_lib_service.kinds.executor import Executor, SupportsSettling
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import Channel, Listener, ListenOptions, SupportsAdoption
 from djinn_lib_service.listening import listen

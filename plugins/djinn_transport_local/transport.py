@@ -71,7 +71,7 @@ class LocalTransport:
                                      hint="Enable an executor plugin, or connect to a server.")
         return LocalConnection(address or "local://", options.open_executor())
 
-    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+    def connect_peer(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect to another session of this process, at ``local://``, with or without its mailbox in hexadecimal.
 
         Raises:
@@ -189,7 +189,7 @@ class LocalConnection:
         return self._closed
 
     def _carry(self, address: str, peer: PeerHello) -> PeerConnection:
-        return LocalTransport().carry(address, peer, ConnectOptions(is_gone=self._is_gone))
+        return LocalTransport().connect_peer(address, peer, ConnectOptions(is_gone=self._is_gone))
 
     def _carry_out(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> Future[_Answer]:
         if self._closed:

@@ -14,13 +14,13 @@ from djinn_transport_tcp.connection import SocketConnection
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream, views_of
 
-__all__ = ("SocketCarrier", "carry", "carry_on")
+__all__ = ("SocketCarrier", "adopt_peer", "connect_peer")
 
 
-def carry(
+def connect_peer(
     address: str, peer: PeerHello, options: ConnectOptions, opened: Callable[[str, ConnectOptions], FrameStream]
 ) -> SocketCarrier:
-    """Connect to another server and greet it; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
+    """Connect to another server and greet it; see `djinn_lib_service.kinds.transport.SupportsPeers.connect_peer`."""
     deadline = time.monotonic() + options.connect_timeout_s
     carrier = SocketCarrier(address, opened(address, options))
     carrier.introduce(peer, deadline)
@@ -28,8 +28,8 @@ def carry(
     return carrier
 
 
-def carry_on(descriptor: int, received: bytes, address: str, options: ConnectOptions) -> SocketCarrier:
-    """Send on another process's connection; see `djinn_lib_service.kinds.transport.SupportsPeerRelay.carry_on`."""
+def adopt_peer(descriptor: int, received: bytes, address: str, options: ConnectOptions) -> SocketCarrier:
+    """Send on another process's connection; see `djinn_lib_service.kinds.transport.SupportsPeerRelay.adopt_peer`."""
     carrier = SocketCarrier(address, FrameStream(ByteStream(socket.socket(fileno=descriptor), received=received)))
     carrier.wait_while_wanted(options.is_gone)
     return carrier

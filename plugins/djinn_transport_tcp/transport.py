@@ -34,18 +34,18 @@ class TcpTransport:
 
         return reusing(_with_retries(connect, address, options))
 
-    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a peer; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
+    def connect_peer(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect and greet as a peer; see `djinn_lib_service.kinds.transport.SupportsPeers.connect_peer`."""
         from djinn_transport_tcp.client import open_tcp
-        from djinn_transport_tcp.peer import carry
+        from djinn_transport_tcp.peer import connect_peer
 
-        return carry(address, peer, options, open_tcp)
+        return connect_peer(address, peer, options, open_tcp)
 
-    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
-        """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
-        from djinn_transport_tcp.peer import carry_on
+    def adopt_peer(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
+        """Take over a connection for sending; see `SupportsPeerRelay.adopt_peer`."""
+        from djinn_transport_tcp.peer import adopt_peer
 
-        return carry_on(descriptor, received, address, options)
+        return adopt_peer(descriptor, received, address, options)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on an address; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""
@@ -108,18 +108,18 @@ class UnixTransport:
         settings = Settings(options.settings(ResumeSettings), UploadSettings(owner=""))
         return _with_retries(connect_unix, address, attrs.evolve(options, settings=settings))
 
-    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
-        """Connect and greet as a peer; see `djinn_lib_service.kinds.transport.SupportsPeers.carry`."""
+    def connect_peer(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+        """Connect and greet as a peer; see `djinn_lib_service.kinds.transport.SupportsPeers.connect_peer`."""
         from djinn_transport_tcp.client import open_unix
-        from djinn_transport_tcp.peer import carry
+        from djinn_transport_tcp.peer import connect_peer
 
-        return carry(address, peer, options, open_unix)
+        return connect_peer(address, peer, options, open_unix)
 
-    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
-        """Take over a connection for sending; see `PeerRelayingTransport.carry_on`."""
-        from djinn_transport_tcp.peer import carry_on
+    def adopt_peer(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
+        """Take over a connection for sending; see `SupportsPeerRelay.adopt_peer`."""
+        from djinn_transport_tcp.peer import adopt_peer
 
-        return carry_on(descriptor, received, address, options)
+        return adopt_peer(descriptor, received, address, options)
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         """Listen on a path; see `djinn_lib_service.kinds.transport.ListeningTransport.listen`."""

@@ -320,3 +320,16 @@ def test_every_command_and_option_is_described() -> None:
         missing += [f"{name} {option}" for option in options if f"`{option}`" not in section]
     assert not missing
     assert "`djinn --version`" in text
+
+
+@pytest.mark.parametrize("path", sorted([*(ROOT / "djinn/kinds").glob("*.py"),
+                                         *(ROOT / "plugins/djinn_lib_service/kinds").glob("*.py")]), ids=str)
+def test_optional_abilities_are_in_the_page_of_their_kind(path: Path) -> None:
+    abilities = [node for node in ast.parse(path.read_text()).body
+                 if isinstance(node, ast.ClassDef) and node.name.startswith("Supports")]
+    for ability in abilities:
+        page = (ROOT / "docs/plugins" / f"{path.stem}.md").read_text()
+        row = next((line for line in page.splitlines() if line.startswith(f"| `{ability.name}` |")), "")
+        for member in ability.body:
+            name = member.target.id if isinstance(member, ast.AnnAssign) else getattr(member, "name", "")
+            assert re.search(rf"`{name}\b", row), f"{path.stem}.md does not describe {ability.name}.{name}"

@@ -92,6 +92,6 @@ def test_reading_and_writing_are_told_by_the_sizes_of_attention(
 ])
 def test_what_sizes_tell(operator: Any, sizes: list[tuple[int, ...]], phase: ExecutionPhase) -> None:
     classifier = CoreClassifier()
-    assert classifier.tells_phase(operator)
-    assert classifier.phase_told(operator, sizes) is phase
-    assert not classifier.tells_phase(torch.ops.aten.add.Tensor)
+    assert classifier.reveals_phase(operator)
+    assert classifier.phase_of(operator, sizes) is phase
+    assert not classifier.reveals_phase(torch.ops.aten.add.Tensor)

@@ -10,6 +10,7 @@ import torch
 
 from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
+from djinn_lib_service.kinds.guard import CallCheck
 
 Report: TypeAlias = Callable[[int, BaseException], Poisoned]
 """Reports that a step (by position) raised, and returns the poison that stands for its results."""
@@ -33,7 +34,7 @@ class RandomState(Protocol):
 class CompiledProgram(Protocol):
     """A program ready to run.
 
-    A program that may run before the client requests it is also a `djinn_lib_service.capabilities.SupportsSpeculation`.
+    A program that may run ahead of requests is also a `djinn_lib_service.kinds.executor.SupportsSpeculation`.
     """
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
@@ -141,31 +142,31 @@ class SupportsEffectReport(CompiledProgram, Protocol):
 class SupportsOffload(Protocol):
     """Optional methods of an `Executor` that give back the memory of values while the values stay valid.
 
-    A vacated storage has no bytes. Tensors in it keep their sizes, strides and offsets, and are not read or written
-    until the storage is furnished again.
+    A offloaded storage has no bytes. Tensors in it keep their sizes, strides and offsets, and are not read or written
+    until the storage is restored again.
 
     Laws:
         executor.vacates_exactly
     """
 
-    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
+    def can_offload(self, storage: torch.UntypedStorage) -> bool:
         """Whether the memory of a storage can be given back."""
 
     def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Copy the bytes of a storage to new host memory, ``u8[N]``."""
 
-    def vacate(self, storage: torch.UntypedStorage) -> None:
+    def offload(self, storage: torch.UntypedStorage) -> None:
         """Release the memory of a storage."""
 
-    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
-        """Allocate memory for a vacated storage, and fill it with these bytes.
+    def restore(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+        """Allocate memory for a offloaded storage, and fill it with these bytes.
 
         Args:
             storage: The storage.
             data: ``u8[N]``, on the host or on the device.
 
         Raises:
-            Exception: There is no memory; the storage stays vacated.
+            Exception: There is no memory; the storage stays offloaded.
         """
 
 
@@ -197,4 +198,118 @@ class ExecutorFactory(Protocol):
 
         Laws:
             executor.devices_real
+        """
+
+
+@runtime_checkable
+class SupportsSharing(Protocol):
+    """Optional methods of an `Executor` that avoid copies where memory can be shared."""
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Put a CPU tensor on the device.
+
+        Ownership:
+            The caller gives up the argument: the executor may use it as the value.
+        """
+
+    def lend(self, value: torch.Tensor) -> torch.Tensor:
+        """Return a dense CPU tensor with the content of a value.
+
+        Ownership:
+            The caller only reads the result, and only until the session's next batch: it may share the value's memory.
+        """
+
+
+@runtime_checkable
+class SupportsSpeculation(CompiledProgram, Protocol):
+    """Optional method of a `CompiledProgram` that may run before the client requests it."""
+
+    def is_pure(self, numbers: Sequence[Any]) -> bool:
+        """Whether a run with these numbers has no effect except its results.
+
+        Laws:
+            executor.purity_true
+        """
+
+
+@runtime_checkable
+class SupportsCheckedCompile(Protocol):
+    """Optional method of an `Executor` that checks calls before it makes them."""
+
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> CompiledProgram:
+        """Prepare a checked program, as `Executor.compile` does.
+
+        Args:
+            program: The program.
+            checks: By template: called with the arguments of each call immediately before the call. If a check raises,
+                the step fails.
+        """
+
+
+@runtime_checkable
+class SupportsSettling(Protocol):
+    """Optional method of an `Executor` that waits for the device."""
+
+    def settle(self) -> None:
+        """Wait until the device has finished all work submitted so far.
+
+        Concurrency:
+            Any thread.
+        """
+
+
+@runtime_checkable
+class SupportsDeviceLoss(Protocol):
+    """Optional method of an `Executor` whose process can lose the device."""
+
+    def loss(self) -> str:
+        """Say why the device is no longer usable in this process; empty if it is usable.
+
+        Concurrency:
+            Any thread. The server calls it after each batch, so it must not block.
+        """
+
+
+@runtime_checkable
+class SupportsSkippedSteps(CompiledProgram, Protocol):
+    """Optional method of a `CompiledProgram` that can run without some of its steps."""
+
+    def run_without(
+        self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report,
+        refused: Mapping[int, Exception], stop: Sequence[BaseException] = (),
+    ) -> list[Any]:
+        """Run once as `CompiledProgram.run` does, but treat some steps as if they had raised.
+
+        Args:
+            inputs: As for `CompiledProgram.run`, like the next three arguments.
+            numbers: The lifted numbers.
+            random: The session's random numbers.
+            report: Called for a step that raises.
+            refused: By position: the steps to leave out, and the exception that each raises instead.
+            stop: See `SupportsStop`.
+        """
+
+
+@runtime_checkable
+class SupportsStop(CompiledProgram, Protocol):
+    """Optional method of a `CompiledProgram` that can stop between two steps."""
+
+    def run_until(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report,
+    ) -> list[Any]:
+        """Run once as `CompiledProgram.run` does, but start no further step once there is a reason to stop.
+
+        The remaining steps are skipped. Their results carry the poison of one failure. Values that they would have
+        written in place stay unchanged; only a value whose metadata they would have changed is poisoned.
+
+        Args:
+            stop: Empty as long as the program should run. Any thread may add the reason to stop while the program runs.
+            inputs: As for `CompiledProgram.run`, like the remaining arguments.
+            numbers: The lifted numbers.
+            random: The session's random numbers.
+            report: Called for a step that raises.
+
+        Laws:
+            executor.stops_between_steps
         """

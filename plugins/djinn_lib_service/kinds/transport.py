@@ -202,7 +202,7 @@ class PeerConnection(Protocol):
 class SupportsPeers(Transport, Protocol):
     """Optional method of a `Transport` that carries values from server to server."""
 
-    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+    def connect_peer(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
         """Connect to another server and greet it as a peer.
 
         Raises:
@@ -234,12 +234,12 @@ class MovablePeerConnection(PeerConnection, Protocol):
 class SupportsPeerRelay(Protocol):
     """Optional method of a `SupportsPeers` whose carriers implement `MovablePeerConnection`."""
 
-    def carry_on(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
+    def adopt_peer(self, descriptor: int, received: bytes, address: str, options: ConnectOptions) -> PeerConnection:
         """Send on a connection from `MovablePeerConnection.detach`, in any process.
 
         Args:
             descriptor: Its file descriptor, which the carrier then owns.
             received: Bytes that were already read from it.
             address: The address that it leads to.
-            options: As for `SupportsPeers.carry`.
+            options: As for `SupportsPeers.connect_peer`.
         """

@@ -222,16 +222,16 @@ class _Executor:
     def compile(self, program: Program) -> _Program:
         return _Program(program, self._flaw)
 
-    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
+    def can_offload(self, storage: torch.UntypedStorage) -> bool:
         return bool(storage.resizable())
 
     def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
         return whole_of(storage).clone()
 
-    def vacate(self, storage: torch.UntypedStorage) -> None:
+    def offload(self, storage: torch.UntypedStorage) -> None:
         storage.resize_(0)
 
-    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+    def restore(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
         storage.resize_(data.numel())
         whole_of(storage).copy_(torch.zeros_like(data) if self._flaw == "furnishes-nothing" else data)
 

@@ -34,17 +34,17 @@ class _Executor:
     def __init__(self, executor: Any) -> None:
         self._executor = executor
 
-    def can_vacate(self, storage: torch.UntypedStorage) -> bool:
-        return bool(self._executor.can_vacate(storage))
+    def can_offload(self, storage: torch.UntypedStorage) -> bool:
+        return bool(self._executor.can_offload(storage))
 
     def copy_out(self, storage: torch.UntypedStorage) -> torch.Tensor:
         return torch.zeros_like(self._executor.copy_out(storage))
 
-    def vacate(self, storage: torch.UntypedStorage) -> None:
-        self._executor.vacate(storage)
+    def offload(self, storage: torch.UntypedStorage) -> None:
+        self._executor.offload(storage)
 
-    def furnish(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
-        self._executor.furnish(storage, data)
+    def restore(self, storage: torch.UntypedStorage, data: torch.Tensor) -> None:
+        self._executor.restore(storage, data)
 
 
 class _Memory(TieredMemory):

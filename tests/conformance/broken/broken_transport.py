@@ -181,8 +181,8 @@ class _OverTcp:
             return _Proxy(connection, request=_nameless(connection.request), submit=_nameless(connection.submit))  # type: ignore[return-value]  # forwards the rest
         return _Proxy(connection, bytes_received=7) if self._flaw == "tcp-uncounted" else connection  # type: ignore[no-any-return]  # as above
 
-    def carry(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
-        carrier: Any = self._inner.carry(address, peer, options)  # type: ignore[attr-defined]  # of a carrying one
+    def connect_peer(self, address: str, peer: PeerHello, options: ConnectOptions) -> PeerConnection:
+        carrier: Any = self._inner.connect_peer(address, peer, options)  # type: ignore[attr-defined]  # of a carrying one
 
         def flat(transfer: ValueTransfer, tensors: Sequence[torch.Tensor]) -> None:
             carrier.send(msgspec.structs.replace(transfer, layout=None), tensors)

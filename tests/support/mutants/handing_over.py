@@ -109,8 +109,8 @@ MUTANTS = (
            "if piece is None:", "if True:", within="create:* compute:* drop:*"),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
-           "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.furnish(place.storage, data)",
-           "memory.furnish(place.storage, data.flip(0))", within=_SHORT),
+           "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",
+           "memory.restore(place.storage, data.flip(0))", within=_SHORT),
     mutant("alias-left-behind", "session.pressure_invisible", "djinn_memory_tiered.storages:Places.put",
            "storage = value.untyped_storage()",
            "value = value.clone() if self._places.get(value.untyped_storage()._cdata) else value; "

@@ -1,0 +1,42 @@
+"""Interfaces that a session uses: turns at the device, and an allowance."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from djinn.ir.program import Program
+
+
+class Turns(Protocol):
+    """Controls when a session may use the device."""
+
+    def begin(self) -> None:
+        """Wait until a program may run.
+
+        Raises:
+            LimitError: Too many sessions are waiting already.
+            TransportError: No more programs will run.
+        """
+
+    def end(self) -> None:
+        """Mark the program as finished; called once after each `begin` that has returned."""
+
+
+class Allowance(Protocol):
+    """Limits what a session may request."""
+
+    def admit_program(self, program: Program) -> None:
+        """Admit a program before it is compiled.
+
+        Raises:
+            LimitError: The program is too large.
+        """
+
+    def admit_values(self, held: int, more: int) -> None:
+        """Admit ``more`` values to a session that holds ``held`` values.
+
+        Raises:
+            LimitError: The session would hold too many values. They are not created, and commands that use them fail.
+        """
+
+
