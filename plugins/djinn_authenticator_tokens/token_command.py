@@ -28,23 +28,23 @@ def create(
     name: _Name,
     tokens: _Path = "",
     weight: Annotated[float, typer.Option(
-        min=1e-6, max=1e6, help="The tenant's part of a device that others want too, compared with theirs.")] = 1.0,
-    max_sessions: Annotated[int, typer.Option(min=0, help="Sessions at a time; 0: what the server says.")] = 0,
+        min=1e-6, max=1e6, help="The tenant's share of a contended device, relative to other tenants.")] = 1.0,
+    max_sessions: Annotated[int, typer.Option(min=0, help="Concurrent sessions; 0: the server's default.")] = 0,
     max_inflight_mib: Annotated[int, typer.Option(
-        min=0, help="MiB of tensors on their way into sessions at a time; 0: what the server says.")] = 0,
+        min=0, help="MiB of tensors being received at the same time; 0: the server's default.")] = 0,
     max_handles: Annotated[int, typer.Option(
-        min=0, help="Values that sessions hold; 0: what the server says.")] = 0,
-    max_nodes: Annotated[int, typer.Option(min=0, help="Operations in one program; 0: what the server says.")] = 0,
-    max_queued: Annotated[int, typer.Option(min=0, help="Programs that wait; 0: what the server says.")] = 0,
+        min=0, help="Values that sessions hold; 0: the server's default.")] = 0,
+    max_nodes: Annotated[int, typer.Option(min=0, help="Operations in one program; 0: the server's default.")] = 0,
+    max_queued: Annotated[int, typer.Option(min=0, help="Queued programs; 0: the server's default.")] = 0,
     max_wait_s: Annotated[float, typer.Option(
-        min=0, help="Seconds that a program is expected to wait, above which no session begins; 0: what the server "
-                    "says.")] = 0,
+        min=0, help="Expected wait of a program, in seconds, above which no session starts; 0: the "
+                    "server's default.")] = 0,
     max_memory_mib: Annotated[int, typer.Option(
-        min=0, help="MiB that the device may hold; 0: what the server says, which is also the most.")] = 0,
+        min=0, help="MiB of device memory; 0: the server's limit, which cannot be exceeded.")] = 0,
     max_host_mib: Annotated[int, typer.Option(
-        min=0, help="MiB that may be moved to memory of the host; 0: what the server says.")] = 0,
+        min=0, help="MiB that may be offloaded to host memory; 0: the server's default.")] = 0,
     max_programs: Annotated[int, typer.Option(
-        min=0, help="Programs that one session has defined; 0: what the server says.")] = 0,
+        min=0, help="Programs defined by one session; 0: the server's default.")] = 0,
     expires: Annotated[str, typer.Option(
         show_default=False, metavar="30d|DATE",
         help="When the token ends, with the sessions that use it: after 90s, 30m, 12h, 30d or 2w, or at 2027-01-31 or "
@@ -52,7 +52,7 @@ def create(
 ) -> None:
     """Make a token for a new tenant, and print it. It is not kept: only its digest is, so it is printed this once.
 
-    A server that uses the file lets its owner in from now on.
+    A server that uses the file admits the token's owner at once.
     """
     file = _file(tokens)
     try:

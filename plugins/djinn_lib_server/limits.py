@@ -31,31 +31,32 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
     """
 
     sessions: Annotated[int, Meta(ge=0), Option(
-        "max-sessions", "Sessions at a time; 0 for any number. With --tokens, this and the next three are for each "
-                        "tenant whose token does not say otherwise.", reloads=True)] = 0
+        "max-sessions", "Maximum concurrent sessions; 0: no limit. With --tokens, this and the next three "
+                        "apply to each tenant whose token has no limit.", reloads=True)] = 0
     inflight_bytes: Annotated[int, Meta(ge=0), Option(
-        "max-inflight-mib", "MiB of tensors on their way into sessions at a time; 0 for any amount.", unit=MIB,
+        "max-inflight-mib", "Maximum MiB of tensors being received at the same time; 0: no limit.", unit=MIB,
         reloads=True)] = 0
     handles: Annotated[int, Meta(ge=0), Option(
-        "max-handles", "Values that sessions hold; 0 for any number.", reloads=True)] = 0
+        "max-handles", "Maximum values that sessions hold; 0: no limit.", reloads=True)] = 0
     nodes: Annotated[int, Meta(ge=0), Option(
-        "max-nodes", "Operations in one program; 0 for as many as the protocol allows.", reloads=True)] = 0
+        "max-nodes", "Maximum operations in one program; 0: the protocol's limit.", reloads=True)] = 0
     queued: Annotated[int, Meta(ge=0), Option(
-        "max-queued", "Programs that wait, all sessions together; 0 for any number. With --tokens, this and the next "
-                      "are for each tenant too.", reloads=True)] = 0
+        "max-queued", "Maximum queued programs of all sessions together; 0: no limit. With --tokens, this "
+                      "and the next apply to each tenant too.", reloads=True)] = 0
     wait_s: Annotated[float, Meta(ge=0, le=1e6), Option(
-        "max-wait-s", "Seconds that a program is expected to wait, above which no session begins; 0 for any time.",
+        "max-wait-s", "Maximum expected wait of a program, in seconds, above which no session starts; 0: no "
+                      "limit.",
         reloads=True)] = 0.0
     memory_bytes: Annotated[int, Meta(ge=0), Option(
-        "memory-mib", "MiB that the device may hold of all sessions together, which clients are told; what it has no "
-                      "room for goes to memory of the host, or is made again. 0 for any amount. With --tokens, for "
-                      "each tenant.", unit=MIB, reloads=True, shows_default=False)] = 0
+        "memory-mib", "Maximum MiB of device memory for all sessions together; clients can read it. Beyond "
+                      "it, values are offloaded to host memory, or recomputed. 0: no limit. With --tokens: "
+                      "per tenant.", unit=MIB, reloads=True, shows_default=False)] = 0
     host_bytes: Annotated[int, Meta(ge=0), Option(
-        "max-host-mib", "MiB of memory of the host for what is moved there, together with uploads that are kept; 0 for "
-                        "any amount. With --tokens, for each tenant whose token does not say otherwise.", unit=MIB,
+        "max-host-mib", "Maximum MiB of host memory for offloaded values and cached uploads together; 0: no "
+                        "limit. With --tokens, for each tenant whose token has no limit.", unit=MIB,
         reloads=True)] = 0
     programs: Annotated[int, Meta(ge=0), Option(
-        "max-programs", "Programs that one session has defined at a time; 0 for any number. djinn's clients keep "
+        "max-programs", "Maximum programs that one session keeps defined; 0: no limit. djinn's clients keep "
                         "2048.")] = 0
 
 

@@ -60,7 +60,8 @@ class AddressOptions:
         "host", "Address to listen on; 127.0.0.1 or ::1 for this machine only.")] = LOOPBACK
     port: Annotated[_Port, Option("port", "Port to listen on; 0 finds a free one.")] = 0
     unix: Annotated[str, Option(
-        "unix", "Listen on a Unix-domain socket instead, which only processes of yours on this machine can use.",
+        "unix", "Listen on a Unix-domain socket instead. Only your own processes on this machine can "
+                "connect.",
         metavar="PATH", shows_default=False)] = ""
 
 
@@ -69,18 +70,20 @@ class DeviceOptions:
     """What runs the operations."""
 
     device: Annotated[str, Option(
-        "device", "Device that runs the operations, for example cpu or cuda:0. Of several, each tenant's process gets "
-                  "the one with least to do.", metavar="DEVICE[,DEVICE...]")] = "cpu"
+        "device", "Device that runs the operations, such as cpu or cuda:0. With several devices, each new "
+                  "worker uses the least busy one.", metavar="DEVICE[,DEVICE...]")] = "cpu"
     threads: Annotated[_Positive | None, Option(
-        "threads", "Threads for operations on the CPU; as PyTorch sees fit if not given.", shows_default=False)] = None
+        "threads", "CPU threads for operations. Default: as many as PyTorch chooses.", shows_default=False)] = None
     look_ahead: Annotated[bool, Option(
-        "look-ahead", "Run what a session will most likely ask for next while it asks for nothing.")] = True
+        "look-ahead", "Run the next request of a session ahead of time, if it can be predicted and the "
+                      "device is idle.")] = True
     program_bytes: Annotated[_Positive | None, Option(
-        "program-mib", "MiB that one program may take at a time beside its inputs; what would take more is refused "
-                       "before it runs. The memory of the device if not given.", unit=MIB, shows_default=False)] = None
+        "program-mib", "Maximum MiB that one program may allocate besides its inputs; larger programs are "
+                       "refused before they run. Default: the memory of the device.",
+        unit=MIB, shows_default=False)] = None
     namespaces: Annotated[tuple[str, ...], Option(
-        "allow-namespace", "Run operators of this namespace too, which an extension of PyTorch has registered in the "
-                           "server. Their arguments are not checked; may be given several times.", metavar="NAME",
+        "allow-namespace", "Also run operators of this namespace, registered in the server by an extension "
+                           "of PyTorch. Their arguments are not checked. Repeatable.", metavar="NAME",
         shows_default=False)] = ()
 
     @property
@@ -94,8 +97,8 @@ class FairnessOptions:
     """How tenants share a device."""
 
     device_turns: Annotated[_Positive | None, Option(
-        "device-turns", "With --tokens: tenants that may use a device at a time, the others wait for their turns. One "
-                        "if not given, and on the CPU as many as have a core for each of their --threads.",
+        "device-turns", "With --tokens: number of tenants that may use a device at the same time; the others "
+                        "wait. Default: one, and on the CPU as many as there are cores for --threads.",
         shows_default=False)] = None
 
 
@@ -104,10 +107,12 @@ class TokenOptions:
     """What clients have to present."""
 
     token: Annotated[str, Option(
-        "token", "Secret that clients have to know. Other users of this machine can see options: prefer the variable.",
+        "token", "Secret that clients must present. Other users of this machine can see options, so prefer "
+                 "the variable.",
         variable="DJINN_TOKEN", reloads=True, shows_default=False)] = attrs.field(default="", repr=False)
     file: Annotated[str, Option(
-        "tokens", "Let in those who have a token in this file, each with a process of his own; see djinn token.",
+        "tokens", "Admit clients whose token is in this file, each tenant in a separate process; see djinn "
+                  "token.",
         metavar="PATH", shows_default=False)] = ""
 
 
@@ -116,13 +121,13 @@ class TlsOptions:
     """Encryption."""
 
     cert: Annotated[str, Option(
-        "tls-cert", "Encrypt, with this certificate: a PEM file, with its chain.", metavar="PATH", reloads=True,
-        is_path=True, shows_default=False)] = ""
+        "tls-cert", "Encrypt connections with this certificate: a PEM file with its chain.", metavar="PATH",
+        reloads=True, is_path=True, shows_default=False)] = ""
     key: Annotated[str, Option(
-        "tls-key", "The certificate's key, if its file does not have it.", metavar="PATH", reloads=True, is_path=True,
+        "tls-key", "The certificate's key, if it is in a separate file.", metavar="PATH", reloads=True, is_path=True,
         shows_default=False)] = ""
     client_ca: Annotated[str, Option(
-        "tls-client-ca", "Let in only clients with a certificate of these authorities: a PEM file.", metavar="PATH",
+        "tls-client-ca", "Admit only clients with a certificate from these authorities: a PEM file.", metavar="PATH",
         reloads=True, is_path=True, shows_default=False)] = ""
 
     @property
@@ -136,16 +141,16 @@ class ServerMemoryOptions:
     """What is kept in memory, and what happens when it becomes short."""
 
     keep_bytes: Annotated[_Count | None, Option(
-        "keep-mib", "MiB of memory for uploads that are kept, so that their owners need not send them again; 0 keeps "
-                    "none. An eighth of the memory, and 4096 at most, if not given. With --tokens, for each tenant.",
+        "keep-mib", "MiB of uploads to cache, so that their owners do not send them again; 0 disables the "
+                    "cache. Default: an eighth of the memory, at most 4096. With --tokens: per tenant.",
         unit=MIB, shows_default=False)] = None
     public_contents: Annotated[str, Option(
-        "public-contents", "Let every owner use kept uploads whose digests are in this file, one in hexadecimal on "
-                           "each line.", metavar="PATH", shows_default=False)] = ""
+        "public-contents", "Share cached uploads with every owner if their digest is in this file, one "
+                           "hexadecimal digest per line.", metavar="PATH", shows_default=False)] = ""
     warning: Annotated[float, Meta(ge=0.1, le=1), Option(
-        "memory-warning", "Part of --memory-mib from which on what is cold goes ahead of need.")] = WARNING
+        "memory-warning", "Fraction of --memory-mib above which cold data is evicted ahead of need.")] = WARNING
     critical: Annotated[float, Meta(ge=0.1, le=1), Option(
-        "memory-critical", "Part of --memory-mib from which on nothing is run ahead, either.")] = CRITICAL
+        "memory-critical", "Fraction of --memory-mib above which nothing is run ahead of time, either.")] = CRITICAL
 
     @property
     def for_manager(self) -> MemoryOptions:
@@ -166,13 +171,14 @@ class SessionOptions:
     """
 
     max_run_s: Annotated[float, Meta(ge=0), Option(
-        "max-run-s", "Seconds that one program may run. Beyond, its session is ended; and its worker, if the program "
-                     "has not ended two seconds later. 0 for any time.", reloads=True)] = 3600
+        "max-run-s", "Maximum seconds that one program may run. After that its session ends, and its worker "
+                     "if the program is still running two seconds later. 0: no limit.", reloads=True)] = 3600
     lease_s: Annotated[float, Meta(ge=0), Option(
-        "lease-s", "Seconds that a session stays whose connection broke, so that its client can go on with it; 0: not "
-                   "at all.")] = 30.0
+        "lease-s", "Seconds that a session is kept after its connection broke, so that its client can resume "
+                   "it. 0: not kept.")] = 30.0
     drain_s: Annotated[float, Meta(ge=0), Option(
-        "drain-s", "Seconds that sessions may go on after SIGTERM, while no new ones begin; 0: not at all.",
+        "drain-s", "Seconds that existing sessions may continue after SIGTERM, while no new ones start. 0: "
+                   "none.",
         reloads=True)] = 25.0
 
 
@@ -181,11 +187,11 @@ class MetricsOptions:
     """Where metrics can be read."""
 
     port: Annotated[_Port | None, Option(
-        "metrics-port", "Port to serve /metrics for Prometheus, /healthz and /readyz on; 0 finds a free one. None of "
-                        "it if not given.", shows_default=False)] = None
+        "metrics-port", "Port for /metrics (Prometheus), /healthz and /readyz; 0 finds a free port. Default: "
+                        "disabled.", shows_default=False)] = None
     host: Annotated[str, Option(
-        "metrics-host", "Address to serve these on. Anyone who can reach it sees tenants' names and what they "
-                        "use.")] = LOOPBACK
+        "metrics-host", "Address for the metrics port. Anyone who can reach it sees the names of tenants and "
+                        "their usage.")] = LOOPBACK
 
 
 @attrs.frozen
@@ -193,8 +199,8 @@ class OperatorOptions:
     """What the operator sees, and how he reaches the server."""
 
     control: Annotated[str, Option(
-        "control", "Unix-domain socket for djinn sessions and djinn kick, which only this user can connect to; in "
-                   "XDG_RUNTIME_DIR, or else beside the tokens, if not given.", metavar="PATH",
+        "control", "Unix-domain socket for djinn sessions and djinn kick; only this user can connect. "
+                   "Default: in XDG_RUNTIME_DIR, or beside the tokens.", metavar="PATH",
         shows_default=False)] = ""
     log_format: Annotated[LogFormat, Option("log-format", "What a line of the log looks like.")] = "text"
 
@@ -212,16 +218,16 @@ class ServeOptions:
     sessions: SessionOptions = SessionOptions()
     memory: ServerMemoryOptions = ServerMemoryOptions()
     peers: Annotated[str, Option(
-        "peers", "Servers that sessions here may send values to. This machine alone if not given, and not even that "
-                 "if other machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""
+        "peers", "Servers that sessions may send values to. Default: this machine only, and none if other "
+                 "machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""
     metrics: MetricsOptions = MetricsOptions()
     sandbox: Annotated[SandboxMode, Option(
-        "sandbox", "Have the processes that run operations give up what they do not need of the system. auto: as far "
-                   "as the system can do that, the rest is logged; require: or else do not start.")] = SandboxMode.auto
+        "sandbox", "Drop the privileges that workers do not need. auto: as far as the system supports it, "
+                   "and log the rest; require: refuse to start otherwise; off: drop none.")] = SandboxMode.auto
     operator: OperatorOptions = OperatorOptions()
     plugins: Annotated[str, Option(
-        "plugins", "Which plugins to use, such as authenticator=NAME, admission=NAME or guard=NAME, and which not to "
-                   "import: -PLUGIN.", metavar="KIND=NAME[,-PLUGIN...]", variable="DJINN_PLUGINS",
+        "plugins", "Plugins to use, such as authenticator=NAME, admission=NAME or guard=NAME, and plugins to "
+                   "switch off: -PLUGIN.", metavar="KIND=NAME[,-PLUGIN...]", variable="DJINN_PLUGINS",
         shows_default=False)] = ""
 
     @property

@@ -29,8 +29,8 @@ MetricsOption = Annotated[str, typer.Option(
 
 def top(
     metrics: MetricsOption = "",
-    interval_s: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds from one look to the next.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, print one table with tabs, and leave.")] = False,
+    interval_s: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two readings.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Read twice, print one table with tabs, and exit.")] = False,
 ) -> None:
     """Watch who does what on a server: sessions, requests and bytes per second, memory, latency, restarts.
 

@@ -29,8 +29,8 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
 
     Prints one line, "djinn serving tcp://HOST:PORT", "djinn serving tls://HOST:PORT" or "djinn serving unix://PATH",
     once it accepts connections; give that address to clients as DJINN_SERVER or djinn.init(server=...). Logs go to
-    standard error, as much as DJINN_LOG_LEVEL says. SIGTERM lets sessions end first, for --drain-s; a second one, or
-    Ctrl-C, ends it at once. SIGHUP has tokens, certificates and limits read again, and ends nothing.
+    standard error at DJINN_LOG_LEVEL. SIGTERM lets sessions finish for --drain-s seconds; a second SIGTERM, or Ctrl-C,
+    ends the server at once. SIGHUP reloads tokens, certificates and limits, and ends no session.
 
     Anyone who can connect can compute here and use this machine's memory. An address that other machines can reach is
     therefore refused unless it has both: encryption (--tls-cert), and a token or tokens.
@@ -68,7 +68,7 @@ def _parameters() -> Iterator[inspect.Parameter]:
     yield _parameter("config", Annotated[str, typer.Option(
         show_default=False, metavar="PATH", is_eager=True, callback=_configured,
         help="TOML file with values of these options, such as max-sessions = 4; the command line and the environment "
-             "win. SIGHUP has limits, certificates, the token and drain-s read again.")], "")
+             "win. SIGHUP reloads limits, certificates, the token and drain-s.")], "")
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

@@ -19,7 +19,7 @@ __all__ = ("kick", "list_sessions")
 USAGE_ERROR = 2
 _Control = Annotated[str, typer.Option(
     "--control", show_default=False, metavar="PATH",
-    help="The operator's socket of a server; all servers of this user if not given.")]
+    help="The operator's socket of a server. Default: all servers of this user.")]
 _MIB = 2**20
 
 
@@ -55,7 +55,7 @@ def kick(
                                        "session begins, four characters at least.")],
     control: _Control = "",
     wait_s: Annotated[float, typer.Option(
-        min=0, max=60, help="Seconds that a program which runs may go on.")] = 5.0,
+        min=0, max=60, help="Seconds that the running program may continue.")] = 5.0,
     keep_worker: Annotated[bool, typer.Option(
         "--keep-worker", help="Leave the worker alone even if the session's program does not end.")] = False,
 ) -> None:

@@ -17,10 +17,10 @@ def calibrate(
     )] = "",
     threads: Annotated[int | None, typer.Option(
         min=1, show_default=False,
-        help="Threads for operations on the CPU of this process; as PyTorch sees fit if not given.")] = None,
+        help="Threads for operations on the CPU of this process; as many as PyTorch chooses if not given.")] = None,
     seconds: Annotated[float, typer.Option(
-        min=0.0, help="How long to go on measuring what is doubtful; everything is measured once.")] = 10.0,
-    save: Annotated[bool, typer.Option(help="Keep what is found, for sessions to come.")] = True,
+        min=0.0, help="Seconds to repeat uncertain measurements; everything is measured at least once.")] = 10.0,
+    save: Annotated[bool, typer.Option(help="Save the results for later sessions.")] = True,
 ) -> None:
     """Measure how fast an executor and the way to it are, for schedules and predictions.
 
