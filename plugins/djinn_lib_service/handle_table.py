@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 __all__ = ("HandleTable", "ValueTable")
 
 
-class ValueTable(Protocol):
-    """Values by handle.
-
-    Attributes:
-        held_bytes: Bytes of the values' storages, each storage counted once.
-
-    Concurrency:
-        One thread at a time; any thread may read `held_bytes`.
-    """
-
-    held_bytes: int
-
-    def __len__(self) -> int:
-        """Return the number of values."""
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the handles."""
-
-    def __getitem__(self, handle: int) -> Any:
-        """Return a value."""
-
-    def get(self, handle: int) -> Any:
-        """Return a value, or ``None`` if the handle has none."""
-
-    def put(self, handle: int, value: Any) -> None:
-        """Store a value under a handle, replacing the previous one."""
-
-    def drop(self, handles: Iterable[int]) -> None:
-        """Drop values."""
-
-    def clear(self) -> None:
-        """Drop all values."""
-
-    def sharing(self, tensor: torch.Tensor) -> Sequence[int]:
-        """List the handles of the values that share a tensor's storage."""
-
-    def storage_bytes(self, handles: Iterable[int]) -> int:
-        """Return the bytes of the storages that values lie in, each storage counted once."""
-
-    def added_bytes(self, values: Iterable[Any]) -> int:
-        """Return by how much `held_bytes` would grow if these values were put, too."""
-
-
-class HandleTable:
-    """Values by handle, each storage counted; see `ValueTable`.
-
-    The accounting is updated when a value is added or dropped. If a value grows in place, its old size still counts.
+class ValueTable(ABC):
+    """Values by handle, in `_values`; how their memory is counted is up to the derived class.
 
     Attributes:
         held_bytes: Bytes of the values' storages, each storage counted once.
@@ -67,8 +23,6 @@ class HandleTable:
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
-        self._storage_of: dict[int, int] = {}
-        self._storages: dict[int, list[int]] = {}
         self.held_bytes = 0
 
     def __len__(self) -> int:
@@ -83,6 +37,48 @@ class HandleTable:
     def get(self, handle: int) -> Any:
         """Return a value, or ``None`` if the handle has none."""
         return self._values.get(handle)
+
+    @abstractmethod
+    def put(self, handle: int, value: Any) -> None:
+        """Store a value under a handle, replacing the previous one."""
+
+    @abstractmethod
+    def drop(self, handles: Iterable[int]) -> None:
+        """Drop values."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drop all values."""
+
+    @abstractmethod
+    def sharing(self, tensor: torch.Tensor) -> Sequence[int]:
+        """List the handles of the values that share a tensor's storage."""
+
+    @abstractmethod
+    def storage_bytes(self, handles: Iterable[int]) -> int:
+        """Return the bytes of the storages that values lie in, each storage counted once."""
+
+    @abstractmethod
+    def added_bytes(self, values: Iterable[Any]) -> int:
+        """Return by how much `held_bytes` would grow if these values were put, too."""
+
+
+class HandleTable(ValueTable):
+    """Values by handle, each storage counted; see `ValueTable`.
+
+    The accounting is updated when a value is added or dropped. If a value grows in place, its old size still counts.
+
+    Attributes:
+        held_bytes: Bytes of the values' storages, each storage counted once.
+
+    Concurrency:
+        One thread at a time; any thread may read `held_bytes`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storage_of: dict[int, int] = {}
+        self._storages: dict[int, list[int]] = {}
 
     def put(self, handle: int, value: Any) -> None:
         """Store a value under a handle, replacing the previous one."""

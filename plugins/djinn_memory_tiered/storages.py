@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.handle_table import ValueTable
 from djinn_lib_service.kinds.executor import CompiledProgram
 
 from djinn_memory_tiered.accounts import Accounts
@@ -115,7 +116,7 @@ class ManagedStorage:
         return self.state is State.HERE and self.host is not None
 
 
-class Places:
+class Places(ValueTable):
     """Values by handle, and their storages; see `djinn_lib_service.handle_table.ValueTable`.
 
     Args:
@@ -130,27 +131,13 @@ class Places:
     """
 
     def __init__(self, accounts: Accounts, clock: Callable[[], float]) -> None:
-        self.held_bytes = 0
+        super().__init__()
         self._accounts = accounts
         self._clock = clock
-        self._values: dict[int, Any] = {}
         self._places: dict[int, ManagedStorage] = {}
         """By storage."""
         self._of: dict[int, ManagedStorage] = {}
         """By handle."""
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._values)
-
-    def __getitem__(self, handle: int) -> Any:
-        return self._values[handle]
-
-    def get(self, handle: int) -> Any:
-        """Return a value, or ``None`` if the handle has none."""
-        return self._values.get(handle)
 
     @property
     def entries(self) -> Iterable[ManagedStorage]:
