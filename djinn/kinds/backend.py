@@ -15,10 +15,10 @@ from djinn.kinds.transport import Connection, Transport
 from djinn.wire.messages import Welcome
 
 if TYPE_CHECKING:
+    from djinn.ir.flush_policy import AdaptiveFlush
     from djinn.ir.program import ProgramLayout
     from djinn.ir.tape import Node, Tape
     from djinn.ir.value import Slot
-    from djinn.record.flush_policy import AdaptiveFlush
     from djinn.settings import Settings
     from djinn.settings.selection import PluginSelection
 

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import attrs
 import torch
 
+from djinn.ir.flush_policy import AdaptiveFlush
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
 from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, CallPlan, change_metadata
 from djinn.record.devices import logical_device
-from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.tensor import LazyTensor, user_line, wrap
 
 MAX_PLANS = 2048

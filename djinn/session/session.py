@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from djinn.errors import ConfigurationError, DjinnError, SessionClosedError, TransportError
+from djinn.ir.flush_policy import AdaptiveFlush
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
@@ -25,7 +26,6 @@ from djinn.kinds.classifier import SupportsPhase
 from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, CallPlan, Planner, change_metadata
 from djinn.record.dispatcher import dispatcher
-from djinn.record.flush_policy import AdaptiveFlush
 from djinn.record.recorder import Recorder
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.connecting import connect

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from djinn.errors import DjinnError, OperationCancelledError, ScheduleError, SessionClosedError, TransportError
+from djinn.ir.flush_policy import AdaptiveFlush
 from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
@@ -16,7 +17,6 @@ from djinn.kinds import Connection
 from djinn.kinds.backend import Arrange
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.transport import SupportsCancellation
-from djinn.record.flush_policy import AdaptiveFlush
 from djinn.session.programs import ProgramTable
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import (

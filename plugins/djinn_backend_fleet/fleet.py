@@ -14,13 +14,13 @@ from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.errors import ConfigurationError
+from djinn.ir.flush_policy import AdaptiveFlush
 from djinn.ir.program import ProgramLayout
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.kinds.cache import SubmissionCache
-from djinn.record.flush_policy import AdaptiveFlush
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, DirectoryEntry

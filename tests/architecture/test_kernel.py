@@ -22,7 +22,7 @@ CONFORMANCE = sorted((ROOT / "conformance" / "djinn_conformance").rglob("*.py"))
 MODULES = [*KERNEL, *PLUGINS, *CONFORMANCE]
 IMPORT_ROOTS = (ROOT, ROOT / "plugins", ROOT / "conformance")
 
-MAX_KERNEL_LINES = 3_296
+MAX_KERNEL_LINES = 3_287
 """All of it counts. The limit may only fall."""
 MAX_LAYERS = 12
 MAX_MODULE_LINES = 400
@@ -131,6 +131,15 @@ def test_who_imports_whom_follows_the_contracts() -> None:
         [sys.executable, "-c", code, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
         env={"PYTHONPATH": ":".join(map(str, IMPORT_ROOTS)), "PATH": "", "NO_COLOR": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_packages_of_the_kernel_do_not_import_each_other_in_a_circle() -> None:
+    packages: dict[str, set[str]] = {}
+    for name, imports in kernel_imports().items():
+        package = ".".join(name.split(".")[:2])
+        others = {".".join(each.split(".")[:2]) for each in imports}
+        packages.setdefault(package, set()).update(others - {package, "djinn"})
+    layers_of({package: others for package, others in packages.items() if package != "djinn"})
 
 
 def test_no_two_public_classes_have_the_same_name() -> None:

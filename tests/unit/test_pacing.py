@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from djinn.ir.flush_policy import MAX_PIECE, AdaptiveFlush
 from djinn.ir.tape import Node, Signature
-from djinn.record.flush_policy import MAX_PIECE, AdaptiveFlush
 
 
 def nodes_of(numbers: list[int]) -> list[Node]:
