@@ -13,7 +13,9 @@ _USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "no
         "configuration", "server", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "async", "several",
         "errors")
 _KNOW = ("compatibility", "conformance", "performance", "reliability", "threats")
-_EXTEND = ("architecture", "glossary", "plugins/index", "autoapi/djinn/index")
+_LIBRARIES = tuple(sorted(path.name for path in (_HERE.parent / "plugins").glob("djinn_lib_*")))
+_EXTEND = ("architecture", "glossary", "plugins/index",
+           *(f"autoapi/{package}/index" for package in ("djinn", *_LIBRARIES)))
 _LINK_UP = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
 
 project = "djinn"
@@ -26,7 +28,7 @@ exclude_patterns = ["results/*.csv"]
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 # The modules are read, not imported, so neither PyTorch nor djinn has to be installed.
-autoapi_dirs = ["../djinn"]
+autoapi_dirs = ["../djinn", *(f"../plugins/{library}" for library in _LIBRARIES)]
 autoapi_root = "autoapi"
 autoapi_add_toctree_entry = False
 # Fields that "Attributes:" describes are listed once more with their types.

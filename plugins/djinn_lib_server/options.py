@@ -259,7 +259,7 @@ class DeclaredOption:
         option: The option.
         path: Names of the attributes that lead there.
         hint: The attribute's type, with its bounds.
-        type: The same without.
+        value_type: The same without.
         bounds: The least and the greatest value of the attribute.
         default: The attribute's default.
     """
@@ -267,7 +267,7 @@ class DeclaredOption:
     option: Option
     path: tuple[str, ...]
     hint: Any
-    type: Any
+    value_type: Any
     bounds: Meta
     default: Any
 

@@ -80,7 +80,7 @@ def _annotation(each: DeclaredOption) -> Any:
     if option.unit != 1:
         # Rounded to where the attribute is within its bounds.
         least, most = least and -(-least // option.unit), most and most // option.unit
-    return Annotated[_type_on_the_command_line(each.type), typer.Option(
+    return Annotated[_type_on_the_command_line(each.value_type), typer.Option(
         help=option.help, metavar=option.metavar or None, envvar=option.variable or None,
         show_default=option.shows_default, min=least, max=most)]
 
@@ -92,7 +92,7 @@ def _type_on_the_command_line(kind: Any) -> Any:
 
 
 def _default(each: DeclaredOption) -> Any:
-    if get_origin(each.type) is tuple:
+    if get_origin(each.value_type) is tuple:
         return None
     return each.default // each.option.unit if each.option.unit != 1 and each.default is not None else each.default
 
