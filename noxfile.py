@@ -156,7 +156,7 @@ def bench(session: nox.Session) -> None:
     session.run("pytest", "tests/benchmarks", "-o", "python_files=bench_*.py", "--benchmark-enable", "-s",
                 "--benchmark-columns=median,rounds", f"--benchmark-json={measured}", "--timeout=1800", *arguments,
                 env={"OMP_NUM_THREADS": "1"})
-    session.run("python", "tests/support/reports/performance.py", str(measured), *judging)
+    session.run("python", "-m", "support.reports.performance", str(measured), *judging, env={"PYTHONPATH": "tests"})
 
 
 @nox.session
