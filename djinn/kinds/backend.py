@@ -155,7 +155,7 @@ class Backend(Protocol):
         """
 
     def cancel(self) -> None:
-        """Cancel the submitted work that has not begun; see `CancellingConnection.cancel`."""
+        """Cancel the submitted work that has not begun; see `SupportsCancellation.cancel`."""
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
         """Drop the caches of results, and use others.

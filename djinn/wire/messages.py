@@ -525,7 +525,7 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
 
     Raises:
         msgspec.DecodeError, RecursionError, ValueError: The data is not a message; callers convert this to a
-            `djinn.ProtocolError`.
+            `djinn.errors.ProtocolError`.
     """
     message: Message = _decoder.decode(data)
     return message

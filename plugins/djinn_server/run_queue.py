@@ -45,7 +45,7 @@ class DeviceLease(Protocol):
 
 @attrs.define(eq=False)
 class _Class:
-    """Programs of one priority class; see `djinn_server.fair_queue` for tags."""
+    """Programs of one priority class; see `djinn_admission_fair.fair_queue` for tags."""
 
     weight: float
     start: float = 0.0
