@@ -122,7 +122,7 @@ FAILS = {
     "syntax": "def f(:\n    pass\n",
     "message": "import sys\nsys.exit('a message')\n",
     "hooks": "import atexit, sys, threading\natexit.register(lambda: print('last'))\n"
-             "threading.Thread(target=lambda: print('later')).start()\n"
+             "threading.Timer(0.3, lambda: print('later')).start()\n"
              "sys.excepthook = lambda kind, error, trace: print(kind, error, trace.tb_lineno)\nraise KeyError(1)\n",
     "interrupt": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n",
 }
