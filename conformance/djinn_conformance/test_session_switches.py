@@ -93,7 +93,7 @@ def test_switches_equal(subject: Subject, session: Session) -> None:
     for waits in (False, True, False):
         for setting, enter in SETTINGS.items():
             for name, call in CALLS.items():
-                with enter():
+                with enter(), torch.no_grad():
                     wanted = _outcome(call, torch.device("cpu"))
                     got = call(session.device) if waits else _outcome(call, session.device)
                 if isinstance(got, torch.Tensor):
