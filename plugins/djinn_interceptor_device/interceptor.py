@@ -22,6 +22,7 @@ from djinn_interceptor_device import (
     handlers,
     list_writes,
     optimizers,
+    process_switches,
     saving,
 )
 from djinn_interceptor_device import fast_path as shortcuts
@@ -83,6 +84,7 @@ class DeviceInterceptor:
             _let_tracers_trace()
             class_factories.install()
             gradients.notice_fused_optimizers()
+            process_switches.install()
             use_interrupt_handler(interrupts)
         return torch.device(DEVICE_NAME, 0)
 
@@ -90,6 +92,7 @@ class DeviceInterceptor:
         """Return handlers of operators that copy between devices, query storages or write into lists."""
         optimizers.follow(session.backend.welcome.device)
         shortcuts.follow(session)
+        process_switches.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
