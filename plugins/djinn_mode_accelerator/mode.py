@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from djinn_lib_run.availability import available
+from djinn_lib_accelerator.availability import make_available
 from djinn_lib_run.changes import variables
 from djinn_lib_run.kinds import RunContext
 
@@ -23,5 +23,5 @@ class AcceleratorMode:
     @contextlib.contextmanager
     def enter(self, context: RunContext) -> Iterator[None]:
         """Make the device available, and name it to accelerate, whose own list of accelerators is closed."""
-        with available(), variables(os.environ, {"ACCELERATE_TORCH_DEVICE": str(context.device)}):
+        with make_available(), variables(os.environ, {"ACCELERATE_TORCH_DEVICE": str(context.device)}):
             yield

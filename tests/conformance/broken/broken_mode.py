@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from djinn_lib_run.availability import available
+from djinn_lib_accelerator.availability import make_available
 from djinn_lib_run.kinds import RunContext
 
 from djinn.hookspecs import hookimpl
@@ -41,7 +41,7 @@ class _Mode:
             os.environ["TIMES_ENTERED"] = str(self._entered)
         swallowed = contextlib.suppress(SystemExit) if self._flaw == "swallows-errors" else contextlib.nullcontext()
         everything = torch.device(context.device) if self._flaw == "takes-all" else contextlib.nullcontext()
-        with swallowed, everything, available():
+        with swallowed, everything, make_available():
             yield
 
 
