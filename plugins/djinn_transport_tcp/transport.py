@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attrs
-from djinn_lib_service.kinds.transport import Channel, Listener, ListenOptions, PeerConnection
+from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
+from djinn_lib_service.options import ListenOptions
 
 from djinn.kinds.transport import Connection, ConnectOptions
 from djinn.settings import Settings
