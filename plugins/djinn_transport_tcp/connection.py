@@ -97,6 +97,7 @@ class SocketConnection:
         self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
         self._options, self._resuming = ConnectOptions(), ResumeSettings()
         self._past_bytes = (0, 0)
+        self._sending_bytes = 0
         self._sequence = 0
         self._is_between_frames = False
         self._left: FrameStream | None = None
@@ -118,6 +119,16 @@ class SocketConnection:
     def bytes_received(self) -> int:
         """Bytes received so far, greeting included."""
         return self._past_bytes[1] + (0 if self._left is self._frames else self._frames.stream.bytes_received)
+
+    @property
+    def sending_bytes(self) -> int:
+        """Value of `bytes_sent` once all tensors are sent; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
+        return self._past_bytes[0] + self._sending_bytes
+
+    @property
+    def receiving_bytes(self) -> int:
+        """Value of `bytes_received` once the tensors on their way are here; see `sending_bytes`."""
+        return self._past_bytes[1] + self._frames.frame_end_bytes
 
     @property
     def certificate_expires_s(self) -> float | None:
@@ -353,6 +364,8 @@ class SocketConnection:
     def _post(self, batch: Batch, tensors: Sequence[torch.Tensor], *, waits: bool) -> None:
         """Send a batch."""
         views, is_borrowed = self._keep(batch, tensors, waits=waits)
+        if tensors:
+            self._sending_bytes = self._frames.stream.bytes_sent + self._outbox.queued_bytes + sum(map(len, views))
         try:
             self._blocking(lambda: self._outbox.send(views, waits=waits, is_kept=not is_borrowed))
         except OSError as error:
@@ -463,6 +476,7 @@ class SocketConnection:
         """Release a broken connection. May be called twice."""
         if self._left is not self._frames:
             self._past_bytes, self._left = (self.bytes_sent, self.bytes_received), self._frames
+            self._sending_bytes = 0
         self._disconnect()
 
     def _gone(self, reason: str, why: str) -> TransportError:

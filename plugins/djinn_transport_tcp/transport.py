@@ -142,6 +142,8 @@ def _with_retries(
     if not options.retries:
         return connect(address, options)
     from djinn_lib_service.retry import patiently
+    from djinn_lib_service.waits import waiting
 
-    return patiently(lambda left_s: connect(address, attrs.evolve(options, connect_timeout_s=left_s)),
-                     options.connect_timeout_s)
+    with waiting(f"connecting to {address}"):
+        return patiently(lambda left_s: connect(address, attrs.evolve(options, connect_timeout_s=left_s)),
+                         options.connect_timeout_s)

@@ -26,6 +26,19 @@ class SupportsResumption(Connection, Protocol):
 
 
 @runtime_checkable
+class SupportsProgress(Connection, Protocol):
+    """Optional properties of a `Connection` that say how far its transfers are. Read by another thread, at any time."""
+
+    @property
+    def sending_bytes(self) -> int:
+        """Value of ``bytes_sent`` when all tensors that were handed over have been sent."""
+
+    @property
+    def receiving_bytes(self) -> int:
+        """Value of ``bytes_received`` when the tensors of the answer that is arriving are complete."""
+
+
+@runtime_checkable
 class SupportsCertificate(Protocol):
     """Optional property of a `Connection` whose server presented a certificate."""
 
