@@ -28,11 +28,20 @@ USAGE_ERROR = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit; see `djinn_cli.app.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["run"]:
+        from djinn_lib_run.leaving import expect_to_leave
+
+        expect_to_leave()
+    else:
+        # Modes are for programs. A server must not take the remote device for an accelerator of its own.
+        os.environ.pop("DJINN_RUN_AS", None)
     if given[:1] == ["serve"] and "--help" not in given and (taken := taken_address(given[1:])):
         sys.stderr.write(f"djinn: [DJ301] Cannot listen on {taken}: {os.strerror(errno.EADDRINUSE)}. Stop the server "
                          "that listens there, or choose another address.\n")
         sys.exit(USAGE_ERROR)
-    postpone("djinn")
+    if given[:1] != ["run"] or given[1:2] == ["--help"]:
+        # A program that is run needs all of it in any case, in whatever way it imports it.
+        postpone("djinn")
     from djinn_cli.app import main as run
 
     run(given)

@@ -29,6 +29,9 @@ __all__ = ("build", "main")
 _SELF_REPORTING = ("plugins", "doctor")
 """Commands that report broken plugins themselves."""
 
+_SHOWN_KINDS = ("mode",)
+"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -61,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     """Create the program, with all plugins' commands.
 
-    Plugins register no objects here, since that imports PyTorch: help and mistakes are answered without it. Commands
-    that need the objects load the plugins themselves.
+    Plugins register hardly any objects here, since that imports PyTorch: help and mistakes are answered without it.
+    Commands that need the objects load the plugins themselves.
 
     Args:
         environ: Environment variables; ``DJINN_PLUGINS`` selects plugins.
@@ -77,7 +80,7 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
         selection = selection_of({}, environ)
     except ConfigurationError as error:
         problems.append(error)
-    plugins = Plugins.load(selection, problems=broken, objects=False)
+    plugins = Plugins.load(selection, problems=broken, kinds=_SHOWN_KINDS)
     app = typer.Typer(name="djinn", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_program)
     commands: list[Registered] = []
@@ -110,7 +113,10 @@ def _add_plugins(
     app: typer.Typer, selection: PluginSelection, commands: Sequence[Registered], problems: Sequence[DjinnError]
 ) -> None:
     @app.command("plugins")
-    def list_plugins(as_json: JsonOption = False) -> None:
+    def list_plugins(as_json: _SHOWN_KINDS = ("mode",)
+"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
+
+JsonOption = False) -> None:
         """List the active plugins, their distributions, and the plugins that they replace."""
         plugins, found = _complete(selection, problems)
         rows = rows_of(plugins, commands)
@@ -129,7 +135,10 @@ def _add_plugins(
 
 def _add_settings(app: typer.Typer, plugins: Plugins, environ: Mapping[str, str]) -> None:
     @app.command("settings")
-    def list_settings(as_json: JsonOption = False) -> None:
+    def list_settings(as_json: _SHOWN_KINDS = ("mode",)
+"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
+
+JsonOption = False) -> None:
         """List every setting: its value here, where that comes from, and what is allowed."""
         plugins.configure({}, environ)
         rows = list(settings_of(plugins))
@@ -149,7 +158,10 @@ def _add_doctor(
     def doctor(
         server: Annotated[str, typer.Option(help="Address to try, instead of DJINN_SERVER.")] = "",
         token: Annotated[str, typer.Option(help="Token to try, instead of DJINN_TOKEN.")] = "",
-        as_json: JsonOption = False,
+        as_json: _SHOWN_KINDS = ("mode",)
+"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
+
+JsonOption = False,
     ) -> None:
         """Check everything that a session needs, and say how to fix each problem."""
         from djinn_cli.doctor import examine
