@@ -1,4 +1,4 @@
-"""The program ``djinn``: what it can do before PyTorch is imported, which takes seconds.
+"""The program ``djinn``, up to the import of PyTorch, which takes seconds.
 
 Help, and mistakes on the command line, need no PyTorch. An address in use is the most common mistake with ``djinn
 serve``, and service managers cause it when they start a server while another one is still ending.

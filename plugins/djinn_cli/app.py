@@ -113,10 +113,7 @@ def _add_plugins(
     app: typer.Typer, selection: PluginSelection, commands: Sequence[Registered], problems: Sequence[DjinnError]
 ) -> None:
     @app.command("plugins")
-    def list_plugins(as_json: _SHOWN_KINDS = ("mode",)
-"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
-
-JsonOption = False) -> None:
+    def list_plugins(as_json: JsonOption = False) -> None:
         """List the active plugins, their distributions, and the plugins that they replace."""
         plugins, found = _complete(selection, problems)
         rows = rows_of(plugins, commands)
@@ -135,10 +132,7 @@ JsonOption = False) -> None:
 
 def _add_settings(app: typer.Typer, plugins: Plugins, environ: Mapping[str, str]) -> None:
     @app.command("settings")
-    def list_settings(as_json: _SHOWN_KINDS = ("mode",)
-"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
-
-JsonOption = False) -> None:
+    def list_settings(as_json: JsonOption = False) -> None:
         """List every setting: its value here, where that comes from, and what is allowed."""
         plugins.configure({}, environ)
         rows = list(settings_of(plugins))
@@ -158,10 +152,7 @@ def _add_doctor(
     def doctor(
         server: Annotated[str, typer.Option(help="Address to try, instead of DJINN_SERVER.")] = "",
         token: Annotated[str, typer.Option(help="Token to try, instead of DJINN_TOKEN.")] = "",
-        as_json: _SHOWN_KINDS = ("mode",)
-"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
-
-JsonOption = False,
+        as_json: JsonOption = False,
     ) -> None:
         """Check everything that a session needs, and say how to fix each problem."""
         from djinn_cli.doctor import examine

@@ -13,14 +13,14 @@ __all__ = ("WaitListener", "now_waiting", "use_listener", "waiting")
 
 
 class WaitListener(Protocol):
-    """Is told what the client waits for.
+    """Hears the reasons of a client's waits.
 
     Concurrency:
         Any thread.
     """
 
     def began(self, what: str) -> None:
-        """A wait begins, or what is waited for is another now."""
+        """A wait begins, or its reason changes."""
 
     def ended(self) -> None:
         """The wait is over."""
@@ -30,14 +30,14 @@ _listener: WaitListener | None = None
 
 
 def use_listener(listener: WaitListener | None) -> None:
-    """Tell this listener of all waits from now on; ``None`` for none."""
+    """Report all later waits to this listener; ``None`` for none."""
     global _listener
     _listener = listener
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Tell the listener what the block waits for."""
+    """Report a wait for as long as the block runs."""
     listener = _listener
     if listener is None:
         yield
@@ -50,6 +50,6 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def now_waiting(what: str) -> None:
-    """Tell the listener that the current block waits for something else."""
+    """Report another reason of the current wait."""
     if _listener is not None:
         _listener.began(what)

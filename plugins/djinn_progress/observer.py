@@ -30,7 +30,7 @@ class ProgressObserver:
         use_listener(watcher_of(screen))
 
     def observe(self, stats: Mapping[str, int]) -> None:
-        """Clear what is shown: whatever the session waited for is over."""
+        """Clear the screen: the session waits for nothing more."""
         from djinn_progress.watcher import clear_all
 
         clear_all()

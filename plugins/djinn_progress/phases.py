@@ -1,4 +1,4 @@
-"""What one connection is busy with, and since when."""
+"""The activity of one connection, and its start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 import attrs
 
-__all__ = ("DELAY_S", "Phase", "Watched", "advanced")
+__all__ = ("DELAY_S", "Phase", "WatchedConnection", "advanced")
 
 DELAY_S = 1.0
 """What takes less is not shown."""
@@ -16,8 +16,8 @@ GAP_S = 0.3
 """A pause between two uploads that does not end the transfer: a model is many tensors."""
 
 
-class Watched(Protocol):
-    """What is known of a connection; see `djinn_progress.connection.ProgressConnection`."""
+class WatchedConnection(Protocol):
+    """The counters of a connection; see `djinn_progress.connection.ProgressConnection`."""
 
     address: str
     is_sending: bool
@@ -88,11 +88,11 @@ class Phase:
         return (self.total_bytes - self.done_bytes) / rate if rate and self.total_bytes else None
 
 
-def advanced(phase: Phase | None, seen: Watched, now_s: float) -> Phase | None:
-    """Look at a connection, and return what it is busy with.
+def advanced(phase: Phase | None, seen: WatchedConnection, now_s: float) -> Phase | None:
+    """Look at a connection, and return its activity.
 
     Args:
-        phase: What it was busy with when last seen.
+        phase: Its activity when last seen.
         seen: The connection.
         now_s: The time on the monotonic clock.
 
@@ -113,7 +113,7 @@ def advanced(phase: Phase | None, seen: Watched, now_s: float) -> Phase | None:
                         changed_s=phase.changed_s if done_bytes == phase.done_bytes else now_s)
 
 
-def _kind(seen: Watched) -> tuple[str, int, int]:
+def _kind(seen: WatchedConnection) -> tuple[str, int, int]:
     """Return what a connection does, how many bytes it has transferred, and how many it will have."""
     if not (seen.is_sending or seen.is_asking):
         return "", 0, 0

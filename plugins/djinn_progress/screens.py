@@ -26,15 +26,15 @@ class Screen(Protocol):
     """
 
     def show(self, where: str, phase: Phase) -> None:
-        """Show a phase in place of what is shown.
+        """Show a phase in place of the last one.
 
         Args:
-            where: Address of the server; for a phase ``connecting``, what is waited for.
+            where: Address of the server; for a phase ``connecting``, the reason of the wait.
             phase: The phase.
         """
 
     def hide(self) -> None:
-        """Remove what is shown."""
+        """Remove the phase that is shown."""
 
 
 def screen_here() -> Screen | None:
@@ -53,7 +53,7 @@ def _is_notebook() -> bool:
 
 
 def words_of(where: str, phase: Phase) -> str:
-    """Say in words what is shown."""
+    """Describe a phase in words."""
     if phase.kind == "connecting":
         return f"djinn: {where}, {_time(phase.lasts_s)}"
     if phase.kind == "waiting":

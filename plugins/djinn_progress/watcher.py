@@ -21,7 +21,7 @@ IDLE_S = 5.0
 
 
 class Watcher:
-    """Looks at connections while they are in use; see `djinn_lib_service.waits.WaitListener` for what comes before.
+    """Looks at connections while they are in use; see `djinn_lib_service.waits.WaitListener` for earlier waits.
 
     Attributes:
         is_asleep: Whether the thread has to be woken.
@@ -72,7 +72,7 @@ class Watcher:
                 self._thread.start()
 
     def clear(self) -> None:
-        """Remove what is shown, until something else takes long."""
+        """Clear the screen, until something else takes long."""
         with self._lock:
             for connection in self._phases:
                 self._phases[connection] = None
@@ -127,6 +127,6 @@ def watcher_of(screen: Screen) -> Watcher:
 
 
 def clear_all() -> None:
-    """Remove whatever is shown."""
+    """Clear all screens."""
     for watcher in _watchers.values():
         watcher.clear()

@@ -35,7 +35,7 @@ class SupportsProgress(Connection, Protocol):
 
     @property
     def receiving_bytes(self) -> int:
-        """Value of ``bytes_received`` when the tensors of the answer that is arriving are complete."""
+        """Value of ``bytes_received`` when the tensors of the arriving answer are complete."""
 
 
 @runtime_checkable
