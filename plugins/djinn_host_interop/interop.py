@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from djinn_lib_accelerator.generators import remote_generator
+from djinn_lib_service.generators import remote_generator
 
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of

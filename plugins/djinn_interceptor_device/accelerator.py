@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from djinn_lib_accelerator import availability
-from djinn_lib_accelerator.generators import RemoteGenerator
+from djinn_lib_service.generators import RemoteGenerator
 
 from djinn.record import devices
 from djinn.wire.tensors import DTYPES

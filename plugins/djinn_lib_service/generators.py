@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import torch
-from djinn_lib_service.random_exchange import exchange_random_state
 
 from djinn.record import devices
+from djinn_lib_service.random_exchange import exchange_random_state
 
 __all__ = ("RemoteGenerator", "remote_generator")
 
