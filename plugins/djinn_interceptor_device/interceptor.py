@@ -14,6 +14,7 @@ from djinn.errors import DeviceNameTakenError
 from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.record.tensor import LazyTensor
 from djinn_interceptor_device import (
+    accelerator,
     class_factories,
     factories,
     functions,
@@ -73,7 +74,9 @@ class DeviceInterceptor:
                     hint="djinn.capture() works nevertheless; for the device remote_accelerator, run djinn in a "
                     "process without the package that took it.",
                 )
+            before = torch.accelerator.current_accelerator()
             _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
+            accelerator.install(before)
             factories.register()
             _keep_from_dynamo()
             _let_tracers_trace()
