@@ -10,7 +10,7 @@ import sys
 
 from torch.utils import _triton
 
-from djinn_run_cuda.patches import Patches
+from djinn_mode_cuda.patches import Patches
 
 __all__ = ("PACKAGES", "hide")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from djinn.record import devices
-from djinn_run_cuda.patches import Patches
+from djinn_mode_cuda.patches import Patches
 
 __all__ = ("replace",)
 

@@ -38,7 +38,7 @@ def remote_index(index: int | None) -> torch.device:
     if not index:
         return first
     if not 0 < index < devices.device_count():
-        raise torch.AcceleratorError("CUDA error: invalid device ordinal")  # type: ignore[call-arg]  # an exception like all
+        raise torch.AcceleratorError("CUDA error: invalid device ordinal")
     return torch.device(first.type, index)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from djinn_lib_accelerator.availability import make_available
 
-import djinn
 from djinn.errors import ConfigurationError
-from djinn_run_cuda import absent, kernels, legacy_types, precision, runtime_functions, tensors
-from djinn_run_cuda.patches import Patches
+from djinn.session import runtime
+from djinn_mode_cuda import absent, kernels, legacy_types, precision, runtime_functions, tensors
+from djinn_mode_cuda.patches import Patches
 
 __all__ = ("cuda_alias",)
 
@@ -28,8 +29,8 @@ def cuda_alias() -> Iterator[None]:
     Raises:
         ConfigurationError: The device is to be one of this machine's CUDA devices.
     """
-    with Patches() as patches:
-        if not any(os.environ.get(name) for name in _SERVERS) and not djinn.is_initialized():
+    with make_available(), Patches() as patches:
+        if not any(os.environ.get(name) for name in _SERVERS) and not runtime.is_initialized():
             _use_cpu(patches)
         kernels.register(patches)
         tensors.replace(patches)

@@ -9,8 +9,8 @@ from torch.utils import _device
 
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
-from djinn_run_cuda.patches import Patches
-from djinn_run_cuda.translation import remote_device, translated, with_device
+from djinn_mode_cuda.patches import Patches
+from djinn_mode_cuda.translation import remote_device, translated, with_device
 
 __all__ = ("replace",)
 
@@ -24,7 +24,9 @@ _PRIORITY = 5
 
 def replace(patches: Patches) -> None:
     """Replace them until the patches are closed."""
-    _device._device_constructors()  # a cached set, which must contain the original functions
+    # Caches, which must contain the original functions.
+    _device._device_constructors()
+    torch.jit._builtins._get_builtin_table()
     for name in _FUNCTIONS:
         _replace_function(patches, name)
     patches.set(torch.Tensor, "to", _to(torch.Tensor.to))
@@ -81,7 +83,7 @@ def _pin_memory(original: Any) -> Any:
 
 
 def _storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    return torch.serialization.default_restore_location(self, str(with_device(device)))  # type: ignore[no-untyped-call]  # untyped there
+    return torch.serialization.default_restore_location(self, str(with_device(device)))
 
 
 def _device_context(original: Any) -> Any:
@@ -119,5 +121,5 @@ def _load(storage: Any, location: str) -> Any:
     """Load a storage that ``map_location``, or the file, maps to CUDA."""
     if not location.startswith("cuda"):
         return None
-    device = torch.serialization._validate_device(location, "cuda")  # type: ignore[no-untyped-call]  # untyped there
-    return torch.serialization.default_restore_location(storage, str(remote_device(device)))  # type: ignore[no-untyped-call]  # untyped there
+    device = torch.serialization._validate_device(location, "cuda")
+    return torch.serialization.default_restore_location(storage, str(remote_device(device)))

@@ -10,8 +10,8 @@ import torch
 
 from djinn.record import devices
 from djinn.session import runtime
-from djinn_run_cuda.patches import Patches
-from djinn_run_cuda.translation import with_device
+from djinn_mode_cuda.patches import Patches
+from djinn_mode_cuda.translation import with_device
 
 __all__ = ("replace",)
 

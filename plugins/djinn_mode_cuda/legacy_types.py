@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from djinn.record.tensor import LazyTensor
-from djinn_run_cuda.patches import Patches
-from djinn_run_cuda.translation import remote_index
+from djinn_mode_cuda.patches import Patches
+from djinn_mode_cuda.translation import remote_index
 
 __all__ = ("replace",)
 

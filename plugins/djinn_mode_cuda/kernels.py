@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from djinn_run_cuda.patches import Patches
-from djinn_run_cuda.translation import remote_device
+from djinn_mode_cuda.patches import Patches
+from djinn_mode_cuda.translation import remote_device
 
 __all__ = ("register",)
 
