@@ -65,7 +65,7 @@ def _files(script: Path) -> Iterator[Path]:
         yield path
         for name in _imported(_read(path)):
             base = script.parent.joinpath(*name.split("."))
-            for candidate in (base.with_suffix(".py"), base / "__init__.py", base.parent.with_suffix(".py")):
+            for candidate in (base.with_suffix(".py"), base / "__init__.py"):
                 if candidate not in seen and candidate.is_file():
                     seen.add(candidate)
                     waiting.append(candidate)
