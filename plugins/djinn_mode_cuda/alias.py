@@ -10,8 +10,17 @@ import torch
 from djinn_lib_accelerator.availability import make_available
 
 from djinn.errors import ConfigurationError
-from djinn.session import runtime
-from djinn_mode_cuda import absent, kernels, legacy_types, precision, runtime_functions, tensors
+from djinn.record import devices
+from djinn_mode_cuda import (
+    absent,
+    kernels,
+    legacy_types,
+    one_device,
+    precision,
+    profiling,
+    runtime_functions,
+    tensors,
+)
 from djinn_mode_cuda.patches import Patches
 
 __all__ = ("cuda_alias",)
@@ -30,15 +39,22 @@ def cuda_alias() -> Iterator[None]:
         ConfigurationError: The device is to be one of this machine's CUDA devices.
     """
     with make_available(), Patches() as patches:
-        if not any(os.environ.get(name) for name in _SERVERS) and not runtime.is_initialized():
+        if not _is_served():
             _use_cpu(patches)
         kernels.register(patches)
         tensors.replace(patches)
         legacy_types.replace(patches)
         precision.replace(patches)
+        one_device.replace(patches)
+        profiling.replace(patches)
         runtime_functions.replace(patches)
         absent.hide(patches)
         yield
+
+
+def _is_served() -> bool:
+    session = devices.running_session()
+    return any(os.environ.get(name) for name in _SERVERS) or bool(session and session.backend.address)
 
 
 def _use_cpu(patches: Patches) -> None:

@@ -9,6 +9,7 @@ from torch.utils import _device
 
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
+from djinn_mode_cuda.classes import class_like
 from djinn_mode_cuda.patches import Patches
 from djinn_mode_cuda.translation import remote_device, translated, with_device
 
@@ -37,7 +38,8 @@ def replace(patches: Patches) -> None:
     patches.set(torch.UntypedStorage, "cuda", _storage_cuda)
     patches.set(LazyTensor, "is_cuda", property(lambda self: True))
     patches.set(_device.DeviceContext, "__init__", _device_context(_device.DeviceContext.__init__))
-    patches.set(torch, "Generator", _generator_class(torch.Generator))
+    for name in ("Event", "Generator", "Stream"):
+        patches.set(torch, name, _of_device(getattr(torch, name)))
     registry = torch.serialization._package_registry
     torch.serialization.register_package(_PRIORITY, _tag, _load)
     patches.on_close(registry.remove, (_PRIORITY, _tag, _load))
@@ -93,22 +95,16 @@ def _device_context(original: Any) -> Any:
     return __init__
 
 
-def _generator_class(original: Any) -> Any:
-    """Make a class that creates generators of the original one, which is final."""
-    class _Class(type):
-        def __call__(cls, device: Any = "cpu") -> Any:
-            return original(device=remote_device(device))
+def _of_device(original: Any) -> Any:
+    """Make a class like the original, whose first argument is a device."""
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (remote_device(args[0]), *args[1:])
+        elif "device" in kwargs:
+            kwargs["device"] = remote_device(kwargs["device"])
+        return original(*args, **kwargs)
 
-        def __instancecheck__(cls, instance: Any) -> bool:
-            return isinstance(instance, original)
-
-        def __subclasscheck__(cls, subclass: type) -> bool:
-            return issubclass(subclass, original)
-
-        def __getattr__(cls, name: str) -> Any:
-            return getattr(original, name)
-
-    return _Class("Generator", (), {"__doc__": original.__doc__, "__module__": "torch"})
+    return class_like(original, make)
 
 
 def _tag(storage: Any) -> str | None:
