@@ -106,6 +106,11 @@ def _exchange_device(index: int) -> int:
     return 0
 
 
+def _init() -> None:
+    """Start a session unless one is running."""
+    runtime.ensure_initialized()
+
+
 def _capability(device: Any = None) -> tuple[int, int]:
     """Return the compute capability of the server's device; zeros if it is no CUDA device."""
     found = torch.cuda.get_device_properties(device)
@@ -117,7 +122,7 @@ _FACTS: dict[str, Callable[..., Any]] = {
     "device_count": devices.device_count,
     "current_device": lambda: 0,
     "get_device_capability": _capability,
-    "init": lambda: runtime.ensure_initialized() and None,
+    "init": _init,
     "_lazy_init": lambda: None,
     "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _exchange_device,

@@ -1,5 +1,7 @@
 """Trains a small model with mixed precision, as scripts for CUDA do; prints losses, and what the model then says."""
 
+from __future__ import annotations
+
 import argparse
 import io
 
@@ -29,8 +31,8 @@ scaler = torch.amp.GradScaler(device.type, init_scale=2.0**8, growth_interval=3)
 criterion = nn.CrossEntropyLoss().to(device)
 
 for epoch in range(2):
-    for inputs, targets in loader:
-        inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+    for batch in loader:
+        inputs, targets = (item.to(device, non_blocking=True) for item in batch)
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, dtype=torch.float16):
             loss = criterion(model(inputs), targets)
