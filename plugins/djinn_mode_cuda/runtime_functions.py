@@ -31,7 +31,8 @@ _MODULES = (torch.cuda, torch.cuda._utils, torch.cuda.memory, torch.cuda.random,
 """Modules that publish them; names that were imported from there earlier stay what they were."""
 _NEEDS_CUDA = (
     "CUDAGraph CUDAPluggableAllocator ExternalStream GreenContext MemPool caching_allocator_alloc "
-    "caching_allocator_delete caching_allocator_disabled caching_allocator_enable change_current_allocator check_error clock_rate cudart "
+    "caching_allocator_delete caching_allocator_disabled caching_allocator_enable change_current_allocator check_error "
+    "clock_rate cudart "
     "current_blas_handle current_solver_handle get_allocator_backend get_per_process_memory_fraction "
     "get_stream_from_external get_sync_debug_mode graph graph_pool_handle host_memory_stats "
     "host_memory_stats_as_nested_dict list_gpu_processes make_graphed_callables memory_snapshot "
