@@ -11,6 +11,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from djinn_lib_accelerator import availability
 
 from djinn.record import devices
 from djinn.record.dispatcher import pending_errors
@@ -24,13 +25,13 @@ _SEED_BYTES = 9
 class BackendModule:
     """The module ``torch.remote_accelerator``.
 
-    It reports itself as unavailable: PyTorch uses this answer to decide whether ``torch.accelerator`` and pinned memory
-    of *ordinary* tensors use this device, and their behaviour must not change.
+    It reports itself as unavailable unless it is the process's accelerator: PyTorch uses this answer to decide whether
+    ``torch.accelerator`` and pinned memory of *ordinary* tensors use this device.
     """
 
     def is_available(self) -> bool:
-        """Return False; see the class."""
-        return False
+        """Whether this device is the process's accelerator; see the class."""
+        return availability.is_available()
 
     def is_initialized(self) -> bool:
         """Whether a session is running."""
@@ -134,8 +135,8 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
     """Hooks that a backward pass requires."""
 
     def is_available(self) -> bool:
-        """Return False, for the same reason as `BackendModule.is_available`."""
-        return False
+        """As `BackendModule.is_available`."""
+        return availability.is_available()
 
     def has_primary_context(self, device_index: int) -> bool:
         """Return True: autograd may run on this device."""
