@@ -42,6 +42,10 @@ class BackendWrapper:
         """Nodes that were taken off the tape."""
         return self.plain.nodes_taken
 
+    @nodes_taken.setter
+    def nodes_taken(self, count: int) -> None:
+        self.plain.nodes_taken = count
+
     @property
     def address(self) -> str:
         """Where operations run."""

@@ -17,7 +17,7 @@ from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot
 from djinn.kinds import Backend, Connection, OpenBackend, SubmissionCache
 from djinn.record.tensor import LazyTensor
-from djinn_prefetch.callers import Ask, Place, ask_of
+from djinn_prefetch.callers import Place, ReadAhead, read_ahead
 from djinn_prefetch.fetched import FetchedValues, Key, is_plain_view, key_of
 
 __all__ = ("PrefetchingBackend", "open_prefetching")
@@ -77,7 +77,7 @@ class PrefetchingBackend(BackendWrapper):
         if self._home and not all(map(is_plain_view, tuple(self._tape.nodes))):
             self._drop()
         is_at_rest = len(slots) == 1 and not self._is_computed_now(slots[0])
-        ask = ask_of(slots[0], self._last, self._is_dull) if is_at_rest else None
+        ask = read_ahead(slots[0], self._last, self._is_dull) if is_at_rest else None
         if ask is None:
             self._drop()
             return self._asked(lambda: self.plain.fetch(slots, whole=whole))
@@ -152,7 +152,7 @@ class PrefetchingBackend(BackendWrapper):
         last = nodes[-1] if nodes else None
         return last is not None and slot in last.outputs and not is_plain_view(last)
 
-    def _fetch_with_next(self, slot: Slot, ask: Ask, *, whole: bool) -> list[Any]:
+    def _fetch_with_next(self, slot: Slot, ask: ReadAhead, *, whole: bool) -> list[Any]:
         pending = tuple(self._tape.nodes)
         before = self.nodes_taken
         next_slots, keys, uses = self._next(ask, pending, whole=whole)
@@ -171,7 +171,7 @@ class PrefetchingBackend(BackendWrapper):
             self._fetched_at, self._fetched = None if ask.is_certain else ask.place, len(more)
         return values
 
-    def _next(self, ask: Ask, pending: Sequence[Node], *, whole: bool) -> tuple[list[Slot], list[Key], list[int]]:
+    def _next(self, ask: ReadAhead, pending: Sequence[Node], *, whole: bool) -> tuple[list[Slot], list[Key], list[int]]:
         """Choose what travels with a value."""
         room = self._limit_bytes - self._home.size_bytes - ask.key[1].size_bytes
         if not ask.tensors or (pending and not whole):

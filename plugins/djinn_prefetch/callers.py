@@ -24,7 +24,7 @@ from djinn.ir.value import Slot
 from djinn.record.tensor import LazyTensor
 from djinn_prefetch.fetched import Key, key_of
 
-__all__ = ("Ask", "Place", "ask_of")
+__all__ = ("Place", "ReadAhead", "read_ahead")
 
 MAX_FRAMES = 60
 """Callers that are looked at."""
@@ -36,7 +36,8 @@ _WHOLE = ("torch.serialization", "torch.distributed.checkpoint", "torch.utils._p
 """Packages that go through all of a collection once they begin with it."""
 _APPLY = torch.nn.Module._apply.__code__
 _NONE: dict[str, Any] = {}
-_ITERATORS = tuple(type(iter(made)) for made in ([], (), _NONE.values(), _NONE.items(), OrderedDict(_NONE).items()))
+_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(_NONE.values())), type(iter(_NONE.items())),
+              type(iter(OrderedDict(_NONE).items())))
 _OWN = ("djinn", "djinn_host_interop", "djinn_interceptor_device", "djinn_lib_schedule", "djinn_prefetch")
 """Packages on djinn's way from a call to a wait."""
 _KEEPS_LOCALS = sys.version_info < (3, 13)
@@ -47,7 +48,7 @@ Place = tuple[CodeType, int]
 
 
 @attrs.frozen(eq=False)
-class Ask:
+class ReadAhead:
     """What is known of a caller who asks for a tensor.
 
     Attributes:
@@ -63,7 +64,7 @@ class Ask:
     is_certain: bool
 
 
-def ask_of(slot: Slot, last: tuple[Place, Key] | None, is_dull: Callable[[Place], bool]) -> Ask | None:
+def read_ahead(slot: Slot, last: tuple[Place, Key] | None, is_dull: Callable[[Place], bool]) -> ReadAhead | None:
     """Look at the callers of this function.
 
     Args:
@@ -100,8 +101,8 @@ def ask_of(slot: Slot, last: tuple[Place, Key] | None, is_dull: Callable[[Place]
             following = _longest(following, _following(key, before, each))
     if certain:
         position = [key_of(tensor) for tensor in certain].index(key)
-        return Ask(key, place, (*certain[position + 1:], *certain[:position]), is_certain=True)
-    return Ask(key, place, tuple(_longest(iterated, following)), is_certain=False)
+        return ReadAhead(key, place, (*certain[position + 1:], *certain[:position]), is_certain=True)
+    return ReadAhead(key, place, tuple(_longest(iterated, following)), is_certain=False)
 
 
 def _longest(one: Sequence[LazyTensor], other: Sequence[LazyTensor]) -> Sequence[LazyTensor]:
