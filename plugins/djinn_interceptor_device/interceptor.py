@@ -76,8 +76,9 @@ class DeviceInterceptor:
                     "process without the package that took it.",
                 )
             before = torch.accelerator.current_accelerator()
-            _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
-            accelerator.install(before)
+            module = BackendModule()
+            _setup_privateuseone_for_python_backend(DEVICE_NAME, module, Hooks(), DeviceGuard())
+            accelerator.install(before, module)
             factories.register()
             _keep_from_dynamo()
             _let_tracers_trace()
