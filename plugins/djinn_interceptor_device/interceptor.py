@@ -83,6 +83,7 @@ class DeviceInterceptor:
             _keep_from_dynamo()
             _let_tracers_trace()
             class_factories.install()
+            saving.guard_constructors()
             gradients.notice_fused_optimizers()
             process_switches.install()
             use_interrupt_handler(interrupts)
