@@ -60,7 +60,7 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     tensor, new = args
     with torch._C.DisableTorchFunctionSubclass():
         needs_gradient, gradient = tensor.requires_grad, tensor.grad
-        # Before anything changes: whoever moves a module home may have its gradients on the way already.
+        # Before anything changes, so that the gradient is found in its module and fetched together with the others.
         local_gradient = None if gradient is None else gradient.cpu()
         local = new.detach()
         made = (torch.nn.Parameter(local, needs_gradient) if getattr(tensor, "_is_param", False)

@@ -1,4 +1,4 @@
-"""Brings home together what a program fetches one by one: the tensors of a checkpoint, of a module, of a collection."""
+"""Fetches together the tensors that a program asks for one by one, as when it saves a model."""
 
 from __future__ import annotations
 

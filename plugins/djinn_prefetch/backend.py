@@ -38,15 +38,15 @@ class _Pause:
 
 
 class PrefetchingBackend(BackendWrapper):
-    """Fetches, with a value, those that its caller will ask for next, and keeps them until they are asked for.
+    """Fetches, with a value, those that its caller will ask for next, and caches them until they are asked for.
 
-    A value at home is true until something runs that is more than a view. Everything at home is dropped then.
+    The cache is valid until an operation is recorded that is more than a view. All of it is dropped then.
 
     Args:
         plain: The backend that does the work.
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to; identifies the session's tensors.
-        limit_bytes: How much may be at home.
+        limit_bytes: Size of the cache.
 
     Concurrency:
         The caller holds the session's lock.
@@ -60,21 +60,21 @@ class PrefetchingBackend(BackendWrapper):
         self._tape = tape
         self._released = released
         self._limit_bytes = limit_bytes
-        self._home = FetchedValues()
+        self._cache = FetchedValues()
         self._last: tuple[Place, Key] | None = None
         self._pauses: dict[Place, _Pause] = {}
         self._fetched = 0
         self._fetched_at: Place | None = None
-        """Where what is at home was fetched in advance, if it was not certain to be used."""
+        """The place for which the cache was filled, if it was not certain to be used."""
         self._has_failed = False
         """Whether an operation has failed: values may be lost whose loss was reported already."""
         self._unheard: deque[Exception] = deque()
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
-        """Fetch values, or give those that are at home."""
+        """Fetch values, or take them from the cache."""
         if self._unheard:
             raise self._unheard.popleft()
-        if self._home and not all(map(is_plain_view, tuple(self._tape.nodes))):
+        if self._cache and not all(map(is_plain_view, tuple(self._tape.nodes))):
             self._drop()
         is_at_rest = len(slots) == 1 and not self._is_computed_now(slots[0])
         ask = read_ahead(slots[0], self._last, self._is_dull) if is_at_rest else None
@@ -82,18 +82,18 @@ class PrefetchingBackend(BackendWrapper):
             self._drop()
             return self._asked(lambda: self.plain.fetch(slots, whole=whole))
         self._last = ask.place, ask.key
-        if ask.key in self._home:
-            value = self._home.use(ask.key)
-            if not self._home:
+        if ask.key in self._cache:
+            value = self._cache.use(ask.key)
+            if not self._cache:
                 self._noted(ask.place, useful=True)
             return [value]
         return self._fetch_with_next(slots[0], ask, whole=whole)
 
     def flush(self) -> None:
-        """Send everything pending; values at home stay if that is nothing but views."""
+        """Send everything pending; the cache stays valid if there are only views."""
         pending = tuple(self._tape.nodes)
         before = self.nodes_taken
-        if self._home and not all(map(is_plain_view, pending)):
+        if self._cache and not all(map(is_plain_view, pending)):
             self._drop()
         self.plain.flush()
         if self.nodes_taken - before != len(pending):
@@ -139,8 +139,8 @@ class PrefetchingBackend(BackendWrapper):
 
     def stats(self) -> Mapping[str, int]:
         """Return the counters, and those of values fetched in advance."""
-        return {**self.plain.stats(), "prefetched": self._home.fetched, "prefetched_bytes": self._home.fetched_bytes,
-                "prefetched_unused": self._home.unused, "prefetched_unused_bytes": self._home.unused_bytes}
+        return {**self.plain.stats(), "prefetched": self._cache.fetched, "prefetched_bytes": self._cache.fetched_bytes,
+                "prefetched_unused": self._cache.unused, "prefetched_unused_bytes": self._cache.unused_bytes}
 
     def close(self) -> None:
         """Close the connections."""
@@ -164,16 +164,16 @@ class PrefetchingBackend(BackendWrapper):
         else:
             answer = self._asked(lambda: self.plain.fetch([slot, *next_slots], whole=whole))
             values, more = answer[:1], answer[1:]
-        if self._home and self.nodes_taken - before != len(pending):
+        if self._cache and self.nodes_taken - before != len(pending):
             self._drop()
         if more:
-            self._home.keep(keys, more, uses)
+            self._cache.keep(keys, more, uses)
             self._fetched_at, self._fetched = None if ask.is_certain else ask.place, len(more)
         return values
 
     def _next(self, ask: ReadAhead, pending: Sequence[Node], *, whole: bool) -> tuple[list[Slot], list[Key], list[int]]:
-        """Choose what travels with a value."""
-        room = self._limit_bytes - self._home.size_bytes - ask.key[1].size_bytes
+        """Choose the values that are fetched with another."""
+        room = self._limit_bytes - self._cache.size_bytes - ask.key[1].size_bytes
         if not ask.tensors or (pending and not whole):
             return [], [], []
         chosen: dict[Key, Slot] = {}
@@ -182,7 +182,7 @@ class PrefetchingBackend(BackendWrapper):
             key = key_of(tensor)
             if key in chosen or key == ask.key:
                 uses[key] += 1
-            elif key not in self._home and self._can_be_fetched(tensor):
+            elif key not in self._cache and self._can_be_fetched(tensor):
                 room -= key[1].size_bytes
                 if room < 0:
                     break
@@ -196,7 +196,7 @@ class PrefetchingBackend(BackendWrapper):
             return owner is self._released and not tensor.is_conj() and not tensor.is_neg()
 
     def _fetch_cautiously(self, slots: Sequence[Slot]) -> list[Any]:
-        """Fetch values on their own, some of which may be lost; what was lost has been reported before."""
+        """Fetch values separately, some of which may be lost; their loss has been reported before."""
         if not slots or self._tape.nodes:
             return []
         before = self.nodes_taken
@@ -222,16 +222,16 @@ class PrefetchingBackend(BackendWrapper):
             raise
 
     def _drop(self) -> None:
-        if not self._home:
+        if not self._cache:
             return
-        if self._fetched_at is not None and len(self._home) > self._fetched // 2:
+        if self._fetched_at is not None and len(self._cache) > self._fetched // 2:
             self._noted(self._fetched_at, useful=False)
         self._fetched_at = None
-        self._home.drop()
+        self._cache.drop()
 
     def _is_dull(self, place: Place) -> bool:
         pause = self._pauses.get(place)
-        if pause is None or not pause.left or self._home:
+        if pause is None or not pause.left or self._cache:
             return False
         pause.left -= 1
         return True

@@ -1,6 +1,6 @@
 """Finds out, from those who ask for a tensor, which tensors they will ask for next.
 
-A program that copies many tensors home asks for one after the other. Python's own stack shows what it does: PyTorch
+A program that copies many tensors to the CPU asks for one after the other. Python's own stack shows what it does: PyTorch
 moves a module (`Module._apply`), a library writes a checkpoint, or a loop runs over a collection. The stack is looked
 at only where the program waits for the executor anyway.
 """
@@ -49,7 +49,7 @@ Place = tuple[CodeType, int]
 
 @attrs.frozen(eq=False)
 class ReadAhead:
-    """What is known of a caller who asks for a tensor.
+    """Facts about a caller that asks for a tensor.
 
     Attributes:
         key: The value that is asked for.

@@ -1,4 +1,4 @@
-"""Values that came home before they were asked for."""
+"""Values that were fetched before they were asked for."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class _Entry:
 
 
 class FetchedValues:
-    """Values at home, each until it is used.
+    """A cache of fetched values; each is given away once.
 
     Attributes:
         size_bytes: Their size.
-        fetched: How many came home.
+        fetched: How many were fetched.
         fetched_bytes: Their size.
         unused: How many of them were dropped.
         unused_bytes: Their size.
@@ -63,7 +63,7 @@ class FetchedValues:
         return key in self._entries
 
     def keep(self, keys: Sequence[Key], tensors: Iterable[torch.Tensor], uses: Sequence[int]) -> None:
-        """Take over tensors that came home."""
+        """Take over fetched tensors."""
         for key, tensor, count in zip(keys, tensors, uses, strict=True):
             self._entries[key] = _Entry(tensor, count)
             self.size_bytes += tensor.nbytes
