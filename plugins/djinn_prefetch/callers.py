@@ -1,8 +1,8 @@
 """Finds out, from those who ask for a tensor, which tensors they will ask for next.
 
-A program that copies many tensors to the CPU asks for one after the other. Python's own stack shows what it does: PyTorch
-moves a module (`Module._apply`), a library writes a checkpoint, or a loop runs over a collection. The stack is looked
-at only where the program waits for the executor anyway.
+A program that copies many tensors to the CPU asks for one after the other. Python's own stack shows the reason: PyTorch
+moves a module (`Module._apply`), a library writes a checkpoint, or a loop runs over a collection. The stack is read
+only where the program waits for the executor anyway.
 """
 
 from __future__ import annotations
