@@ -31,7 +31,9 @@ def train(precision):
     with tempfile.TemporaryDirectory() as folder:
         accelerator.save_state(folder)
         before = [value.clone() for value in accelerator.unwrap_model(model).parameters()]
-        optimizer.step()
+        with torch.no_grad():
+            for value in accelerator.unwrap_model(model).parameters():
+                value.add_(1)
         accelerator.load_state(folder)
         kept = all(map(torch.equal, before, accelerator.unwrap_model(model).parameters()))
     return str(accelerator.device), torch.stack(losses).flatten().tolist(), kept

@@ -22,7 +22,7 @@ per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, inputs, targets)
 # end
 curvature = hessian(lambda x: functional_call(models[0], parameters, (x,)).sum())(inputs[0])
 stacked, buffers = stack_module_state(models)
-ensemble = vmap(lambda p, b, x: functional_call(models[0], (p, b), (x,)), in_dims=(0, 0, None))(stacked, buffers, inputs)
+ensemble = vmap(lambda p, b: functional_call(models[0], (p, b), (inputs,)))(stacked, buffers)
 jacobian = jacrev(lambda x: functional_call(models[0], parameters, (x,)))(inputs[0])
 print(json.dumps({"device": str(ensemble.device), "per_sample": per_sample["0.weight"].flatten().tolist(),
                   "curvature": curvature.tolist(), "ensemble": ensemble.detach().flatten().tolist(),

@@ -5,9 +5,9 @@ import tempfile
 import warnings
 
 from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, set_seed
 from transformers.utils import logging
-from tokenizers import Tokenizer, models, pre_tokenizers
 from trl import SFTConfig, SFTTrainer
 
 warnings.simplefilter("ignore")
