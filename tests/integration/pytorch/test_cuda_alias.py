@@ -55,6 +55,7 @@ PLACES = {name: code for name, _, code in (line.strip().partition(": ") for line
     module, to: torch.nn.BatchNorm1d(2).to("cuda").weight.detach()
     module, cuda: torch.nn.BatchNorm1d(2).cuda().weight.detach()
     module, to_empty: torch.nn.BatchNorm1d(2, device="meta").to_empty(device="cuda").weight.detach().fill_(1)
+    generator: torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(3)) * 0 + 1
     storage: torch.tensor([], device="cpu").set_(torch.ones(2).untyped_storage()).cuda()
     """.strip().splitlines())}
 
@@ -183,6 +184,8 @@ def test_each_function_of_torch_cuda_is_the_remote_devices_or_refuses(alias: Exi
     same = {name for name in names if inside[name] is getattr(torch.cuda, name) and not name.endswith("Storage")}
     exceptions = {name for name in same if isinstance(inside[name], type) and issubclass(inside[name], Exception)}
     assert same - exceptions == KEPT
+    classes = {name for name in names if isinstance(getattr(torch.cuda, name), type)}
+    assert {name for name in classes if not isinstance(inside[name], type)} == set(), "annotations name classes"
     assert len(names) > 100
 
 
@@ -232,8 +235,10 @@ def test_data_parallel_trains_on_the_one_device() -> None:
 
 def test_the_profiler_says_what_it_measures() -> None:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with pytest.warns(UserWarning, match="it measures this process"), torch.profiler.profile(activities=activities) as measured:
-        (torch.ones(2, device="cuda") + 1).tolist()
+    with pytest.warns(UserWarning, match="it measures this process"):
+        profiler = torch.profiler.profile(activities=activities)
+        with profiler as measured:
+            (torch.ones(2, device="cuda") + 1).tolist()
     assert "aten::add" in {event.key for event in measured.key_averages()}
 
 
