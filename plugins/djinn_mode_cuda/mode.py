@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-
 if TYPE_CHECKING:
     from djinn_lib_run.kinds import RunContext
 

@@ -235,10 +235,11 @@ def test_data_parallel_trains_on_the_one_device() -> None:
 
 def test_the_profiler_says_what_it_measures() -> None:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    measured = torch.profiler.profile(activities=activities)
     with pytest.warns(UserWarning, match="it measures this process"):
-        profiler = torch.profiler.profile(activities=activities)
-        with profiler as measured:
-            (torch.ones(2, device="cuda") + 1).tolist()
+        measured.start()
+    (torch.ones(2, device="cuda") + 1).tolist()
+    measured.stop()
     assert "aten::add" in {event.key for event in measured.key_averages()}
 
 
