@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import subprocess
 import sys
@@ -19,15 +21,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python")
+__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "share")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
 # What djinn imports of others is the same for everybody, too.
-_FORKS.set_forkserver_preload(["torch._dynamo", "attrs", "http.server", "hypothesis.strategies", "msgspec", "numpy",
-                               "pluggy", "pytest", "rich.table", "trio", "typer.main"])
+_FORKS.set_forkserver_preload([
+    "torch._dynamo", "anyio.from_thread", "anyio.streams.buffered", "anyio.to_thread", "attrs", "cattrs", "http.server",
+    "hypothesis.internal.conjecture.engine", "hypothesis.strategies", "msgspec", "networkx", "numpy", "pluggy",
+    "prometheus_client", "pytest", "rich.console", "rich.table", "trio", "typer.main", "xml.sax.saxutils"])
 
 
 class WarmPython:
@@ -100,6 +104,14 @@ class WarmPython:
         self._process.kill()
 
 
+def share() -> None:
+    """Start the interpreter that is forked, so that all forks of this process have it in common."""
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # there is no public way
+    server.ensure_running()
+    # Only its parent can ask whether it runs.
+    os.register_at_fork(after_in_child=lambda: setattr(server, "ensure_running", lambda: None))
+
+
 def clean_environment(**environ: str) -> dict[str, str]:
     """This process's environment variables without its settings of djinn, and further ones."""
     return {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")} | environ
@@ -153,6 +165,8 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
 
 def _become(program: str, arguments: list[str], environment: dict[str, str], stdout: Connection | None,
             log: str, folder: str) -> None:
+    # The collector need not look through what was imported before the fork, nor copy it by looking.
+    gc.freeze()
     with Path(log).open("ab") as errors, stdout or contextlib.nullcontext():
         os.dup2((stdout or errors).fileno(), 1)
         os.dup2(errors.fileno(), 2)
