@@ -14,6 +14,7 @@ from djinn.errors import DeviceNameTakenError
 from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.record.tensor import LazyTensor
 from djinn_interceptor_device import (
+    accelerator,
     class_factories,
     factories,
     functions,
@@ -21,6 +22,7 @@ from djinn_interceptor_device import (
     handlers,
     list_writes,
     optimizers,
+    process_switches,
     saving,
 )
 from djinn_interceptor_device import fast_path as shortcuts
@@ -73,12 +75,17 @@ class DeviceInterceptor:
                     hint="djinn.capture() works nevertheless; for the device remote_accelerator, run djinn in a "
                     "process without the package that took it.",
                 )
-            _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
+            before = torch.accelerator.current_accelerator()
+            module = BackendModule()
+            _setup_privateuseone_for_python_backend(DEVICE_NAME, module, Hooks(), DeviceGuard())
+            accelerator.install(before, module)
             factories.register()
             _keep_from_dynamo()
             _let_tracers_trace()
             class_factories.install()
+            saving.guard_constructors()
             gradients.notice_fused_optimizers()
+            process_switches.install()
             use_interrupt_handler(interrupts)
         return torch.device(DEVICE_NAME, 0)
 
@@ -86,6 +93,7 @@ class DeviceInterceptor:
         """Return handlers of operators that copy between devices, query storages or write into lists."""
         optimizers.follow(session.backend.welcome.device)
         shortcuts.follow(session)
+        process_switches.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:

@@ -27,6 +27,8 @@ data = TensorDataset(torch.arange(8.0))
 attempt("loader", lambda: [b[0].tolist() for b in DataLoader(data, batch_size=4, pin_memory=True)])
 attempt("workers", lambda: [b[0].tolist() for b in DataLoader(data, batch_size=4, num_workers=1, pin_memory=True)])
 attempt("accelerator", lambda: str(torch.accelerator.current_accelerator(check_available=True)))
+attempt("accelerator_unchecked", lambda: str(torch.accelerator.current_accelerator()))
+attempt("accelerators", lambda: torch.accelerator.device_count())
 attempt("accelerator_available", lambda: torch.accelerator.is_available())
 attempt("default_device", lambda: str(torch.get_default_device()))
 def seeds():

@@ -1,0 +1,57 @@
+"""``torch.accelerator``, once the remote device is the accelerator of the process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from djinn_lib_accelerator.availability import make_available
+from support.recording.eager import DEVICE
+from torch.utils.data import DataLoader
+
+
+@pytest.fixture(autouse=True)
+def _available() -> Iterator[None]:
+    with make_available():
+        yield
+
+
+def test_the_remote_device_is_the_accelerator_only_while_it_is_available() -> None:
+    def seen() -> tuple[object, ...]:
+        return (str(torch.accelerator.current_accelerator()), torch.accelerator.is_available(),
+                torch.accelerator.device_count(), torch.remote_accelerator.is_available())
+
+    with make_available():
+        assert seen() == (DEVICE.type, True, 1, True)
+    assert seen() == (DEVICE.type, True, 1, True)
+    assert torch.accelerator.current_accelerator(check_available=True) == torch.device(DEVICE.type)
+
+
+def test_it_trains_on_the_device_that_it_was_told() -> None:
+    found = torch.accelerator.current_accelerator()
+    assert found is not None
+    model = torch.nn.Linear(2, 1).to(found)
+    model(torch.ones(1, 2, device=found)).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[1.0, 1.0]]
+
+
+def test_pinned_memory_is_told_apart_by_storage() -> None:
+    plain = torch.arange(4.0)
+    pinned = plain.pin_memory()
+    view = pinned.view(2, 2)[1:]
+    del pinned
+    gc.collect()
+    assert (plain.is_pinned(), view.is_pinned()) == (False, True)
+    assert view.pin_memory().data_ptr() == view.data_ptr()
+    assert view.tolist() == [[2.0, 3.0]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_pins_its_batches(workers: int) -> None:
+    loader = DataLoader(torch.arange(8.0), batch_size=4, num_workers=workers, pin_memory=True)  # type: ignore[arg-type]  # has __getitem__ and __len__
+    batches = list(loader)
+    assert [batch.tolist() for batch in batches] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+    assert all(batch.is_pinned() for batch in batches)
