@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     """A `djinn.session.session.Session`; contracts import nothing that is built on them."""
     RegisterOfLibrary: TypeAlias = Callable[[Any], None]
     """For contracts that libraries define; the kernel imports none."""
-    Report: TypeAlias = Callable[[str, str, str], None]
 
 __all__ = ("GROUP", "hookimpl", "hookspec")
 
@@ -474,6 +473,28 @@ def djinn_register_metrics(register: RegisterOfLibrary) -> None:
     """
 
 
+@hookspec
+def djinn_register_modes(register: RegisterOfLibrary) -> None:
+    """Register run modes, in which ``djinn run`` lets a script use the remote device.
+
+    Called:
+        Phase *register*, once per session and once per ``djinn run``. All implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_run.kinds.RunMode`. It changes nothing in the process before it is entered.
+
+    Raises:
+        PluginValidationError: The object lacks a member that a run mode needs, or the same plugin has already
+            registered its name.
+
+    Laws:
+        Those of the kind ``mode``, in ``specs/kinds/mode.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
 # Phase "calibration": `djinn.calibrate` was called.
 
 
@@ -522,7 +543,7 @@ def djinn_register_commands(app: typer.Typer, plugins: Any) -> None:
 
 
 @hookspec
-def djinn_examine_system(report: Report) -> None:
+def djinn_examine_system(report: Callable[[str, str, str], None]) -> None:
     """Report which features of this system a plugin can use.
 
     Called:

@@ -24,6 +24,13 @@ USAGE_ERROR = 2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program and exit; see `djinn_cli.app.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["run"]:
+        from djinn_lib_run.leaving import expect_to_leave
+
+        expect_to_leave()
+    else:
+        # Modes are for programs. A server must not take the remote device for an accelerator of its own.
+        os.environ.pop("DJINN_RUN_AS", None)
     if given[:1] == ["serve"] and (taken := taken_address(given[1:])):
         sys.stderr.write(f"djinn: [DJ301] Cannot listen on {taken}: {os.strerror(errno.EADDRINUSE)}. Stop the server "
                          "that listens there, or choose another address.\n")

@@ -56,6 +56,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
         arguments: Positional arguments.
         keywords: Keyword arguments, in order.
         default_dtype: PyTorch's default dtype when the call was recorded, if results depend on it.
+        switches: PyTorch's process-wide switches that were not at their defaults then, by name, and their values.
     """
 
     operator: str
@@ -63,6 +64,7 @@ class Template(msgspec.Struct, frozen=True, array_like=True):
     arguments: tuple[Argument, ...]
     keywords: tuple[tuple[str, Argument], ...] = ()
     default_dtype: str = ""
+    switches: tuple[tuple[str, str], ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import attrs
 import msgspec
 
 from djinn.ir.phase import ExecutionPhase
@@ -17,6 +18,7 @@ _RANDOM = 0
 """Represents the random generator where storages are compared; values are numbered from 1."""
 
 
+@attrs.define(eq=False)
 class Signature:
     """Everything known about an operation after its metadata has been inferred; shared by every node that repeats it.
 
@@ -32,29 +34,18 @@ class Signature:
         phase: The execution phase that it reveals; ``None`` if operations of its kind never reveal one.
     """
 
-    __slots__ = ("aliases", "has_effect", "is_random", "operands", "phase", "results", "template", "template_number",
-                 "writes")
+    template: Template
+    template_number: int
+    results: tuple[TensorSpec | None, ...]
+    aliases: tuple[int, ...]
+    writes: tuple[int, ...]
+    is_random: bool
+    operands: tuple[TensorSpec, ...]
+    phase: ExecutionPhase | None = None
+    has_effect: bool = attrs.field(init=False)
 
-    def __init__(
-        self,
-        template: Template,
-        template_number: int,
-        results: tuple[TensorSpec | None, ...],
-        aliases: tuple[int, ...],
-        writes: tuple[int, ...],
-        is_random: bool,
-        operands: tuple[TensorSpec, ...],
-        phase: ExecutionPhase | None = None,
-    ) -> None:
-        self.template = template
-        self.template_number = template_number
-        self.results = results
-        self.aliases = aliases
-        self.writes = writes
-        self.is_random = is_random
-        self.operands = operands
-        self.phase = phase
-        self.has_effect = bool(writes) or is_random or not results
+    def __attrs_post_init__(self) -> None:
+        self.has_effect = bool(self.writes) or self.is_random or not self.results
 
 
 class Node(msgspec.Struct, eq=False, gc=False):

@@ -43,6 +43,7 @@ class Binding:
         is_random: Whether it draws random numbers.
         crosses_devices: Whether its operands may be on different logical devices.
         phase_of: Derives the execution phase from the sizes of its operands, if the operator can reveal it.
+        switches: PyTorch's process-wide switches under which it is recorded; see `djinn.ir.program.Template`.
     """
 
     operator: torch._ops.OpOverload
@@ -53,6 +54,7 @@ class Binding:
     is_random: bool
     crosses_devices: bool = False
     phase_of: Callable[[Sequence[torch.Size]], ExecutionPhase] | None = None
+    switches: tuple[tuple[str, str], ...] = ()
 
 
 @attrs.frozen(eq=False)
@@ -228,7 +230,7 @@ class Planner:
             width = count_tensors(argument)
             ranges[name] = range(position, position + width)
             position += width
-        return Template(facts.name, facts.digest, arguments, keywords), ranges
+        return Template(facts.name, facts.digest, arguments, keywords, switches=binding.switches), ranges
 
 
 def _form(item: Any) -> Argument:

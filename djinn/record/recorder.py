@@ -65,8 +65,8 @@ class Recorder:
         self._session = session
         self._bind = bind
         self._plan = plan
-        self._bindings: dict[int, Binding] = {}
-        self._crossing: dict[int, Binding] = {}
+        self.bindings: dict[int, Binding] = {}
+        self._crossing: dict[Binding, Binding] = {}
         self._plans: dict[tuple[Any, ...], CallPlan] = {}
         self._older: dict[tuple[Any, ...], CallPlan] = {}
         self.numbers = itertools.count(1)
@@ -79,7 +79,7 @@ class Recorder:
 
     def dispatch(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute one operation on lazy tensors, or a factory on the logical device."""
-        binding = self._bindings.get(id(operator)) or self.binding(operator)
+        binding = self.bindings.get(id(operator)) or self.binding(operator)
         if binding.special is not None:
             result = binding.special(operator, args, kwargs)
             if result is not NotImplemented:
@@ -91,14 +91,13 @@ class Recorder:
 
         The lookup is by identity, because an operator's own hash is a Python function.
         """
-        found = self._bindings.get(id(operator))
-        return found or self._bindings.setdefault(id(operator), self._bind(operator))
+        found = self.bindings.get(id(operator))
+        return found or self.bindings.setdefault(id(operator), self._bind(operator))
 
     def record_across(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record an operation whose operands may be on different devices of the session."""
-        found = self._crossing.get(id(operator))
-        if found is None:
-            found = self._crossing[id(operator)] = attrs.evolve(self.binding(operator), crosses_devices=True)
+        plain = self.binding(operator)
+        found = self._crossing.get(plain) or self._crossing.setdefault(plain, attrs.evolve(plain, crosses_devices=True))
         return self.record(found, operator, args, kwargs)
 
     def record(self, binding: Binding, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

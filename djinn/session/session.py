@@ -62,6 +62,8 @@ class Session:
         self.released: deque[int] = deque()
         self.specs = SpecTable()
         self.closed = False
+        self.switches: tuple[tuple[str, str], ...] = ()
+        """PyTorch's process-wide switches that operations are recorded under; see `djinn.ir.program.Template`."""
         self.flush_every = self._usual_flush_every = min(connection.flush_every for connection in connections)
         self.pace = AdaptiveFlush(self.flush_every, is_fixed=False)
         self.flush_after(config.flush_every)
@@ -369,6 +371,7 @@ class Session:
             erases_floats=not self._shapes.depends_on_numbers(operator),
             is_random=self.classifier.is_random(operator),
             phase_of=self._phase_told(operator),
+            switches=self.switches,
         )
 
     def _phase_told(self, operator: Any) -> Callable[[Sequence[torch.Size]], ExecutionPhase] | None:

@@ -41,6 +41,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "authenticator": Kind("djinn_lib_server.kinds:AuthenticatorFactory", "tokens"),
     "admission": Kind("djinn_lib_server.kinds:AdmissionFactory", "fair"),
     "metrics": Kind("djinn_lib_server.kinds:MetricsFactory"),
+    "mode": Kind("djinn_lib_run.kinds:RunMode", "accelerator"),
 })
 """The kinds of plugin, by name."""
 DEFAULTS: Mapping[str, str] = MappingProxyType({name: kind.default for name, kind in KINDS.items() if kind.default})
@@ -78,10 +79,8 @@ class PluginSelection:
         Raises:
             ConfigurationError: An item is invalid; the error names it and the allowed forms.
         """
-        if given is None:
-            return cls()
-        if isinstance(given, PluginSelection):
-            return given
+        if given is None or isinstance(given, PluginSelection):
+            return given or cls()
         disabled: set[str] = set()
         chosen: dict[str, str] = {}
         for item in _items(given):

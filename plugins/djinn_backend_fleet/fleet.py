@@ -12,6 +12,7 @@ from djinn_lib_graph.views import changes_metadata, is_view
 from djinn_lib_interrupts.interrupts import deferral
 from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
+from djinn_lib_service.device_report import FIRST_REPORT, REPORT_HANDLES
 
 from djinn.errors import ConfigurationError
 from djinn.ir.flush_policy import AdaptiveFlush
@@ -215,6 +216,8 @@ class Fleet:
         if slot.number == GENERATOR_HANDLE:
             # The slot of a generator contains the device's index in place of a storage.
             return self._drawn_at if self.placement.shares_generator else slot.storage
+        if slot.number in REPORT_HANDLES:
+            return slot.storage - FIRST_REPORT
         return self.where.home_of(slot.number) or 0
 
     def _generator(self, device: torch.device | None) -> int:

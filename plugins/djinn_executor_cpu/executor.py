@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from djinn_lib_torch.executor import TorchExecutor, no_such_device
 
@@ -19,6 +24,32 @@ class CpuExecutor(TorchExecutor):
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself; see `djinn_lib_service.kinds.executor.SupportsSharing`."""
         return tensor
+
+    def properties(self) -> Mapping[str, Any]:
+        """Describe the processor; see `djinn_lib_service.kinds.executor.SupportsDeviceReport`."""
+        name = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+        return {"kind": "cpu", "name": name, "has_bfloat16": True,
+                "total_bytes": _pages_bytes("SC_PHYS_PAGES"), "multi_processor_count": os.cpu_count() or 0}
+
+    def memory(self) -> Mapping[str, Any]:
+        """Measure the machine's memory; what sessions allocate is counted with their values."""
+        return {"free_bytes": _pages_bytes("SC_AVPHYS_PAGES"), "total_bytes": _pages_bytes("SC_PHYS_PAGES")}
+
+    def reset_peak(self) -> None:
+        """Do nothing: the session resets its own count."""
+
+    def reset_accumulated(self) -> None:
+        """Do nothing, as above."""
+
+    def free_unused(self) -> None:
+        """Do nothing: PyTorch keeps no memory of the CPU for reuse."""
+
+
+def _pages_bytes(name: str) -> int:
+    """Return the size of this kind of pages; 0 if the system does not tell."""
+    if name not in getattr(os, "sysconf_names", {}):
+        return 0
+    return max(os.sysconf(name), 0) * os.sysconf("SC_PAGE_SIZE")
 
 
 class CpuExecutorFactory:

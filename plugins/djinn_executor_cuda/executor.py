@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from djinn_lib_service.memory_usage import MemoryUsage
 from djinn_lib_torch.executor import TorchExecutor, no_such_device
 
 from djinn.errors import ConfigurationError
@@ -40,6 +43,35 @@ class CudaExecutor(TorchExecutor):
         """Return the generator that operators draw from if they are given none."""
         torch.cuda.init()
         return torch.cuda.default_generators[self._device.index or 0]
+
+    def properties(self) -> Mapping[str, Any]:
+        """Describe the device; see `djinn_lib_service.kinds.executor.SupportsDeviceReport`."""
+        found = torch.cuda.get_device_properties(self._device)
+        return {"kind": "cuda", "name": found.name, "total_bytes": found.total_memory, "major": found.major,
+                "minor": found.minor, "multi_processor_count": found.multi_processor_count,
+                "has_bfloat16": torch.cuda.is_bf16_supported()}
+
+    def memory(self) -> Mapping[str, Any]:
+        """Return the driver's and the allocator's figures."""
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        stats = torch.cuda.memory_stats(self._device)
+        return {"free_bytes": free_bytes, "total_bytes": total_bytes, **{
+            name: MemoryUsage(*(stats.get(f"{name}_bytes.all.{figure}", 0)
+                                for figure in ("current", "peak", "allocated", "freed")))
+            for name in ("allocated", "reserved")}}
+
+    def reset_peak(self) -> None:
+        """Reset the allocator's peaks."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def reset_accumulated(self) -> None:
+        """Reset the allocator's sums."""
+        torch.cuda.reset_accumulated_memory_stats(self._device)
+
+    def free_unused(self) -> None:
+        """Give cached memory back to the driver."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
 
 
 class CudaExecutorFactory:

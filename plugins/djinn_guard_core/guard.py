@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from djinn_lib_service.kinds import Bounds
 from djinn_lib_service.operators import operator_named
+from djinn_lib_service.switches import check_switches
 
 from djinn.errors import ProtocolError, SchemaMismatchError
 from djinn.ir.program import Program, Template, count_tensors
@@ -98,6 +99,7 @@ class CoreWatch:
         if facts.digest != template.digest:
             raise SchemaMismatchError(f"{template.operator} has another schema in PyTorch {torch.__version__} here.",
                                       hint="Install the same PyTorch release on both sides.")
+        check_switches(template.switches)
         given = check_form(template, operator, facts)
         kinds = number_kinds(given, operator)
         keeps_reals = self._answers.depends_on_reals(operator)

@@ -44,6 +44,8 @@ class UploadingInterop(HostInterop):
         everything = tensors_in((args, tuple(kwargs.values())))
         if any(not isinstance(t, LazyTensor) and type(t) not in (torch.Tensor, torch.nn.Parameter) for t in everything):
             return NotImplemented
+        if any(tensor.device.type == "meta" for tensor in everything):
+            raise RuntimeError(f"Tensor on device meta is not on the expected device {self._session.device}!")
         generator = _generator((args, tuple(kwargs.values())))
         if generator is not None and not self._leaves_device(args, kwargs):
             return self._draw(generator, operator, args, kwargs)

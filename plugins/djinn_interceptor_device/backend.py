@@ -6,8 +6,12 @@ import collections
 import ctypes
 import itertools
 import operator
+import os
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache, partial
 from threading import get_ident
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -15,14 +19,17 @@ from djinn_lib_accelerator import availability
 
 from djinn.record import devices
 from djinn.record.dispatcher import pending_errors
+from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import autocast
+from djinn_interceptor_device.device_memory import MemoryFunctions, device_named
+from djinn_interceptor_device.streams import StreamFunctions
 
 _SEED_BYTES = 9
 """Length of a state that is a seed; no generator's state is that short. Seeds range from -2**63 to 2**64 - 1."""
 
 
-class BackendModule:
+class BackendModule(MemoryFunctions, StreamFunctions):
     """The module ``torch.remote_accelerator``.
 
     It reports itself as unavailable unless it is the process's accelerator: PyTorch uses this answer to decide whether
@@ -59,15 +66,33 @@ class BackendModule:
         Raises:
             RuntimeError: It is another device.
         """
-        index = device if isinstance(device, int) else torch.device(device).index
-        if index not in (None, 0, -1):
+        if device_named(device).index:
             raise RuntimeError(f"The current remote accelerator is always the first; {device!r} cannot be. Name a "
                                "device where tensors are made instead.")
 
     def device(self, device: Any) -> Any:
         """Return a context in which ``device`` is current."""
-        self.set_device(device)
-        return torch.autograd.profiler.record_function("remote_accelerator.device")
+        if device is not None:
+            self.set_device(device)
+        return nullcontext()
+
+    def device_of(self, obj: Any) -> Any:
+        """Return a context in which the device of a tensor is current; others change nothing."""
+        return self.device(obj.device if isinstance(obj, LazyTensor) else None)
+
+    def init(self) -> None:
+        """Start a session unless one is running."""
+        runtime.ensure_initialized()
+
+    def initial_seed(self) -> int:
+        """Return the seed of the remote random numbers."""
+        return runtime.next_seed()
+
+    def seed(self) -> None:
+        """Seed the remote random numbers with a number that nobody can foresee."""
+        runtime.seed_all(int.from_bytes(os.urandom(8), "little") >> 1)
+
+    seed_all = seed
 
     def manual_seed(self, seed: int) -> None:
         """Seed the remote random numbers."""
@@ -84,7 +109,7 @@ class BackendModule:
         accelerator, even in programs that never use this one.
         """
         if runtime.is_initialized():
-            return runtime.current().random_state(_device(device))
+            return runtime.current().random_state(device_named(device))
         return torch.tensor(list(runtime.next_seed().to_bytes(_SEED_BYTES, "little", signed=True)), dtype=torch.uint8)
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
@@ -99,7 +124,7 @@ class BackendModule:
         session = runtime.current()
         if session.backend.welcome.device.startswith("cpu"):
             torch.Generator().set_state(new_state)  # reports an invalid state at once
-        session.set_random_state(new_state, _device(device))
+        session.set_random_state(new_state, device_named(device))
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
         """Fetch the states of all devices."""
@@ -116,19 +141,28 @@ class BackendModule:
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: Any = None) -> None:
-        """Wait until everything recorded has run."""
-        runtime.current().synchronize()
+        """Wait until everything recorded has run. Without a session, there is nothing to wait for."""
+        device_named(device)
+        if runtime.is_initialized():
+            runtime.current().synchronize()
 
-    def empty_cache(self) -> None:
-        """Do nothing: memory belongs to the executor."""
+    @property
+    def amp(self) -> ModuleType:
+        """Autocast and gradient scaling for this device."""
+        return amp_module(devices.logical_device().type)
+
+    OutOfMemoryError = torch.OutOfMemoryError
 
 
-def _device(named: Any) -> torch.device:
-    """Convert an index, a device, a string or ``None`` to a device."""
-    if named is None or (isinstance(named, int) and named < 0):
-        return devices.checked_device(None)
-    kind = devices.logical_device().type
-    return devices.checked_device(torch.device(kind, named) if isinstance(named, int) else torch.device(named))
+@cache
+def amp_module(kind: str) -> ModuleType:
+    """Make the module ``amp`` of the device's module."""
+    made = ModuleType(f"torch.{kind}.amp")
+    made.autocast = partial(torch.autocast, kind)  # type: ignore[attr-defined]  # of the module
+    made.GradScaler = partial(torch.amp.GradScaler, kind)  # type: ignore[attr-defined]  # as above
+    made.custom_fwd = partial(torch.amp.custom_fwd, device_type=kind)  # type: ignore[attr-defined]  # as above
+    made.custom_bwd = partial(torch.amp.custom_bwd, device_type=kind)  # type: ignore[attr-defined]  # as above
+    return made
 
 
 class Hooks(torch._C._acc.PrivateUse1Hooks):

@@ -1,4 +1,4 @@
-"""Factories as methods of the class of lazy tensors: ``LazyTensor.randn(2, 3)``."""
+"""Methods that are added to the class of lazy tensors: its constructor, factories, and shallow copies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
+from djinn_interceptor_device.copying import shallow_copy
 
 __all__ = ("install",)
 
@@ -22,8 +23,21 @@ def _factory(make: Callable[..., Any]) -> Any:
     return staticmethod(factory)
 
 
+def _make(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Create a parameter: ``type(parameter)(data, requires_grad=...)``, whatever device the data is on."""
+    if (args and isinstance(args[0], torch.Tensor)) or isinstance(kwargs.get("data"), torch.Tensor):
+        return torch.nn.Parameter(*args, **kwargs)
+    return torch.Tensor.__new__(cls, *args, **kwargs)
+
+
+def _initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Do nothing: the constructor has done it."""
+
+
 def install() -> None:
-    """Add the factories to the class."""
+    """Add the methods to the class, among them factories such as ``LazyTensor.randn(2, 3)``."""
+    cls: Any = LazyTensor
+    cls.__new__, cls.__init__, cls.__copy__ = _make, _initialize, shallow_copy
     for make in (torch.randn, torch.rand, torch.zeros, torch.ones, torch.empty, torch.full, torch.arange, torch.eye,
                  torch.linspace, torch.randint, torch.randperm):
         setattr(LazyTensor, make.__name__, _factory(make))

@@ -1,4 +1,4 @@
-"""Deep copies, which stay on the device."""
+"""Copies, which stay on the device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from typing import Any
 import torch
 
 from djinn.record.tensor import LazyTensor
+
+
+def shallow_copy(tensor: LazyTensor) -> Any:
+    """Return another tensor with the same storage and attributes: what ``copy.copy`` does."""
+    if type(tensor) is not LazyTensor:
+        return copy._reconstruct(tensor, None, *tensor.__reduce_ex__(4))  # type: ignore[attr-defined]  # as copy.copy
+    made: Any = tensor.data
+    with torch._C.DisableTorchFunctionSubclass():
+        made.requires_grad_(tensor.requires_grad)
+    vars(made).update({name: item for name, item in vars(tensor).items() if name != "_value"})
+    return made
 
 
 def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

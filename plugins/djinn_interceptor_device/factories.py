@@ -36,6 +36,8 @@ _FLOATING = frozenset(
     "_efficientzerotensor".split()
 )
 """Factories whose results have the default dtype unless another one is given."""
+_BY_ENDS = frozenset("linspace logspace".split())
+"""Of these, the factories whose results are complex if an end is."""
 _BY_VALUE = frozenset("arange full range".split())
 """As above, if their numbers are not integers; ``range`` always."""
 
@@ -84,11 +86,15 @@ def _dispatch(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _complete(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Make the default dtype explicit: it is this process's current one."""
-    numbers = args[1:2] if name == "full" else args
-    if name in _BY_VALUE and name != "range" and any(isinstance(number, complex) for number in numbers):
+    numbers = args[1:2] if name == "full" else args[:2] if name in _BY_ENDS else args
+    if ((name in _BY_VALUE and name != "range") or name in _BY_ENDS) and any(map(_is_complex, numbers)):
         kwargs["dtype"] = torch.complex128 if torch.get_default_dtype() == torch.float64 else torch.complex64
     elif name not in _BY_VALUE or name == "range" or any(isinstance(number, float) for number in numbers):
         kwargs["dtype"] = torch.get_default_dtype()
+
+
+def _is_complex(number: Any) -> bool:
+    return number.is_complex() if isinstance(number, torch.Tensor) else isinstance(number, complex)
 
 
 def _to_copy(tensor: torch.Tensor, **kwargs: Any) -> Any:

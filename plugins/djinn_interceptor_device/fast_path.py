@@ -58,6 +58,8 @@ _shortcuts: dict[tuple[Any, ...], tuple[CallPlan, list[Any] | None] | None] = {}
 including defaults, if they are the same for every such call. ``None`` where there is no shortcut. If an operation has
 several results, the function returned the first one."""
 _older: dict[tuple[Any, ...], Any] = {}
+_under: dict[Any, tuple[Any, Any]] = {}
+"""Both generations of shortcuts, by the process-wide switches under which they were learned; without those in use."""
 
 
 def call_plainly(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -70,7 +72,17 @@ def follow(session: Session) -> None:
     global _session, _apply
     _shortcuts.clear()
     _older.clear()
+    _under.clear()
     _session, _apply = session, session.recorder.apply
+
+
+def use_switches(before: Any, now: Any, most: int) -> None:
+    """Use the shortcuts that were learned under the switches that hold now, and keep at most so many others."""
+    global _shortcuts, _older
+    _under[before] = _shortcuts, _older
+    _shortcuts, _older = _under.pop(now, ({}, {}))
+    while len(_under) > most:
+        del _under[next(iter(_under))]
 
 
 def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = None) -> FunctionHandler:

@@ -36,6 +36,10 @@ WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
 """Composites with dedicated CPU kernels; PyTorch would decompose them on this device only."""
 
 
+_WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+"""Dtypes of numbers that operators take in place of tensors."""
+
+
 def record(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record an operator as part of its handler."""
     return session.recorder.record(session.recorder.binding(operator), operator, args, kwargs)
@@ -87,7 +91,11 @@ def _converts(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
 def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Copy into a tensor, whichever of the two is remote."""
     target, source = args[0], args[1]
+    if not isinstance(source, torch.Tensor):
+        return copy_(session, operator, (target, torch.tensor(source, dtype=_WRAPPED[type(source)]), *args[2:]), kwargs)
     if not isinstance(target, LazyTensor):
+        if target.device.type == "meta":
+            return target
         return operator(target, session.materialize([source])[0], *args[2:], **kwargs)
     if isinstance(source, LazyTensor):
         return session.recorder.record_across(operator, args, kwargs)

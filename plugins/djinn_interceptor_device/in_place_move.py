@@ -9,6 +9,7 @@ operators need kernels here.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
+from djinn_interceptor_device.brought_home import BroughtHome, bring_home
 
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _ASKED = (
@@ -25,6 +27,9 @@ _ASKED = (
     "view.dtype", "_conj", "_neg_view",
 )
 """Operators that PyTorch executes on any device with its own kernels."""
+
+_arrivals: set[int] = set()
+"""Lazy tensors whose data is being assigned an ordinary tensor."""
 
 
 def register(library: torch.library.Library, kernel: Callable[[Any], Callable[..., Any]]) -> None:
@@ -61,6 +66,12 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             vars(tensor).pop("_value")
             vars(tensor).pop("_is_param", None)
             tensor.__class__ = type(made)
+        elif tensor._use_count() > 1 or weakref.getweakrefs(tensor):
+            _arrivals.add(id(tensor))
+            try:
+                bring_home(tensor, function, local)
+            finally:
+                _arrivals.discard(id(tensor))
         else:
             torch.utils.swap_tensors(tensor, made)
     if gradient is not None:
@@ -74,8 +85,8 @@ def become(tensor: torch.Tensor, new: torch.Tensor) -> bool:
         RuntimeError: It cannot, because its dtype does not support gradients.
     """
     if isinstance(tensor, LazyTensor):
-        return isinstance(new, LazyTensor) or is_adopted(tensor)
-    if not isinstance(new, LazyTensor) or type(tensor) not in _ORDINARY:
+        return isinstance(new, LazyTensor) or is_adopted(tensor) or id(tensor) in _arrivals
+    if not isinstance(new, LazyTensor) or type(tensor) not in (*_ORDINARY, BroughtHome):
         return False
     if tensor.requires_grad and not (new.dtype.is_floating_point or new.dtype.is_complex):
         raise RuntimeError(f"data set to a tensor that requires gradients must be floating point or complex dtype, "

@@ -22,6 +22,7 @@ from djinn_interceptor_device import (
     handlers,
     list_writes,
     optimizers,
+    process_switches,
     saving,
 )
 from djinn_interceptor_device import fast_path as shortcuts
@@ -75,13 +76,16 @@ class DeviceInterceptor:
                     "process without the package that took it.",
                 )
             before = torch.accelerator.current_accelerator()
-            _setup_privateuseone_for_python_backend(DEVICE_NAME, BackendModule(), Hooks(), DeviceGuard())
-            accelerator.install(before)
+            module = BackendModule()
+            _setup_privateuseone_for_python_backend(DEVICE_NAME, module, Hooks(), DeviceGuard())
+            accelerator.install(before, module)
             factories.register()
             _keep_from_dynamo()
             _let_tracers_trace()
             class_factories.install()
+            saving.guard_constructors()
             gradients.notice_fused_optimizers()
+            process_switches.install()
             use_interrupt_handler(interrupts)
         return torch.device(DEVICE_NAME, 0)
 
@@ -89,6 +93,7 @@ class DeviceInterceptor:
         """Return handlers of operators that copy between devices, query storages or write into lists."""
         optimizers.follow(session.backend.welcome.device)
         shortcuts.follow(session)
+        process_switches.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:

@@ -194,6 +194,18 @@ def _contiguous(size: Any) -> list[int]:
     return strides[: len(size)]
 
 
+def _new_storage(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """Create an ``UntypedStorage``; one of this device holds as many zeros, or the given bytes."""
+    device = kwargs.get("device")
+    if device is None or torch.device(device).type != devices.logical_device().type:
+        return torch._C.StorageBase.__new__(cls, *args, **kwargs)
+    content = args[0] if args else kwargs.get("size", 0)
+    where = devices.checked_device(torch.device(device))
+    made = (torch.zeros(content, dtype=torch.uint8, device=where) if isinstance(content, int)
+            else torch.tensor(content, dtype=torch.uint8, device=where))
+    return RemoteStorage.of(made)  # type: ignore[arg-type]  # lazy, on this device
+
+
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
@@ -221,3 +233,8 @@ def register() -> None:
     if not _is_registered:
         _is_registered = True
         torch.serialization.register_package(_PRIORITY, _tag, _load)
+
+
+def guard_constructors() -> None:
+    """Make the constructors of storages work for this device: PyTorch's own would use a missing allocator unchecked."""
+    torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]  # it has no such method of its own

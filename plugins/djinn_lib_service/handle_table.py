@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from djinn_lib_service.memory_usage import MemoryUsage
+
 __all__ = ("HandleTable", "ValueTable")
 
 
@@ -15,7 +17,7 @@ class ValueTable(ABC):
     """Values by handle, in `_values`; how their memory is counted is up to the derived class.
 
     Attributes:
-        held_bytes: Bytes of the values' storages, each storage counted once.
+        usage: Bytes of the values' storages, now and so far.
 
     Concurrency:
         One thread at a time; any thread may read `held_bytes`.
@@ -23,7 +25,16 @@ class ValueTable(ABC):
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
-        self.held_bytes = 0
+        self.usage = MemoryUsage()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the values' storages, each storage counted once."""
+        return self.usage.current
+
+    @held_bytes.setter
+    def held_bytes(self, held_bytes: int) -> None:
+        self.usage.change(held_bytes)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -67,9 +78,6 @@ class HandleTable(ValueTable):
     """Values by handle, each storage counted; see `ValueTable`.
 
     The accounting is updated when a value is added or dropped. If a value grows in place, its old size still counts.
-
-    Attributes:
-        held_bytes: Bytes of the values' storages, each storage counted once.
 
     Concurrency:
         One thread at a time; any thread may read `held_bytes`.

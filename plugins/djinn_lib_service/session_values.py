@@ -13,6 +13,8 @@ from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Upload, UploadByDigest
 from djinn.wire.tensors import header_of
 from djinn_lib_service.content_store import Contents
+from djinn_lib_service.device_answers import DeviceReports
+from djinn_lib_service.device_report import REPORT_HANDLES
 from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import SupportsSharing
 from djinn_lib_service.reports import Failures
@@ -51,6 +53,7 @@ class SessionValues:
         self._contents = contents
         self._allowance = allowance
         self._not_admitted: Poisoned | None = None
+        self._reports = DeviceReports(executor, memory.values)
         shared = executor if travels and memory.can_share and isinstance(executor, SupportsSharing) else None
         # Nothing may write to kept contents, so the value must be a copy.
         self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
@@ -171,6 +174,8 @@ class SessionValues:
             return contents.marks() if handle == messages.MARKS_HANDLE else contents.digests()
         if handle == GENERATOR_HANDLE:
             return self._random.get()
+        if handle in REPORT_HANDLES:
+            return self._reports.answer(handle)
         value = self.value(handle)
         if not isinstance(value, torch.Tensor):
             return value

@@ -10,6 +10,7 @@ import attrs
 import torch
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.operators import operator_named
+from djinn_lib_service.switches import Switches, check_switches, switched
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
 from djinn.ir.program import (
@@ -62,6 +63,7 @@ class BoundCall:
         is_random: Whether it draws random numbers.
         is_pure: Whether it has no effects besides its results, if its dropout probabilities are zero.
         probabilities: Positions of these among its numbers.
+        switches: PyTorch's process-wide switches under which it runs.
     """
 
     function: Callable[..., Any]
@@ -73,6 +75,7 @@ class BoundCall:
     is_random: bool
     is_pure: bool
     probabilities: tuple[int, ...]
+    switches: Switches
 
 
 @attrs.frozen
@@ -93,7 +96,18 @@ def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck]
     calls = [_bind(template, device) for template in program.templates]
     for index, check in (checks or {}).items():
         calls[index] = attrs.evolve(calls[index], function=_asking(check, calls[index].function))
+    if len({call.switches for call in calls}) > 1:
+        # Otherwise they are the same for a whole run.
+        calls = [attrs.evolve(call, function=_switched(call.switches, call.function)) for call in calls]
     return calls
+
+
+def _switched(wanted: Switches, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with switched(wanted):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,6 +152,7 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
     unknown = set(names) - set(facts.argument_names)
     if unknown or len(template.arguments) > len(facts.argument_names):
         raise ProtocolError(f"{template.operator} has no arguments {sorted(unknown)}.")
+    check_switches(template.switches)
     every = [*template.arguments, *(argument for _, argument in template.keywords)]
     written: list[int] = []
     probabilities: list[int] = []
@@ -159,6 +174,7 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
         is_random=facts.is_random,
         is_pure=_is_pure(operator, facts),
         probabilities=tuple(probabilities),
+        switches=template.switches,
     )
 
 

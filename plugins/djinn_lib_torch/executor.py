@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from djinn_lib_service.kinds.executor import Effects, RandomState, Report
 from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.switches import switched
 from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import ConfigurationError, ProtocolError
@@ -123,6 +124,7 @@ class TorchProgram:
         self._relieve = relieve
         self._lock = lock
         self._is_random = any(call.is_random for call in calls)
+        self._switches = calls[0].switches if calls else ()
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
@@ -155,7 +157,7 @@ class TorchProgram:
         # This call sets the thread count of this thread as PyTorch's own loops do; otherwise MKL's FFT uses its own
         # count.
         torch.get_num_threads()
-        with self._lock, torch.inference_mode():
+        with self._lock, torch.inference_mode(), switched(self._switches):
             if not self._is_random:
                 return self._run(inputs, numbers, report, refused, stop)
             if not isinstance(random, TorchRandomState):

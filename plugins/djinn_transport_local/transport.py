@@ -22,6 +22,7 @@ from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.peer_exchange import DRAIN_S, LocalPeer, PeerExchange
 from djinn_lib_service.service import SessionService
+from djinn_lib_service.switches import Switches, switches
 from djinn_lib_service.upload_dedup import after
 from djinn_lib_trace import spans
 
@@ -93,8 +94,8 @@ class LocalConnection:
     The executor runs on its own thread, where none of the caller's modes (inference, autocast, function or dispatch
     modes) apply, and overlaps with recording. The caller blocks for a batch that needs an answer; for one with uploads,
     whose tensors belong to the caller; and for one for which the executor borrows process-wide state that the caller
-    may also use: the default generator for random numbers, and the default dtype if it has changed since. The executor
-    computes with the caller's number of threads.
+    may also use: the default generator for random numbers, and the default dtype and PyTorch's process-wide switches if
+    they have changed since. The executor computes with the caller's number of threads.
     """
 
     def __init__(self, address: str, executor: Executor) -> None:
@@ -115,8 +116,8 @@ class LocalConnection:
         `djinn_lib_service.service.SessionService.handle`."""
         self._owed: list[Future[_Answer]] = []
         """Answers that were not delivered, because the waiting caller was interrupted."""
-        self._needs: dict[int, tuple[bool, set[str]]] = {}
-        """By program: whether it may draw random numbers, and the default dtypes that it needs."""
+        self._needs: dict[int, tuple[bool, set[str], set[Switches]]] = {}
+        """By program: whether it may draw random numbers, and the default dtypes and the switches that it needs."""
         self._thread = threading.Thread(target=self._serve, name="djinn-local-executor", daemon=True)
         self._thread.start()
         if not _open:
@@ -216,19 +217,24 @@ class LocalConnection:
         return done
 
     def _borrows(self, batch: Batch) -> bool:
-        """Whether programs of the batch may draw random numbers or need another default dtype; remembers which do."""
+        """Whether programs of the batch may draw random numbers, or need another default dtype or other switches.
+
+        Remembers which do.
+        """
         borrows = False
-        here = str(torch.get_default_dtype()).removeprefix("torch.")
+        here, set_here = str(torch.get_default_dtype()).removeprefix("torch."), switches()
         for command in batch.commands:
             if isinstance(command, Define):
                 templates = command.body.templates
-                self._needs[command.program] = any(map(_is_random, templates)), {t.default_dtype for t in templates}
+                self._needs[command.program] = (
+                    any(map(_is_random, templates)), {t.default_dtype for t in templates},
+                    {t.switches for t in templates})
             elif isinstance(command, Forget):
                 for program in command.programs:
                     self._needs.pop(program, None)
             elif isinstance(command, (Run, RunDelta)):
-                is_random, default_dtypes = self._needs.get(command.program, (False, set()))
-                borrows = borrows or is_random or not default_dtypes <= {"", here}
+                is_random, default_dtypes, needed = self._needs.get(command.program, (False, set(), set()))
+                borrows = borrows or is_random or not (default_dtypes <= {"", here} and needed <= {set_here})
         return borrows
 
     def _serve(self) -> None:

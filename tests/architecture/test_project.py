@@ -81,7 +81,8 @@ def test_the_wheel_carries_kernel_plugins_kit_and_specs(wheel: zipfile.ZipFile) 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == {"djinn", "djinn_conformance", "djinn_start.py", "djinn_torch-0.1.0.dist-info", *PACKAGES}
+    assert tops == {"djinn", "djinn_autoload.py", "djinn_conformance", "djinn_start.py", "djinn_torch-0.1.0.dist-info",
+                    *PACKAGES}
     assert not [name for name in wheel.namelist() if "__pycache__" in name]
 
 
@@ -90,4 +91,5 @@ def test_the_wheel_announces_its_plugins_the_program_and_the_kit(wheel: zipfile.
     parser.read_string(wheel.read("djinn_torch-0.1.0.dist-info/entry_points.txt").decode())
     assert set(parser["djinn"]) == {folder.replace("_", "-") for folder in FOLDERS}
     assert parser["console_scripts"]["djinn"] == "djinn_start:main"
+    assert parser["torch.backends"]["djinn"] == "djinn_autoload:load"
     assert parser["pytest11"]["djinn-conformance"] == "djinn_conformance.plugin"

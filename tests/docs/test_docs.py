@@ -35,7 +35,7 @@ HOW_TOS = {kind: DOCS / "plugins" / f"{kind}.md" for kind in KINDS}
 PROTOCOLS = {kind: specs.kind_spec(kind).protocol for kind in KINDS}
 ADDRESS = "tcp://127.0.0.1:7777"
 """Where the documents let the server listen; the tests' own listens on a free port instead."""
-QUICK = ("analyzer", "classifier", "exporter", "memory", "observer", "source")
+QUICK = ("analyzer", "classifier", "exporter", "memory", "mode", "observer", "source")
 """Kinds whose laws are tested here for the example of their page; the suites of the others take too long for that."""
 TIMEOUT_S = 120.0
 IN_ITS_OWN = ("README.md", "tutorial.md")

@@ -178,9 +178,11 @@ ONES = torch.ones(4)
 
 
 def define(arguments: tuple[Any, ...] = ADD, *, name: str = "aten::add.Tensor", digest: str = DIGEST,
-           operands: tuple[int, ...] = (-1, -2), keep: tuple[int, ...] = (0,), template: int = 0) -> Define:
+           operands: tuple[int, ...] = (-1, -2), keep: tuple[int, ...] = (0,), template: int = 0,
+           switches: tuple[tuple[str, str], ...] = ()) -> Define:
     """Program 1: one call with two inputs."""
-    return Define(1, Program((Template(name, digest, arguments),), (Step(template, operands, 1),), 2, keep))
+    templates = (Template(name, digest, arguments, switches=switches),)
+    return Define(1, Program(templates, (Step(template, operands, 1),), 2, keep))
 
 
 def nested(argument: Any, depth: int) -> Any:
@@ -221,6 +223,11 @@ BAD_BATCHES = [
     BadBatch("operator-on-files", "UnknownOperatorError", [
         define((ConstantArgument("/etc/passwd"),), name="aten::from_file", digest=READ_FILE, operands=()), RUN]),
     BadBatch("other-schema", "SchemaMismatchError", [define(digest="0" * 16), RUN]),
+    BadBatch("unknown-switch", "ProtocolError", [define(switches=(("warnAlways", "on"),)), RUN]),
+    BadBatch("switch-with-another-value", "ProtocolError", [
+        define(switches=(("float32_matmul_precision", "__import__('os')"),)), RUN]),
+    BadBatch("switch-given-twice", "ProtocolError", [
+        define(switches=(("mkldnn_enabled", "off"), ("mkldnn_enabled", "on"))), RUN]),
     BadBatch("template-out-of-range", "ProtocolError", [define(template=1), RUN]),
     BadBatch("template-negative", "ProtocolError", [define(template=-1), RUN]),
     BadBatch("operand-out-of-range", "ProtocolError", [define(operands=(-1, 5)), RUN]),

@@ -271,6 +271,33 @@ class SupportsDeviceLoss(Protocol):
 
 
 @runtime_checkable
+class SupportsDeviceReport(Protocol):
+    """Optional methods of an `Executor` that tell clients about its device.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def properties(self) -> Mapping[str, Any]:
+        """Return the fields of a `djinn_lib_service.device_report.DeviceProperties`."""
+
+    def memory(self) -> Mapping[str, Any]:
+        """Return fields of a `djinn_lib_service.device_report.MemoryFigures`.
+
+        Without ``allocated``, the session's values are counted instead.
+        """
+
+    def reset_peak(self) -> None:
+        """Make what is allocated now the peak."""
+
+    def reset_accumulated(self) -> None:
+        """Restart the sums of what was allocated and freed."""
+
+    def free_unused(self) -> None:
+        """Give memory that is kept for reuse back to the device."""
+
+
+@runtime_checkable
 class SupportsSkippedSteps(CompiledProgram, Protocol):
     """Optional method of a `CompiledProgram` that can run without some of its steps."""
 

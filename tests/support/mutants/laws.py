@@ -19,6 +19,7 @@ from djinn_conformance import (
     test_session_recovery,
     test_session_repeats,
     test_session_served,
+    test_session_switches,
     test_session_training,
 )
 from djinn_conformance import program_forms as lines
@@ -36,7 +37,7 @@ from djinn.session.session import Session
 _SUITES = (
     test_session_async, test_session_database, test_session_machine, test_session_operations,
     test_session_programs, test_session_recovery, test_session_repeats, test_session_served,
-    test_session_training,
+    test_session_switches, test_session_training,
 )
 
 
@@ -88,6 +89,8 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> 
             given(loop=loop)
     elif test.__module__ == test_session_repeats.__name__:
         given(group="drawn")
+    elif test.__module__ == test_session_switches.__name__:
+        given()
     else:
         given(group=_group(test, within))
 

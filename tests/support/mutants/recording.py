@@ -39,6 +39,12 @@ MUTANTS = (
     mutant("answer-kept-though-data-decides", "session.operations_equal", "djinn.session.session:Session.ask",
            "if changes_metadata or depends_on_data or plan.may_be_view:", "if changes_metadata:",
            within="nonzero masked_select argwhere"),
+    # Process-wide switches.
+    mutant("shortcut-under-other-switches", "session.switches_equal",
+           "djinn_interceptor_device.fast_path:use_switches",
+           "_shortcuts, _older = _under.pop(now, ({}, {}))", "pass"),
+    mutant("switches-left-to-the-executor", "session.switches_equal",
+           "djinn_lib_torch.executor:TorchProgram.run_without", ", switched(self._switches):", ":"),
     # What a call gives back.
     mutant("destination-resized-there-only", "session.variants_equal", "djinn.record.recorder:Recorder.apply",
            "if plan.changes:", "if plan.changes and not kwargs:", within="add.out mul.out neg.out sum.IntList_out"),

@@ -1,0 +1,1 @@
+"""Library: running programs that do not mention djinn, and the plugin kind ``mode``, the ways to do that."""

@@ -1,0 +1,27 @@
+"""The run mode ``accelerator``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from djinn_lib_accelerator.availability import make_available
+from djinn_lib_run.changes import variables
+from djinn_lib_run.kinds import RunContext
+
+__all__ = ("AcceleratorMode",)
+
+
+class AcceleratorMode:
+    """Makes the remote device the one that ``torch.accelerator`` and the libraries that ask it choose."""
+
+    name = "accelerator"
+    help = "torch.accelerator and libraries choose the device"
+    device = "remote_accelerator:0"
+
+    @contextlib.contextmanager
+    def enter(self, context: RunContext) -> Iterator[None]:
+        """Make the device available, and name it to accelerate, whose own list of accelerators is closed."""
+        with make_available(), variables(os.environ, {"ACCELERATE_TORCH_DEVICE": str(context.device)}):
+            yield

@@ -1,0 +1,42 @@
+"""PyTorch's process-wide switches: read, sent, set and put back."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from djinn_lib_service.switches import SWITCHES, check_switches, switched, switches
+
+from djinn.errors import ProtocolError
+
+VALUES = [(name, word) for name, switch in SWITCHES.items() if switch.is_here for word in switch.words.values()]
+
+
+@pytest.mark.parametrize(("name", "word"), VALUES)
+def test_a_switch_holds_within_a_block_and_is_put_back(name: str, word: str) -> None:
+    before = switches()
+    check_switches(((name, word),))
+    # Where the processor or the build does not have it, setting it fails.
+    with contextlib.suppress(RuntimeError), switched(((name, word),)):
+        assert dict(switches()).get(name, word) == word
+        assert torch.ones(2).sum() == 2
+    assert switches() == before
+
+
+def test_the_older_interface_to_precisions_is_put_back_with_what_it_sets_besides() -> None:
+    with switched((("fp32_precision_mkldnn_matmul", "bf16"),)):
+        inside = switches()
+        with switched((("float32_matmul_precision", "high"), ("fp32_precision_cuda_matmul", "tf32"),
+                       ("fp32_precision_mkldnn_matmul", "tf32"))):
+            assert torch.get_float32_matmul_precision() == "high"
+        assert switches() == inside
+    assert switches() == ()
+
+
+@pytest.mark.parametrize("given", [
+    (("nothing", "on"),), (("mkldnn_enabled", "True"),), (("mkldnn_enabled", "off"),) * 2, (("", ""),),
+])
+def test_what_is_no_switch_is_refused(given: tuple[tuple[str, str], ...]) -> None:
+    with pytest.raises(ProtocolError):
+        check_switches(given)
