@@ -36,6 +36,7 @@ __all__ = (
     "Spawn",
     "Spawned",
     "Stop",
+    "Taken",
     "Turns",
     "ignore_signals",
 )
@@ -97,11 +98,19 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
         received: The bytes already read from it, as returned by
             `djinn_lib_service.kinds.transport.SupportsHandover.detach`.
         token: The token that admitted its client; see `djinn_authenticator_tokens.tokens.Secret.identity`.
+        number: Identifies the connection in its `Taken`.
     """
 
     peer: str
     received: bytes
     token: bytes = b""
+    number: int = 0
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """From a worker: it takes a connection over, and from now on may answer its client."""
+
+    number: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -313,7 +322,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 ControlMessage: TypeAlias = (
-    Setup | Ready | Failed | Incoming | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
+    Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
     | Turns | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen
     | EndSession)
 

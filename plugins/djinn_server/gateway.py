@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from djinn_lib_server.kinds.admission import AdmissionPolicy
 from djinn_lib_server.kinds.metrics import MetricsFactory, Reason
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_server.tenants import AuthenticatedClient
-from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAsyncAccept
+from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAsyncAccept, SupportsHandover
 from djinn_lib_service.peer_exchange import check_versions
 
 from djinn.errors import DjinnError, LimitError, RefusedError
@@ -30,9 +31,12 @@ from djinn_server.pending_handshakes import MAX_WAITING, PendingHandshakes
 from djinn_server.starting import await_worker
 from djinn_server.supervisor import Supervisor
 from djinn_server.watching import TenantWatch
+from djinn_server.worker_process import Connected, Worker
 
 __all__ = ("Gateway",)
 
+RETRY_S = 0.01
+"""How long to wait before a client is passed to a worker again, after one that has died."""
 MAX_CHECKS = 16
 """How many clients' tokens are checked at a time."""
 _log = logging.getLogger("djinn.server")
@@ -238,7 +242,8 @@ class Gateway:
         sequence, greeting = greeted
         check_versions(greeting)
         if isinstance(greeting, PeerHello):
-            await self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
+            worker = self._supervisor.worker_with(greeting.mailbox)
+            await self._pass_on(channel, sequence, greeting, worker, None)
             return
         client = await anyio.to_thread.run_sync(self._admit, greeting, waiting, limiter=self._checks,
                                                 abandon_on_cancel=True)
@@ -250,8 +255,26 @@ class Gateway:
                                               lambda waited_s: send_to(channel, sequence, Starting(waited_s))))
         # The token was valid when the client connected, and may have ended while the worker was starting.
         await anyio.to_thread.run_sync(self._authentication.check_current, client, limiter=self._checks)
-        await worker.take(channel, sequence, greeting, client.token)
         self.watch.let_in(client)
+        await self._pass_on(channel, sequence, greeting, worker, client)
+
+    async def _pass_on(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, worker: Worker,
+                       client: AuthenticatedClient | None) -> None:
+        """Pass a client or a peer to a worker; a new session, to the next one if that dies before it has taken it."""
+        token = b"" if client is None else client.token
+        if not worker.takes_over(channel) or not isinstance(channel, SupportsHandover):
+            await worker.redirect(channel, sequence, token)
+            return
+        is_resumed = isinstance(greeting, Hello) and bool(greeting.resume)
+        connection = Connected.of(channel, sequence, greeting, token)
+        try:
+            # What resumes a session, and what a peer brings, is of no use to another worker.
+            while not await worker.take(connection) and client is not None and not is_resumed:
+                _log.info("%s: its worker has died, it waits for the next one", channel.peer)
+                await anyio.sleep(RETRY_S)
+                worker = await self._supervisor.worker_of(client.tenant)
+        finally:
+            os.close(connection.descriptor)
 
     def _admit(self, greeting: Hello, waiting: _Handshake) -> AuthenticatedClient:
         """Check who a client is, and whether its session may begin."""

@@ -43,6 +43,7 @@ from djinn_server.control import (
     Seen,
     Setup,
     Stop,
+    Taken,
     Turns,
     ignore_signals,
 )
@@ -217,6 +218,8 @@ def _obey(
         message, descriptor = received
         if isinstance(message, Incoming) and descriptor is not None:
             try:
+                # First: if this process dies in between, no other may answer a client that may have got an answer.
+                control.send(Taken(message.number))
                 hand(descriptor, message)
             except OSError as error:
                 _log.info("%s: gone before it was taken over: %s", message.peer, error)

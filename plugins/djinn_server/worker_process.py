@@ -11,6 +11,7 @@ from typing import Self
 
 import anyio
 import anyio.to_thread
+import attrs
 import msgspec
 from djinn_lib_service.kinds.transport import Channel, SupportsHandover
 
@@ -19,6 +20,7 @@ from djinn.errors import DjinnError, TransportError
 from djinn.wire.messages import Hello, PeerHello, Redirect
 from djinn_server.board import Board
 from djinn_server.certificates import Pair, make_pair, why_none
+from djinn_server.changes import Changes
 from djinn_server.control import (
     ControlMessage,
     Dial,
@@ -30,6 +32,7 @@ from djinn_server.control import (
     Seen,
     SessionState,
     Setup,
+    Taken,
     Turns,
 )
 from djinn_server.control_channel import AwaitedControl
@@ -39,12 +42,43 @@ from djinn_server.handshake import send_to
 from djinn_server.spawning import ForkServer, WorkerProcess, start_process
 from djinn_server.tickets import issue
 
-__all__ = ("START_TIMEOUT_S", "Worker")
+__all__ = ("START_TIMEOUT_S", "Connected", "Worker")
 
 START_TIMEOUT_S = 120.0
 """How long a worker may take to start; initializing a device can be slow."""
+TAKE_TIMEOUT_S = 5.0
+"""How long to keep a connection for the next worker while this one does not say that it takes it."""
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 _log = logging.getLogger("djinn.server")
+
+
+@attrs.frozen
+class Connected:
+    """A connection whose client was admitted.
+
+    Attributes:
+        descriptor: Its descriptor, which the holder closes.
+        peer: The address at the other end.
+        received: The bytes already read from it, the greeting included.
+        token: The token that admitted its client.
+    """
+
+    descriptor: int
+    peer: str
+    received: bytes
+    token: bytes
+
+    @classmethod
+    def of(cls, channel: SupportsHandover, sequence: int, greeting: Hello | PeerHello, token: bytes) -> Self:
+        """Take a connection from its channel.
+
+        Raises:
+            TransportError: It was closed.
+        """
+        if isinstance(greeting, Hello):
+            greeting = msgspec.structs.replace(greeting, token="")
+        descriptor, received = channel.detach(sequence, greeting)
+        return cls(descriptor, channel.peer, received, token)
 
 
 class Worker:
@@ -85,6 +119,11 @@ class Worker:
         self._looks = 0
         self._sessions_seen: tuple[SessionState, ...] | None = None
         self._has_seen = anyio.Event()
+        self._handed = 0
+        self._not_taken: set[int] = set()
+        """Numbers of connections that were handed over and not taken yet."""
+        self._changes = Changes()
+        self._is_gone = False
 
     @classmethod
     async def begin(cls, setup: Setup, environment: dict[str, str], forkserver: ForkServer | None = None) -> Self:
@@ -147,7 +186,10 @@ class Worker:
         """Handle its messages until it ends."""
         while (received := await self._control.receive()) is not None:
             message = received[0]
-            if isinstance(message, Dial) and exchange is not None:
+            if isinstance(message, Taken):
+                self._not_taken.discard(message.number)
+                self._changes.notify()
+            elif isinstance(message, Dial) and exchange is not None:
                 exchange.connect(message, self._control)
             elif isinstance(message, WorkerReport):
                 heed(message)
@@ -156,6 +198,8 @@ class Worker:
             elif isinstance(message, Seen) and message.number == self._looks:
                 self._sessions_seen = message.sessions
                 self._has_seen.set()
+        self._is_gone = True
+        self._changes.notify()
 
     async def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
         """Request the state of its sessions; ``None`` if it does not answer in time."""
@@ -176,22 +220,39 @@ class Worker:
             return False
         return state in "TtZX"
 
-    async def take(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, token: bytes = b"") -> None:
-        """Pass an admitted client or peer to the worker: hand its connection over, or else redirect it."""
+    def takes_over(self, channel: Channel) -> bool:
+        """Whether a connection can be handed over, rather than its client redirected."""
+        return not self._port and isinstance(channel, SupportsHandover)
+
+    async def redirect(self, channel: Channel, sequence: int, token: bytes) -> None:
+        """Send an admitted client to the worker's own address.
+
+        Raises:
+            TransportError: The connection broke.
+        """
+        await send_to(channel, sequence, Redirect(f":{self._port}", issue(self._key, token), self._certificate))
+
+    async def take(self, connection: Connected) -> bool:
+        """Hand the connection of an admitted client or peer over.
+
+        Returns:
+            Whether the worker has taken it. If it has died before, it has answered nothing.
+        """
+        self._handed += 1
+        number = self._handed
+        self._not_taken.add(number)
+        message = Incoming(connection.peer, connection.received, connection.token, number)
         try:
-            if not self._port and isinstance(channel, SupportsHandover):
-                if isinstance(greeting, Hello):
-                    greeting = msgspec.structs.replace(greeting, token="")
-                descriptor, received = channel.detach(sequence, greeting)
-                try:
-                    await self._control.send(Incoming(channel.peer, received, token), descriptor)
-                finally:
-                    os.close(descriptor)
-            else:
-                await send_to(channel, sequence, Redirect(f":{self._port}", issue(self._key, token),
-                                                          self._certificate))
+            await self._control.send(message, connection.descriptor)
+            # A worker that stands still keeps its copy of the connection.
+            await self._changes.wait_for(lambda: number not in self._not_taken or self._is_gone, TAKE_TIMEOUT_S)
         except OSError as error:
-            raise TransportError(f"The worker {self.pid} takes nobody in: {error}.") from None
+            _log.info("worker %d takes nobody in: %s", self.pid, error)
+            return False
+        finally:
+            taken = number not in self._not_taken
+            self._not_taken.discard(number)
+        return taken or not self._is_gone
 
     async def tell(self, message: ControlMessage, descriptor: int | None = None) -> None:
         """Send it a message, optionally with a descriptor; a worker that is gone is ignored."""
