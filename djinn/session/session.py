@@ -23,7 +23,7 @@ from djinn.kinds import Classifier, Connection, OperationClass, ShapeInference
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
 from djinn.kinds.cache import CacheSettings, SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
-from djinn.kinds.interop import HostInterop
+from djinn.kinds.interop import HostInterop, SupportsContention
 from djinn.record.call_plans import Binding, CallPlan, Planner, change_metadata
 from djinn.record.dispatcher import dispatcher
 from djinn.record.recorder import Recorder
@@ -115,7 +115,7 @@ class Session:
 
         While another thread submits or waits, they stay pending: who records must not wait for its answer.
         """
-        if not self.pace.is_due(self.tape.nodes) or getattr(self.lock, "is_elsewhere", False):
+        if not self.pace.is_due(self.tape.nodes) or (isinstance(self.lock, SupportsContention) and self.lock.is_elsewhere):
             return
         try:
             self.flush()
