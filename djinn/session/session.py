@@ -115,7 +115,8 @@ class Session:
 
         While another thread submits or waits, they stay pending: who records must not wait for its answer.
         """
-        if not self.pace.is_due(self.tape.nodes) or (isinstance(self.lock, SupportsContention) and self.lock.is_elsewhere):
+        lock = self.lock
+        if not self.pace.is_due(self.tape.nodes) or (isinstance(lock, SupportsContention) and lock.is_elsewhere):
             return
         try:
             self.flush()
