@@ -341,8 +341,23 @@ WRONG: tuple[Recording, ...] = (
     sample("randperm", -1, device=_CPU),
     sample("arange", -1, device=_CPU),
     sample("full", [-1], 0, device=_CPU),
+    sample("randperm", 129, dtype=torch.int8, device=_CPU),
+    sample("index_put_", _f(5, 3), [_i(0, 1)], _f(3, 3)),
+    sample("index_put_", _f(5, 3), [_i(0, 1)], _f(3, dtype=torch.float64)),
+    sample("index.Tensor", _f(0, 3), [_i(0)]),
+    sample("bucketize.Tensor", _f(3), _f(3, 3)),
+    sample("add.Tensor", _f(3), _f(3), alpha=True),
+    sample("sub.Tensor", _i(1), _i(1), alpha=1.5),
+    sample("pow.Tensor_Scalar", _i(2), -2),
+    sample("bernoulli_.float", _f(3), 1.5),
+    sample("uniform_", _f(3), 1.0, 0.0),
+    sample("exponential_", _f(3), -1.0),
+    sample("cauchy_", _f(3), 0.0, -1.0),
+    sample("random_.from", _f(3), 2, 1),
+    sample("multinomial", _f(3), 4),
+    sample("heaviside", _f(3), _f(3, dtype=torch.float64)),
 )
-"""Calls that eager refuses because of sizes or dtypes."""
+"""Calls that eager refuses because of sizes, dtypes or numbers."""
 
 SIZED_BY_FLOATS: tuple[tuple[Recording, Recording], ...] = (
     (sample("arange", 3.0, device=_CPU), sample("arange", 4.5, device=_CPU)),

@@ -19,6 +19,7 @@ from djinn_conformance.laws import active_profile, as_found, is_thorough, law
 from djinn_conformance.machine import FLUSHES, Machine, Statistics
 from djinn_conformance.memory_pressure import PressedMachine, pressed
 from djinn_conformance.program_forms import table
+from djinn_conformance.reading_ahead import ReadingMachine
 from djinn_conformance.refusals import leaves_out_overlaps
 from djinn_conformance.reuse import ReusingMachine
 from djinn_conformance.subjects import Subject
@@ -27,6 +28,9 @@ _LINES = 25
 _FEWER = 6
 _REUSED = 0.2
 """How often per program a repeated line must have reused a result, for the law to be meaningful."""
+_PREFETCHED = 0.3
+"""How often per program a loop must have fetched in advance, for the law to be meaningful."""
+_ENOUGH_TO_PREFETCH = 10
 _ENOUGH_TO_REUSE = 50
 """With fewer programs, there may happen to be nothing to reuse."""
 _TAKEN_AWAY = ("weight", "activation", "unknown", "restored")
@@ -63,6 +67,18 @@ def test_reuse_invisible(subject: Subject, session: Session, record_property: Ca
     count = statistics.counts["reused"]
     expect(count >= _REUSED * wanted, "repetitions that were reused", got=count,
            wanted=f"at least {_REUSED} in each program", where=str(subject))
+
+
+@law("session.prefetch_exact")
+def test_prefetch_exact(subject: Subject, session: Session, record_property: Callable[[str, object], None]) -> None:
+    """Draw programs that read their tensors in loops, and check that values were fetched in advance."""
+    wanted = _sampled(subject, max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 5))
+    statistics = _run(subject, session, ReadingMachine, wanted)
+    record_property("djinn_said", f"{statistics}")
+    if wanted >= _ENOUGH_TO_PREFETCH:
+        count = statistics.counts["prefetched"]
+        expect(count >= _PREFETCHED * wanted, "loops that fetched in advance", got=count,
+               wanted=f"at least {_PREFETCHED} in each program", where=str(subject))
 
 
 @law("session.pressure_invisible")

@@ -89,10 +89,8 @@ class CallPlan:
 
     def told(self, results: tuple[TensorSpec | None, ...]) -> CallPlan:
         """Return the plan for later calls, now that the executor has reported the metadata of the results."""
-        asked = self.signature
-        signature = Signature(asked.template, asked.template_number, results, asked.aliases, asked.writes,
-                              asked.is_random, asked.operands, asked.phase)
-        is_single = self.kinds == (ReturnKind.TENSOR,) and results[0] is not None and not asked.template.default_dtype
+        signature = attrs.evolve(self.signature, results=results)
+        is_single = self.kinds == (ReturnKind.TENSOR,) and not signature.template.default_dtype
         return attrs.evolve(self, signature=signature, asks=False, single=results[0] if is_single else None)
 
     def returned(self, made: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 import torch
@@ -216,12 +217,15 @@ def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec, like: torch.Tensor) ->
     tensor._value.spec = spec
 
 
+def user_frame() -> FrameType:
+    """Find the innermost frame of Python that belongs neither to PyTorch nor to djinn; without any, the caller's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(("torch.", "djinn")):
+        frame = frame.f_back
+    return frame or sys._getframe(1)
+
+
 def user_line() -> str:
-    """Find the innermost line of Python that belongs neither to PyTorch nor to djinn."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("torch.", "djinn")) and module != "torch":
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]  # the loop ends at None
-    return ""
+    """Describe the line of Python that `user_frame` finds."""
+    frame = user_frame()
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +18,9 @@ from djinn.kinds import Connection
 from djinn.kinds.backend import Arrange
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.transport import SupportsCancellation
+from djinn.record.tensor import user_frame
 from djinn.session.programs import ProgramTable
-from djinn.wire.failures import to_exception
+from djinn.wire.failures import WARNINGS, to_exception
 from djinn.wire.messages import (
     Batch,
     Command,
@@ -31,6 +33,7 @@ from djinn.wire.messages import (
     Seed,
     TensorHeader,
     Upload,
+    Warned,
     from_wire,
 )
 from djinn.wire.tensors import header_of
@@ -281,6 +284,7 @@ class SingleBackend:
         self._is_answered = True
         self._cache.answered(failed=bool(result.failures))
         self._learn(result)
+        _warn(result.warnings)
         self._raise_failure(result)
         return result.items, data
 
@@ -347,3 +351,12 @@ class SingleBackend:
         if isinstance(item, TensorHeader):
             return next(data)
         return from_wire(item.value)
+
+
+def _warn(given: Sequence[Warned]) -> None:
+    """Give warnings for the user's line, as an operation there would."""
+    for warned in given:
+        frame = user_frame()
+        warnings.warn_explicit(warned.text, WARNINGS.get(warned.category, UserWarning), frame.f_code.co_filename,
+                               frame.f_lineno, frame.f_globals.get("__name__"),
+                               frame.f_globals.setdefault("__warningregistry__", {}))

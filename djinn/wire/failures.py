@@ -8,24 +8,16 @@ from djinn import errors
 from djinn.wire.messages import Failure
 
 _OPERATION_ERRORS: tuple[type[BaseException], ...] = (
-    RuntimeError,
-    ValueError,
-    TypeError,
-    IndexError,
-    NotImplementedError,
-    AssertionError,
-    ArithmeticError,
-    ZeroDivisionError,
-    OverflowError,
-    MemoryError,
-    LookupError,
-    KeyError,
-    torch.OutOfMemoryError,
+    RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError, ArithmeticError,
+    ZeroDivisionError, OverflowError, MemoryError, LookupError, KeyError, torch.OutOfMemoryError,
     getattr(torch.linalg, "LinAlgError"),  # noqa: B009  # its stub does not export it
 )
 EXCEPTIONS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in _OPERATION_ERRORS} | {
     name: getattr(errors, name) for name in errors.__all__
 }
+
+WARNINGS: dict[str, type[Warning]] = {kind.__name__: kind for kind in (
+    UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning)}
 
 
 def to_exception(failure: Failure, origin: str = "") -> BaseException:

@@ -27,10 +27,13 @@ MARK_BYTES = 16
 MAILBOX_BYTES = 16
 DIGEST_BYTES = 32
 RESUME_BYTES = 16
+MAX_TEXT = 4096
+MAX_WARNINGS = 64
+"""Most warnings in an answer."""
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0)]
 Size: TypeAlias = Annotated[int, Meta(ge=0)]
-Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 MailboxKey: TypeAlias = Annotated[bytes, Meta(min_length=MAILBOX_BYTES, max_length=MAILBOX_BYTES)]
 ResumeKey: TypeAlias = Annotated[bytes, Meta(max_length=RESUME_BYTES)]
 
@@ -379,6 +382,18 @@ class Failure(msgspec.Struct, frozen=True):
     source_identity: Size = 0
 
 
+class Warned(msgspec.Struct, frozen=True, array_like=True):
+    """A warning that a kernel gave.
+
+    Attributes:
+        category: Name of the warning's class, from the closed table of `djinn.wire.failures`.
+        text: What it says.
+    """
+
+    category: Text
+    text: Text
+
+
 class Timing(msgspec.Struct, frozen=True, array_like=True):
     """When a command was executed, by the server's monotonic clock.
 
@@ -404,6 +419,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
         timings: When the commands since the last answer were executed, if the session has requested timings.
         now_ns: Current time, by the same clock; 0 if the session has not requested timings.
         run_ns: How long programs of this session ran since the last answer, if requested; excludes waiting for turns.
+        warnings: Warnings that kernels gave since the last answer.
     """
 
     items: tuple[Item, ...] = ()
@@ -411,6 +427,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     timings: tuple[Timing, ...] = ()
     now_ns: int = 0
     run_ns: Size = 0
+    warnings: Annotated[tuple[Warned, ...], Meta(max_length=MAX_WARNINGS)] = ()
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):

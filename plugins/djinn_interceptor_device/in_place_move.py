@@ -43,8 +43,11 @@ def register(library: torch.library.Library, kernel: Callable[[Any], Callable[..
 
 def can_be_swapped(tensor: torch.Tensor) -> bool:
     """Whether no object in PyTorch itself, such as a view or a graph, refers to the tensor."""
-    count: int = tensor._use_count()  # type: ignore[attr-defined]  # missing from the stub
-    return count == 1 and not isinstance(tensor, LazyTensor)
+    return _count_uses(tensor) == 1 and not isinstance(tensor, LazyTensor)
+
+
+def _count_uses(tensor: torch.Tensor) -> int:
+    return tensor._use_count()  # type: ignore[attr-defined, no-any-return]  # missing from the stub
 
 
 def is_adopted(tensor: torch.Tensor) -> bool:
@@ -57,6 +60,8 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     tensor, new = args
     with torch._C.DisableTorchFunctionSubclass():
         needs_gradient, gradient = tensor.requires_grad, tensor.grad
+        # Before anything changes, so that the gradient is found in its module and fetched together with the others.
+        local_gradient = None if gradient is None else gradient.cpu()
         local = new.detach()
         made = (torch.nn.Parameter(local, needs_gradient) if getattr(tensor, "_is_param", False)
                 else local.requires_grad_(needs_gradient))
@@ -74,8 +79,12 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
                 _arrivals.discard(id(tensor))
         else:
             torch.utils.swap_tensors(tensor, made)
-    if gradient is not None:
-        tensor.grad = gradient.cpu()
+    if isinstance(gradient, LazyTensor) and not weakref.getweakrefs(gradient) and _count_uses(gradient) == 1:
+        # It stays the same object, as in eager, and those who hold it need not fetch it again.
+        torch.utils.swap_tensors(gradient, local_gradient)
+        tensor.grad = gradient
+    elif gradient is not None:
+        tensor.grad = local_gradient
 
 
 def become(tensor: torch.Tensor, new: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from djinn.errors import UnsupportedTensorError
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
+from djinn.wire.tensors import is_dense
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15
@@ -84,7 +85,11 @@ class RemoteStorage(torch.UntypedStorage):
 
     def cpu(self) -> torch.UntypedStorage:
         """Download the bytes."""
-        return self.elements(torch.uint8).materialize().untyped_storage()
+        spec = self.tensor._value.spec
+        is_all = spec.size_bytes == self.nbytes() and is_dense(tuple(spec.size), spec.stride)
+        # The tensor itself, if it is all of the storage: it may be at home already.
+        whole = self.tensor if is_all and not spec.dtype.is_complex else self.elements(torch.uint8)
+        return whole.materialize().untyped_storage()
 
     def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
         """Download the bytes, or leave them on the device."""

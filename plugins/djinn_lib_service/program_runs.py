@@ -10,8 +10,9 @@ import torch
 
 from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
 from djinn.wire import messages
-from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Run, RunDelta
+from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Run, RunDelta, Warned
 from djinn_lib_service.delta import RunPredictor
+from djinn_lib_service.kernel_warnings import KernelWarnings, collected
 from djinn_lib_service.kinds import RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import SupportsSkippedSteps, SupportsSpeculation
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
@@ -36,6 +37,7 @@ class ProgramRuns:
         predictor: Completes delta-encoded runs.
         ahead: Results of runs that have not been requested yet.
         time: Measures how long programs run.
+        warnings: Keeps the warnings that kernels give.
         turns: Decides when programs may run; ``None`` for any time.
 
     Attributes:
@@ -47,7 +49,8 @@ class ProgramRuns:
 
     def __init__(
         self, programs: DefinedPrograms, values: SessionValues, memory: SessionMemory, random: RandomState,
-        failures: Failures, predictor: RunPredictor, ahead: Speculator, time: RunTime, turns: Turns | None,
+        failures: Failures, predictor: RunPredictor, ahead: Speculator, time: RunTime, warnings: KernelWarnings,
+        turns: Turns | None,
     ) -> None:
         self._programs = programs
         self._values = values
@@ -58,6 +61,7 @@ class ProgramRuns:
         self._predictor = predictor
         self._ahead = ahead
         self._execute = memory.with_room_to_run(self._executed)
+        self._warnings = warnings
         self._in_turn = time.of if turns is None else partial(_in_turn, turns, time)
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
@@ -127,10 +131,11 @@ class ProgramRuns:
         numbers = messages.from_wire(run.numbers)
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
         if not refused:
-            outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
+            outputs = self._warnings.of(
+                lambda: self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report)))
         elif isinstance(program, SupportsSkippedSteps):
-            outputs = self._in_turn(
-                lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop))
+            outputs = self._warnings.of(lambda: self._in_turn(
+                lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop)))
         else:
             raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
@@ -177,17 +182,19 @@ class ProgramRuns:
             or (known.checked is not None and known.checked.refused(inputs, numbers))
         ):
             return None
-        failures = []
+        failures = list[BaseException]()
+        given: Sequence[Warned] = ()
 
         def report(_: int, error: BaseException) -> Poisoned:
             failures.append(error)
             return Poisoned(0)
 
         try:
-            outputs = self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report))
+            outputs, given = collected(
+                lambda: self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report)))
         except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
             failures.append(error)
-        return None if failures else outputs
+        return None if failures or given else outputs
 
 
 def _in_turn(turns: Turns, time: RunTime, run: Callable[[], list[Any]]) -> list[Any]:

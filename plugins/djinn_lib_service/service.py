@@ -28,6 +28,7 @@ from djinn.wire.messages import (
 )
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.delta import RunPredictor
+from djinn_lib_service.kernel_warnings import KernelWarnings
 from djinn_lib_service.kinds import Executor, MemoryManager, ProgramChecker, SessionMemory
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.peer_values import PeerValues
@@ -76,13 +77,14 @@ class SessionService:
         self.ahead = Speculator(self._predictor)
         self.memory = SessionMemory() if manager is None else manager.join(self._random, self.ahead, contents)
         self._failures = Failures(self.memory.explain)
+        self._warnings = KernelWarnings()
         self._timings: Timings | None = None
         self._run_time = RunTime(executor, self._failures.attempt)
         self._values = SessionValues(executor, self.memory, self._random, self._failures, travels=travels,
                                      contents=contents, allowance=allowance)
         self._programs = DefinedPrograms(executor, self._failures, allowance, watch)
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
-                                 self._predictor, self.ahead, self._run_time, turns)
+                                 self._predictor, self.ahead, self._run_time, self._warnings, turns)
         self._peers = PeerValues(post, self._values, self.memory, self._random, self._failures)
         self._lock, self._release = self.memory.lock, self.memory.release
         self._uploads: Iterator[torch.Tensor] = iter(())
@@ -208,7 +210,8 @@ class SessionService:
         data: list[torch.Tensor] = []
         items = [*(self._values.fetch(handle, data) for handle in batch.fetch),
                  *map(self._values.describe, batch.describe)]
-        result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take())
+        result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(),
+                        warnings=self._warnings.take())
         return (result if self._timings is None else self._timings.added_to(result)), data
 
     @property

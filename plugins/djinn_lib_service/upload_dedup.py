@@ -21,6 +21,7 @@ from djinn.wire.messages import (
     GENERATOR_HANDLE,
     MARK_BYTES,
     MARKS_HANDLE,
+    MAX_WARNINGS,
     Batch,
     Command,
     Plain,
@@ -48,10 +49,10 @@ _Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES
 
 def after(earlier: Result, result: Result) -> Result:
     """Merge the reports of an earlier answer, which have not been processed yet, into an answer."""
-    if not (earlier.failures or earlier.timings or earlier.run_ns):
+    if not (earlier.failures or earlier.timings or earlier.run_ns or earlier.warnings):
         return result
     return Result(result.items, earlier.failures + result.failures, earlier.timings + result.timings, result.now_ns,
-                  earlier.run_ns + result.run_ns)
+                  earlier.run_ns + result.run_ns, (earlier.warnings + result.warnings)[:MAX_WARNINGS])
 
 
 def introduce(owner: str, token: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from djinn_lib_service.kinds.executor import Effects, RandomState, Report
 from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.random_exchange import exchange_random_state
 from djinn_lib_service.switches import switched
 from djinn_lib_service.tensor_bytes import whole_of
 
@@ -38,6 +39,7 @@ class TorchExecutor:
     def __init__(self, device: torch.device) -> None:
         self.device = str(device)
         self._device = device
+        exchange_random_state()
         self._lock = threading.RLock()
         self.relief: Callable[[], bool] | None = None
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from djinn_lib_accelerator.availability import make_available
 from djinn_lib_run.changes import variables
 from djinn_lib_run.kinds import RunContext
+from djinn_lib_run.replacing import replaced
+
+from djinn_mode_accelerator import libraries, lightning
 
 __all__ = ("AcceleratorMode",)
 
@@ -22,6 +25,10 @@ class AcceleratorMode:
 
     @contextlib.contextmanager
     def enter(self, context: RunContext) -> Iterator[None]:
-        """Make the device available, and name it to accelerate, whose own list of accelerators is closed."""
-        with make_available(), variables(os.environ, {"ACCELERATE_TORCH_DEVICE": str(context.device)}):
+        """Make the device available, and name it to libraries whose own lists of accelerators are closed."""
+        replacements = [*libraries.replacements(context.device), *lightning.replacements(context.device)]
+        registries = [(f"{package}.accelerators", lightning.register)
+                      for family in lightning.FAMILIES for package in family]
+        with (make_available(), replaced(replacements, context.report, registries),
+              variables(os.environ, {"ACCELERATE_TORCH_DEVICE": str(context.device)})):
             yield

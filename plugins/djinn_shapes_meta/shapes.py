@@ -11,6 +11,7 @@ from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec
 from djinn_shapes_meta.layouts import corrected
+from djinn_shapes_meta.refusals import decided_by_numbers, is_refused
 from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
 
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
@@ -27,10 +28,10 @@ class MetaShapes:
     name = "meta"
 
     def depends_on_numbers(self, operator: torch._ops.OpOverload) -> bool:
-        """Whether a floating-point argument can change the result's metadata."""
+        """Whether a floating-point argument can change the result's metadata, or let eager refuse the call."""
         facts = facts_of(operator)
         takes_tensors = any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
-        return not takes_tensors or facts.name.startswith(_SIZED_BY_NUMBERS)
+        return not takes_tensors or facts.name.startswith(_SIZED_BY_NUMBERS) or decided_by_numbers(facts)
 
     def infer(
         self, operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -80,7 +81,8 @@ def _is_unchecked(
     kinds += [_kind_of(torch.result_type(item, True)) for item in named.values() if type(item) in (int, float, complex)]
     narrows = bool(written) and facts.name not in ("aten::copy_", "aten::fill_.Scalar") and (
         max(kinds) > min(_kind_of(tensor.dtype) for tensor in written))
-    return overlaps_itself or narrows or _converts_out(operator, named) or not has_dimensions(facts, named)
+    return (overlaps_itself or narrows or _converts_out(operator, named) or not has_dimensions(facts, named)
+            or is_refused(facts, named))
 
 
 def _converts_out(operator: torch._ops.OpOverload, named: Mapping[str, Any]) -> bool:

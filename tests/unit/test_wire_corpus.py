@@ -72,6 +72,7 @@ from djinn.wire.messages import (
     Upload,
     UploadByDigest,
     ValueTransfer,
+    Warned,
     Welcome,
     to_wire,
 )
@@ -201,6 +202,7 @@ def results() -> list[Case]:
             (Plain(None), header_of(half), Plain([1, 2.5, True]), Poisoned(3),
              Description("float32", (2, 3), (1, 2), 5)),
             (Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4, 2),)), (half,))),
+        Case("warnings", frame(Result((), warnings=(Warned("UserWarning", "degrees of freedom"), Warned("", ""))))),
         Case("run-time", frame(Result(run_ns=2**40))),
         Case("timings", frame(Result((), (Failure(2, "RuntimeError", "", source="0f" * 16, source_identity=7),),
                                      (Timing("run", 1, 2**62, 2**62 + 1), Timing("receive", 9, -1, 5)), 2**62 + 2))),

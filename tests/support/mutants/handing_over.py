@@ -107,6 +107,12 @@ MUTANTS = (
            "or (is_random and not may_drop)", "", within="create:* random:torch.rand* compute:{f}.abs*"),
     mutant("kept-result-freed", "session.reuse_invisible", "djinn_cache_results.cache:ResultCache.release",
            "if piece is None:", "if True:", within="create:* compute:* drop:*"),
+    # Values that are fetched in advance.
+    mutant("written-and-still-at-home", "session.prefetch_exact", "djinn_prefetch.backend:PrefetchingBackend.fetch",
+           "if self._home and not all(map(is_plain_view, tuple(self._tape.nodes))):", "if False:",
+           within="create:* view:* write:*"),
+    mutant("sent-and-still-at-home", "session.prefetch_exact", "djinn_prefetch.backend:PrefetchingBackend.flush",
+           "if self._home and not all(map(is_plain_view, pending)):", "if False:", within="create:* view:* write:*"),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",

@@ -1,0 +1,78 @@
+"""A machine that reads tensors one after another, with and without other lines in between, to test prefetching."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from djinn.record.tensor import LazyTensor
+from djinn_conformance.assertions import expect_same_tensor
+from djinn_conformance.machine import Machine
+
+__all__ = ("ReadingMachine",)
+
+_LOOP = """
+def read_{number}(tensors, pause, disturb):
+    for position, tensor in enumerate(tensors):
+        if position == pause:
+            disturb()
+        yield position, tensor.detach().cpu()
+"""
+_numbers = itertools.count()
+_DISTURBING = ("write", "write", "view", "compute", "metadata", "mixed", "out", "gradient", "random_state", "read")
+
+
+class ReadingMachine(Machine):
+    """Draws programs that read their tensors in loops, as those do that save a model."""
+
+    def _remote_names(self) -> list[str]:
+        return [name for name in self.eager.tensors if isinstance(self.remote.space[name], LazyTensor)]
+
+    @precondition(lambda self: len(self._remote_names()) > 1)
+    @rule(data=st.data())
+    def read_one_after_another(self, data: Any) -> None:
+        """Read all remote tensors in a loop, and do something else in the middle of it."""
+        self._read(data)
+
+    @precondition(lambda self: len(self._remote_names()) > 1)
+    @rule(data=st.data())
+    def read_again(self, data: Any) -> None:
+        """Do it again; reading is the focus of this machine."""
+        self._read(data)
+
+    def _read(self, data: Any) -> None:
+        self._settle()
+        names = self._remote_names()
+        tensors = [self.remote.space[name] for name in names]
+        pause = data.draw(st.integers(0, len(names)))
+        groups = [group for group in _DISTURBING if self.groups.get(group)]
+
+        def disturb() -> None:
+            self._draw(data, data.draw(st.sampled_from(groups)))
+            self._settle()
+
+        before = self.session.stats()["prefetched"]
+        with torch.no_grad():
+            for position, got in _loop()(tensors, pause, disturb):
+                self._compare(names[position], tensors[position], got)
+        self.statistics.counts["prefetched"] += self.session.stats()["prefetched"] > before
+
+    def _compare(self, name: str, tensor: torch.Tensor, got: torch.Tensor) -> None:
+        # The line in between may have dropped the name, or given it to another tensor.
+        if self.remote.space.get(name) is tensor:
+            self.history.append(f"# {name} is read")
+            wanted = self.eager.space[name].detach().resolve_conj().resolve_neg()
+            expect_same_tensor(got, wanted, f"{name}, read in a loop", self._where())
+
+
+def _loop() -> Callable[..., Iterator[tuple[int, torch.Tensor]]]:
+    """Make a loop at a place of its own: where fetching in advance was in vain, it is not tried again soon."""
+    number = next(_numbers)
+    space: dict[str, Any] = {"__name__": __name__}
+    exec(compile(_LOOP.format(number=number), __file__, "exec"), space)  # noqa: S102  # a constant, and a number
+    return space[f"read_{number}"]  # type: ignore[no-any-return]  # the function defined there

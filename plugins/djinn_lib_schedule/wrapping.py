@@ -1,0 +1,142 @@
+"""Base classes for backends that wrap another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from djinn.ir.program import ProgramLayout
+from djinn.ir.tape import Node
+from djinn.ir.value import Slot
+from djinn.kinds import Backend, RemoteExecutor, SubmissionCache
+from djinn.wire.messages import Welcome
+from djinn_lib_schedule.placing import Placement, SupportsPlacement
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
+
+__all__ = ("BackendWrapper", "PlacingWrapper")
+
+
+class BackendWrapper:
+    """Passes everything on to another backend; see `djinn.kinds.backend.Backend`.
+
+    Args:
+        plain: The wrapped backend; owned by the wrapper.
+    """
+
+    def __init__(self, plain: Backend) -> None:
+        self.plain = plain
+
+    @property
+    def materializations(self) -> int:
+        """How often the session has fetched values."""
+        return self.plain.materializations
+
+    @materializations.setter
+    def materializations(self, count: int) -> None:
+        self.plain.materializations = count
+
+    @property
+    def nodes_taken(self) -> int:
+        """Nodes that were taken off the tape."""
+        return self.plain.nodes_taken
+
+    @nodes_taken.setter
+    def nodes_taken(self, count: int) -> None:
+        self.plain.nodes_taken = count
+
+    @property
+    def address(self) -> str:
+        """Where operations run."""
+        return self.plain.address
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the first executor's server said when the session began."""
+        return self.plain.welcome
+
+    @property
+    def executors(self) -> Sequence[RemoteExecutor]:
+        """The executors that there are now."""
+        return self.plain.executors
+
+    @property
+    def device_count(self) -> int:
+        """How many logical devices it offers."""
+        return self.plain.device_count
+
+    def flush(self) -> None:
+        """Send everything pending."""
+        self.plain.flush()
+
+    def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
+        """Fetch values."""
+        return self.plain.fetch(slots, whole=whole)
+
+    def describe(self, slots: Sequence[Slot]) -> list[Any]:
+        """Send everything pending and fetch the metadata of values."""
+        return self.plain.describe(slots)
+
+    def synchronize(self) -> None:
+        """Send everything pending and wait until it has run."""
+        self.plain.synchronize()
+
+    def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
+        """Send a dense CPU tensor."""
+        self.plain.upload(number, dense, device)
+
+    def seed(self, seed: int) -> None:
+        """Seed the random numbers, after everything pending."""
+        self.plain.seed(seed)
+
+    def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
+        """Run a segment again that was recorded before."""
+        self.plain.run(nodes, released, layout)
+
+    def cancel(self) -> None:
+        """Cancel the submitted work that has not begun."""
+        self.plain.cancel()
+
+    def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
+        """Drop the caches of results, and use others."""
+        self.plain.use_cache(open_cache)
+
+    def stats(self) -> Mapping[str, int]:
+        """Return the counters."""
+        return self.plain.stats()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.plain.close()
+
+
+class PlacingWrapper(BackendWrapper):
+    """The same for a backend with several executors; see `djinn_lib_schedule.placing.SupportsPlacement`."""
+
+    def pin(self, executor: int | None) -> None:
+        """Let everything run on one executor."""
+        self._placing.pin(executor)
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Use new measurements of an executor, and of the links from it to others."""
+        self._placing.learn(executor, profile, home_link, links)
+
+    @property
+    def placement(self) -> Placement:
+        """What decides now."""
+        return self._placing.placement
+
+    def use(self, placement: Placement) -> None:
+        """Let another placement decide."""
+        self._placing.use(placement)
+
+    def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
+        """Describe the executors to a scheduler."""
+        return self._placing.devices(values)
+
+    @property
+    def _placing(self) -> SupportsPlacement:
+        assert isinstance(self.plain, SupportsPlacement)
+        return self.plain

@@ -1,0 +1,30 @@
+"""Fetches together the tensors that a program asks for one by one, as when it saves a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import BackendContext, OpenBackend
+from djinn.settings import Declarations
+from djinn_prefetch.settings import PrefetchSettings
+
+__all__ = ("djinn_add_settings", "djinn_wrap_backend")
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare how much may be fetched in advance."""
+    settings.add(PrefetchSettings)
+
+
+@hookimpl(tryfirst=True)
+def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
+    """Wrap the backend unless the settings say otherwise; outermost, since it answers without asking anybody."""
+    limit_bytes = context.settings(PrefetchSettings).prefetch_bytes
+    if not limit_bytes:
+        return None
+    from djinn_prefetch.backend import open_prefetching
+
+    return lambda opens: partial(open_prefetching, opens, limit_bytes)

@@ -1,0 +1,172 @@
+"""Calls that eager refuses for reasons that metadata and numbers show, and that meta kernels do not check.
+
+Inference gives no answer to them; the executor is asked, and raises what eager raises, at the user's line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from djinn.ir.schema import SchemaFacts
+from djinn.ir.spec import tensors_in
+
+__all__ = ("decided_by_numbers", "is_refused")
+
+_Check = Callable[[Mapping[str, Any]], bool]
+"""Whether a call with these arguments, by name, may be refused."""
+_MASKS = (torch.bool, torch.uint8)
+_MAX_CATEGORIES = 2**24
+
+
+def is_refused(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
+    """Whether eager may refuse a call for a reason that is known here."""
+    check = _CHECKS.get(facts.name) or _CHECKS.get(_base_of(facts))
+    return _has_wrong_alpha(named) or (check is not None and check(named))
+
+
+def decided_by_numbers(facts: SchemaFacts) -> bool:
+    """Whether eager refuses some real numbers as arguments of an operator."""
+    return _base_of(facts) in _DISTRIBUTIONS
+
+
+def _base_of(facts: SchemaFacts) -> str:
+    return facts.name.partition("::")[2].partition(".")[0].rstrip("_")
+
+
+def _has_wrong_alpha(named: Mapping[str, Any]) -> bool:
+    alpha = named.get("alpha")
+    if alpha is None or type(alpha) is int:
+        return False
+    dtypes = [tensor.dtype for tensor in tensors_in(named.values())]
+    if isinstance(alpha, bool):
+        return any(dtype is not torch.bool for dtype in dtypes)
+    has_fraction = any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes) or isinstance(
+        named.get("other"), (float, complex))
+    return not has_fraction
+
+
+def _indexed_size(named: Mapping[str, Any]) -> torch.Size | None:
+    """Return the size of what indices choose, if no mask is among them."""
+    tensor, indices = named["self"], [index for index in named["indices"] if index is not None]
+    if not indices or any(index.dtype in _MASKS for index in indices):
+        return None
+    chosen: torch.Tensor = torch.ops.aten.index.Tensor(tensor, named["indices"])
+    return chosen.size()
+
+
+def _index(named: Mapping[str, Any]) -> bool:
+    """Look for an index into a dimension without elements."""
+    tensor, indices = named["self"], named["indices"]
+    if len(indices) > tensor.dim() or any(index is not None and index.dtype in _MASKS for index in indices):
+        return False
+    return any(index is not None and index.numel() and not extent
+               for index, extent in zip(indices, tensor.shape, strict=False))
+
+
+def _index_put(named: Mapping[str, Any]) -> bool:
+    tensor, values = named["self"], named.get("values")
+    indices = [index for index in named["indices"] if index is not None]
+    if not indices or not isinstance(values, torch.Tensor) or values.dtype != tensor.dtype or _index(named):
+        return True
+    chosen = None if values.numel() == 1 and not values.dim() else _indexed_size(named)
+    if chosen is None:
+        return False
+    lacking = len(chosen) - values.dim()
+    # Leading dimensions with one element are left out.
+    shape = values.shape if lacking >= 0 else values.shape[-lacking:]
+    return math.prod(values.shape[:max(-lacking, 0)]) != 1 or any(
+        extent not in (1, wide) for extent, wide in zip(reversed(shape), reversed(chosen), strict=False))
+
+
+def _bucketize(named: Mapping[str, Any]) -> bool:
+    return not isinstance(named["boundaries"], torch.Tensor) or named["boundaries"].dim() != 1
+
+
+def _power(named: Mapping[str, Any]) -> bool:
+    base, exponent = named["self"], named["exponent"]
+    return isinstance(base, torch.Tensor) and type(exponent) is int and exponent < 0 and not (
+        base.dtype.is_floating_point or base.dtype.is_complex)
+
+
+def _randperm(named: Mapping[str, Any]) -> bool:
+    out = named.get("out")
+    dtype = named.get("dtype") or (torch.int64 if out is None else out.dtype)
+    largest = 2 / torch.finfo(dtype).eps + 1 if dtype.is_floating_point else torch.iinfo(dtype).max
+    return not 0 <= named["n"] <= largest
+
+
+def _multinomial(named: Mapping[str, Any]) -> bool:
+    weights, count = named["self"], named["num_samples"]
+    if not 1 <= weights.dim() <= 2 or not weights.dtype.is_floating_point:
+        return True
+    categories = weights.shape[-1]
+    return count <= 0 or not 0 < categories <= _MAX_CATEGORIES or (
+        not named.get("replacement", False) and count > categories)
+
+
+def _random(named: Mapping[str, Any]) -> bool:
+    dtype = named["self"].dtype
+    if dtype.is_floating_point:
+        largest = 2 / torch.finfo(dtype).eps
+        smallest = -largest
+    else:
+        limits = None if dtype is torch.bool else torch.iinfo(dtype)
+        smallest, largest = (0, 1) if limits is None else (limits.min, limits.max)
+    begin, end = named.get("from", 0), named.get("to")
+    return begin is not None and (not smallest <= begin <= largest or (
+        end is not None and not begin < end <= largest + 1))
+
+
+def _same_dtypes(named: Mapping[str, Any]) -> bool:
+    return len({tensor.dtype for tensor in tensors_in(named.values())}) > 1
+
+
+def _uniform(named: Mapping[str, Any]) -> bool:
+    begin, end = named.get("from", 0.0), named.get("to", 1.0)
+    dtype = named["self"].dtype
+    return not dtype.is_floating_point or not (
+        begin <= end and max(abs(begin), abs(end), end - begin) <= torch.finfo(dtype).max)
+
+
+def _positive(name: str, default: float) -> _Check:
+    return lambda named: not named.get(name, default) > 0
+
+
+def _probability(named: Mapping[str, Any]) -> bool:
+    chance = named.get("p", 0.5)
+    return isinstance(chance, (int, float)) and not 0 <= chance <= 1
+
+
+def _normal(named: Mapping[str, Any]) -> bool:
+    deviation = named.get("std", 1.0)
+    return isinstance(deviation, (int, float)) and not deviation >= 0
+
+
+_DISTRIBUTIONS: Mapping[str, _Check] = {
+    "bernoulli": _probability,
+    "cauchy": _positive("sigma", 1.0),
+    "exponential": _positive("lambd", 1.0),
+    "geometric": lambda named: not 0 < named["p"] < 1,
+    "log_normal": _positive("std", 2.0),
+    "normal": _normal,
+    "uniform": _uniform,
+}
+_CHECKS: Mapping[str, _Check] = {
+    **_DISTRIBUTIONS,
+    "index": _index,
+    "_unsafe_index": _index,
+    "index_put": _index_put,
+    "_index_put_impl": _index_put,
+    "_unsafe_index_put": _index_put,
+    "bucketize": _bucketize,
+    "pow": _power,
+    "randperm": _randperm,
+    "multinomial": _multinomial,
+    "random": _random,
+    "heaviside": _same_dtypes,
+    "polar": _same_dtypes,
+}

@@ -1,0 +1,119 @@
+"""Errors that metadata and numbers show are raised at their line, as eager raises them, also after a right call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+import djinn
+
+REMOTE = "remote_accelerator:0"
+
+
+@pytest.fixture(params=["in_process", "served"], autouse=True, scope="module")
+def where(request: pytest.FixtureRequest) -> Iterator[None]:
+    djinn.init(server=request.getfixturevalue("server").address if request.param == "served" else "")
+    yield
+    djinn.shutdown()
+
+
+@attrs.frozen
+class Mistake:
+    """A call that is right, and one that is not."""
+
+    id: str
+    right: Callable[[Callable[..., torch.Tensor]], Any]
+    wrong: Callable[[Callable[..., torch.Tensor]], Any]
+
+
+def assigned(value: Callable[..., Any], dtype: torch.dtype | None = None) -> Callable[..., Any]:
+    def assign(on: Callable[..., torch.Tensor]) -> torch.Tensor:
+        target = on(5, 3)
+        target[on([0, 1])] = value(on) if dtype is None else value(on).to(dtype)
+        return target
+
+    return assign
+
+
+MISTAKES = (
+    Mistake("index_put shape", assigned(lambda on: on(2, 3)), assigned(lambda on: on(3, 3))),
+    Mistake("index_put more dimensions", assigned(lambda on: on(1, 2, 3)), assigned(lambda on: on(2, 2, 3))),
+    Mistake("index_put dtype", lambda on: on(4).index_put_((on([1]),), on(1)),
+            lambda on: on(4).index_put_((on([1]),), on(1).double())),
+    Mistake("no index", lambda on: on(4).index_put((on([1]),), on(1)), lambda on: on(4).index_put((), on(1))),
+    Mistake("index into nothing", lambda on: on(2, 3)[on([0])], lambda on: on(0, 3)[on([0])]),
+    Mistake("assigned into nothing", assigned(lambda on: on(3)), lambda on: on(0, 3).index_put_((on([0]),), on(3))),
+    Mistake("bucketize", lambda on: torch.bucketize(on(3), on(3)), lambda on: torch.bucketize(on(3), on(3, 3))),
+    Mistake("alpha", lambda on: on(3).add(on(3), alpha=1), lambda on: on(3).add(on(3), alpha=True)),
+    Mistake("alpha of integers", lambda on: on([1]).add(on([1]), alpha=2), lambda on: on([1]).sub(on([1]), alpha=1.5)),
+    Mistake("alpha in place", lambda on: on(3).add_(1.5, alpha=1.5), lambda on: on(3).add_(1, alpha=True)),
+    Mistake("bernoulli", lambda on: on(3).bernoulli_(0.5), lambda on: on(3).bernoulli_(1.5)),
+    Mistake("bernoulli of a chance", lambda on: torch.bernoulli(on(3), 0.5), lambda on: torch.bernoulli(on(3), -0.5)),
+    Mistake("uniform", lambda on: on(3).uniform_(0.0, 1.0), lambda on: on(3).uniform_(1.0, 0.0)),
+    Mistake("uniform of halves", lambda on: on(3).half().uniform_(), lambda on: on(3).half().uniform_(-1e5, 1e5)),
+    Mistake("random", lambda on: on(3).random_(1, 2), lambda on: on(3).random_(2, 1)),
+    Mistake("random of bytes", lambda on: on([1]).byte().random_(0, 256), lambda on: on([1]).byte().random_(0, 257)),
+    Mistake("exponential", lambda on: on(3).exponential_(1.0), lambda on: on(3).exponential_(-0.5)),
+    Mistake("cauchy", lambda on: on(3).cauchy_(0.0, 0.5), lambda on: on(3).cauchy_(0.0, -0.5)),
+    Mistake("geometric", lambda on: on(3).geometric_(0.5), lambda on: on(3).geometric_(1.5)),
+    Mistake("log_normal", lambda on: on(3).log_normal_(0.0, 1.0), lambda on: on(3).log_normal_(0.0, -1.0)),
+    Mistake("normal", lambda on: on(3).normal_(0.0, 1.0), lambda on: on(3).normal_(0.0, math.nan)),
+    Mistake("multinomial", lambda on: torch.multinomial(on(3), 3), lambda on: torch.multinomial(on(3), 4)),
+    Mistake("multinomial of none", lambda on: on(3).multinomial(1), lambda on: on(3).multinomial(0)),
+    Mistake("negative powers", lambda on: on([2]) ** 2, lambda on: on([2]) ** -2),
+    Mistake("negative powers in place", lambda on: on([2]).pow_(2), lambda on: on([2]).pow_(-2)),
+    Mistake("heaviside", lambda on: torch.heaviside(on(3), on(3)), lambda on: torch.heaviside(on(3), on(3).double())),
+    Mistake("polar", lambda on: torch.polar(on(3), on(3)), lambda on: torch.polar(on(3), on(3).double())),
+)
+
+
+def maker(device: str) -> Callable[..., torch.Tensor]:
+    def make(*sizes: Any) -> torch.Tensor:
+        if isinstance(sizes[0], list):
+            return torch.tensor(sizes[0], device=device)
+        return torch.full(sizes, 0.5, device=device)
+
+    return make
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.id)
+def test_an_error_comes_at_its_line(mistake: Mistake) -> None:
+    with pytest.raises(Exception, match=".") as wanted:
+        mistake.wrong(maker("cpu"))
+    for _ in range(2):
+        with pytest.raises(wanted.type) as got:
+            mistake.wrong(maker(REMOTE))
+        assert str(got.value) == str(wanted.value)
+        mistake.right(maker(REMOTE))
+    djinn.synchronize()
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(2050, torch.float16), (129, torch.int8), (257, torch.uint8)])
+def test_randperm_over_its_dtype(count: int, dtype: torch.dtype) -> None:
+    with pytest.raises(RuntimeError) as wanted:
+        torch.randperm(count, dtype=dtype)
+    torch.randperm(4, dtype=dtype, device=REMOTE)
+    with pytest.raises(RuntimeError) as got:
+        torch.randperm(count, dtype=dtype, device=REMOTE)
+    assert str(got.value) == str(wanted.value)
+
+
+def test_what_is_right_at_the_edge_is_recorded_without_a_trip() -> None:
+    djinn.synchronize()
+    before = djinn.stats()["round_trips"]
+    on = maker(REMOTE)
+    target = on(5, 3)
+    target[on([0, 1])] = 2.0
+    target[on([0, 1])] = on(3)
+    target[on([0, 1]), 1:] = on(2, 1)
+    target[on([0])] = on(1, 1, 3)
+    on(3).uniform_(0.5, 0.5)
+    on([1]).byte().random_(0, 256)
+    torch.multinomial(on(3), 5, replacement=True)
+    assert (on(0, 3)[on([]).long()]).shape == (0, 3)
+    assert djinn.stats()["round_trips"] == before

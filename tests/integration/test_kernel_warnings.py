@@ -1,0 +1,91 @@
+"""Warnings that kernels give reach the user's ``warnings``, at the next wait."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from djinn_lib_service.kernel_warnings import KernelWarnings
+
+import djinn
+from djinn.wire.messages import MAX_WARNINGS
+
+REMOTE = "remote_accelerator:0"
+CALLS: dict[str, Callable[[str], Any]] = {
+    "std of one": lambda device: torch.std(torch.ones(1, device=device)),
+    "byte mask": lambda device: torch.ones(3, device=device)[torch.tensor([1, 0, 1], dtype=torch.uint8, device=device)],
+    "result resized": lambda device: torch.add(
+        torch.ones(3, device=device), 1, out=torch.ones(2, device=device)),
+}
+
+
+@pytest.fixture(params=["in_process", "served"], autouse=True)
+def where(request: pytest.FixtureRequest) -> Iterator[str]:
+    djinn.init(server=request.getfixturevalue("server").address if request.param == "served" else "")
+    yield request.param
+    djinn.shutdown()
+
+
+def given(action: Callable[[], Any]) -> list[tuple[type[Warning], str]]:
+    """The categories and first words of the warnings that an action gives."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        kept = action()
+        djinn.synchronize()
+        del kept
+    return [(warning.category, str(warning.message).partition(" (Triggered")[0]) for warning in seen]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_they_are_those_of_eager(call: str) -> None:
+    wanted = given(lambda: CALLS[call]("cpu"))
+    assert wanted
+    assert [warning for warning in given(lambda: CALLS[call](REMOTE)) if warning in wanted] == wanted[:1]
+    # Again, as eager does.
+    assert wanted[0] in given(lambda: CALLS[call](REMOTE))
+
+
+def test_one_that_is_made_an_error_is_raised_at_the_wait_and_harms_nothing() -> None:
+    ones = torch.ones(1, device=REMOTE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        deviation = torch.std(ones)
+        with pytest.raises(UserWarning, match="degrees of freedom"):
+            djinn.synchronize()
+    assert deviation.isnan().item()
+    assert (ones + 1).item() == 2.0
+
+
+def test_ignored_ones_are_ignored() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("ignore")
+        assert torch.std(torch.ones(1, device=REMOTE)).isnan()
+    assert not seen
+
+
+@pytest.mark.parametrize("where", ["served"], indirect=True)
+def test_one_of_a_server_names_the_users_line() -> None:
+    with pytest.warns(UserWarning, match="degrees of freedom") as seen:
+        torch.std(torch.ones(1, device=REMOTE)).item()
+    assert {warning.filename for warning in seen} == {__file__}
+
+
+@pytest.mark.parametrize("where", ["in_process"], indirect=True)
+def test_their_number_is_bounded_and_each_text_comes_once() -> None:
+    found = KernelWarnings()
+
+    def resize() -> None:
+        for size in [*range(4, 4 + 2 * MAX_WARNINGS)] * 2:
+            found.of(lambda size=size: torch.ops.aten.add.out(torch.ones(3), torch.ones(3), out=torch.ones(size)))
+
+    with warnings.catch_warnings():
+        # Within the block, Python shows what it does not raise to the block.
+        warnings.simplefilter("error")
+        resize()
+    taken = found.take()
+    assert len(taken) == len(set(taken)) == MAX_WARNINGS
+    assert {warned.category for warned in taken} == {"UserWarning"}
+    assert not found.take()
