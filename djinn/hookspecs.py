@@ -580,8 +580,8 @@ def djinn_open_session_lock(
         hurry: Makes the next recorded operation take the lock.
 
     Returns:
-        A reentrant lock. If it is a `djinn.kinds.interop.SupportsContention`, threads that record do not wait for it:
-        their operations stay pending while another thread holds it.
+        A reentrant lock. With an attribute ``is_elsewhere`` that says whether another thread holds it, threads that
+        record do not wait for it: their operations stay pending.
 
     Raises:
         Exception: Ends `djinn.init`, which raises it.

@@ -1,24 +1,15 @@
-"""What a session lets plugins bring: its lock, and what happens to ordinary tensors beside lazy ones."""
+"""What happens when an operation has ordinary tensors beside lazy ones."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
 from djinn.errors import UnsupportedTensorError
 from djinn.kinds.interceptor import Session
 
-__all__ = ("HostInterop", "SupportsContention")
-
-
-@runtime_checkable
-class SupportsContention(Protocol):
-    """Optional property of a session's lock."""
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether another thread holds it. A thread that records then leaves its operations pending."""
+__all__ = ("HostInterop",)
 
 
 class HostInterop:
