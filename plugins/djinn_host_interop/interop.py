@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
 from djinn_lib_service.generators import remote_generator
 
@@ -14,18 +13,10 @@ from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds.interop import HostInterop
 from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
-from djinn.settings import setting
+from djinn_host_interop.settings import InteropSettings
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
-
-
-@attrs.frozen
-class InteropSettings:
-    """Whether ordinary tensors may be mixed with lazy ones."""
-
-    strict: bool = setting(
-        False, help="if an ordinary tensor meets a remote one, raise an error instead of uploading it")
 
 
 class UploadingInterop(HostInterop):

@@ -16,6 +16,7 @@ from djinn.record.tensor import LazyTensor
 from djinn_interceptor_device import (
     accelerator,
     class_factories,
+    derived_plans,
     factories,
     functions,
     gradients,
@@ -94,6 +95,7 @@ class DeviceInterceptor:
         optimizers.follow(session.backend.welcome.device)
         shortcuts.follow(session)
         process_switches.follow(session)
+        derived_plans.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:

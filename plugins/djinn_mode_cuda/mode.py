@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from djinn_lib_run.changes import variables
-from djinn_lib_run.kinds import RunContext
 
-from djinn_mode_cuda.alias import cuda_alias
-from djinn_mode_cuda.hints import hint, main_script
+if TYPE_CHECKING:
+    from djinn_lib_run.kinds import RunContext
 
 __all__ = ("CudaMode",)
 
@@ -25,6 +25,10 @@ class CudaMode:
     @contextlib.contextmanager
     def enter(self, context: RunContext) -> Iterator[None]:
         """Put the alias in place, and report afterwards where the program compares devices with CUDA."""
+        # Here, since the help of `djinn run` names the mode without PyTorch.
+        from djinn_mode_cuda.alias import cuda_alias
+        from djinn_mode_cuda.hints import hint, main_script
+
         with variables(os.environ, {"ACCELERATE_TORCH_DEVICE": str(context.device)}), cuda_alias():
             try:
                 yield

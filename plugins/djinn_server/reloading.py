@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 import anyio.to_thread
 import attrs
 from djinn_lib_server.options import ServeOptions, TlsOptions
-from djinn_lib_service.kinds.transport import Listener, ListenOptions
+from djinn_lib_service.kinds.transport import Listener
+from djinn_lib_service.options import ListenOptions
 
 from djinn.errors import ConfigurationError
 from djinn_server.authentication import Authentication

@@ -253,6 +253,11 @@ class ByteStream:
         """The bytes that were read ahead."""
         return self._ahead[self._first:self._last]
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that were received and not taken yet."""
+        return self._last - self._first
+
     def begin_pace(self) -> None:
         """Start measuring the rate of a transfer that begins now."""
         self._paced_from = time.monotonic(), self.bytes_received
