@@ -37,7 +37,7 @@ __all__ = (
     "Spawned",
     "Stop",
     "Taken",
-    "Turns",
+    "TurnChannel",
     "ignore_signals",
 )
 
@@ -239,7 +239,7 @@ class RevokeDevice(msgspec.Struct, frozen=True, tag="recall"):
     left_s: float
 
 
-class Turns(msgspec.Struct, frozen=True, tag="turns"):
+class TurnChannel(msgspec.Struct, frozen=True, tag="turns"):
     """To a worker that takes turns: comes with the descriptor of the channel for them, right after the `Setup`."""
 
 
@@ -323,7 +323,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
-    | Turns | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen
+    | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen
     | EndSession)
 
 

@@ -45,7 +45,7 @@ from djinn_server.control import (
     Setup,
     Stop,
     Taken,
-    Turns,
+    TurnChannel,
     ignore_signals,
 )
 from djinn_server.control_channel import Control
@@ -298,7 +298,7 @@ def _turns(control: Control) -> GatewayTurns:
         SystemExit: The gateway is gone.
     """
     received = control.receive()
-    if received is None or not isinstance(received[0], Turns) or received[1] is None:
+    if received is None or not isinstance(received[0], TurnChannel) or received[1] is None:
         sys.exit(1)
     return GatewayTurns(Control(socket.socket(fileno=received[1])))
 

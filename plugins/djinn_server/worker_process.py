@@ -33,7 +33,7 @@ from djinn_server.control import (
     SessionState,
     Setup,
     Taken,
-    Turns,
+    TurnChannel,
 )
 from djinn_server.control_channel import AwaitedControl
 from djinn_server.counters import WorkerReport
@@ -149,7 +149,7 @@ class Worker:
             control = AwaitedControl(ours)
             await control.send(setup, descriptor)
             if theirs is not None:
-                await control.send(Turns(), theirs.fileno())
+                await control.send(TurnChannel(), theirs.fileno())
             return cls(setup, process, control, board, pair, turns)
         except BaseException:
             if process is not None:
