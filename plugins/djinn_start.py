@@ -1,7 +1,7 @@
-"""The program ``djinn``: performs checks that are possible before PyTorch is imported, which takes seconds.
+"""The program ``djinn``, up to the import of PyTorch, which takes seconds.
 
-An address in use is the most common mistake with ``djinn serve``, and service managers cause it when they start a
-server while another one is still ending.
+Help, and mistakes on the command line, need no PyTorch. An address in use is the most common mistake with ``djinn
+serve``, and service managers cause it when they start a server while another one is still ending.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import socket
 import sys
 import tomllib
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-__all__ = ("main", "taken_address")
+__all__ = ("main", "postpone", "taken_address")
 
 USAGE_ERROR = 2
 """As `djinn_server.command.USAGE_ERROR`, which cannot be imported without PyTorch."""
@@ -31,13 +35,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         # Modes are for programs. A server must not take the remote device for an accelerator of its own.
         os.environ.pop("DJINN_RUN_AS", None)
-    if given[:1] == ["serve"] and (taken := taken_address(given[1:])):
+    if given[:1] == ["serve"] and "--help" not in given and (taken := taken_address(given[1:])):
         sys.stderr.write(f"djinn: [DJ301] Cannot listen on {taken}: {os.strerror(errno.EADDRINUSE)}. Stop the server "
                          "that listens there, or choose another address.\n")
         sys.exit(USAGE_ERROR)
+    if given[:1] != ["run"] or given[1:2] == ["--help"]:
+        # A program that is run needs all of it in any case, in whatever way it imports it.
+        postpone("djinn")
     from djinn_cli.app import main as run
 
     run(given)
+
+
+def postpone(name: str) -> None:
+    """Import a package only when an attribute of it is first used; its modules can be imported before.
+
+    Args:
+        name: A package. Nothing happens if it has been imported already.
+    """
+    spec = None if name in sys.modules else find_spec(name)
+    if spec is not None:
+        sys.modules[name] = _postponed(spec)
+
+
+def _postponed(spec: ModuleSpec) -> ModuleType:
+    module = module_from_spec(spec)
+
+    def load(attribute: str) -> Any:
+        if module.__dict__.pop("__getattr__", None) is not None and spec.loader is not None:
+            spec.loader.exec_module(module)
+            return getattr(module, attribute)
+        raise AttributeError(f"module {spec.name!r} has no attribute {attribute!r}")
+
+    module.__dict__["__getattr__"] = load
+    return module
 
 
 def taken_address(arguments: Sequence[str]) -> str:

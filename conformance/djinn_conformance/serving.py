@@ -134,7 +134,7 @@ def _serve(arguments: list[str]) -> None:
     from djinn_cli.app import main
 
     threading.Thread(target=_end_with_input, daemon=True).start()
-    main(["serve", *arguments])
+    main(["serve", "--device", "cpu", *arguments])
 
 
 if __name__ == "__main__":

@@ -6,18 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-import attrs
 import torch
 
 from djinn.kinds.classifier import Classifier
-from djinn.settings.declared import setting
 
 if TYPE_CHECKING:
     from djinn.ir.program import ProgramLayout
     from djinn.ir.tape import Node
     from djinn.ir.value import Slot
 
-__all__ = ("CacheFactory", "CacheSettings", "SubmissionCache")
+__all__ = ("CacheFactory", "SubmissionCache")
 
 
 class SubmissionCache:
@@ -77,15 +75,6 @@ class SubmissionCache:
     def stats(self) -> Mapping[str, int]:
         """Return the counters."""
         return self.counts
-
-
-@attrs.frozen
-class CacheSettings:
-    """The setting of caches. A plugin with a cache declares it: ``settings.add(CacheSettings)``."""
-
-    result_cache_bytes: int = setting(
-        0, help="bytes that the executor may use for results that the program no longer references, so that the same "
-                "work on the same values is done once; `0`: none", minimum=0)
 
 
 class CacheFactory(Protocol):

@@ -111,6 +111,7 @@ class Plugins:
         *,
         names: Iterable[str] | None = None,
         problems: list[PluginError] | None = None,
+        kinds: Iterable[str] = tuple(KINDS),
     ) -> Plugins:
         """Find, import, check and register plugins.
 
@@ -119,6 +120,7 @@ class Plugins:
             names: Load only these entry points; disabled ones are still left out.
             problems: Receives the errors of single plugins, which are then left out. Without it, the first error is
                 raised.
+            kinds: Kinds of which the plugins register objects, which imports PyTorch. Settings and commands do not.
 
         Raises:
             PluginLoadError: A plugin, or an object that it registers, cannot be imported.
@@ -141,7 +143,7 @@ class Plugins:
             found.setdefault(entry_point.name, []).append(entry_point)
         wanted = sorted(found) if names is None else list(names)
         for name in dict.fromkeys([*wanted, *sorted(made.selection.disabled)] if names is None else wanted):
-            attempt(lambda name=name: made._load(name, found))  # type: ignore[misc]  # default binds the loop variable
+            attempt(lambda name=name: made._load(name, found, kinds))  # type: ignore[misc]  # default binds the loop variable
         return made
 
     @classmethod
@@ -183,7 +185,7 @@ class Plugins:
                 entry_point.load().djinn_add_settings(settings=declared.of(entry_point.name))
         return declared.by_name
 
-    def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]]) -> None:
+    def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]], kinds: Iterable[str]) -> None:
         candidates = found.get(name)
         if candidates is None:
             close = difflib.get_close_matches(name, found, 1)
@@ -202,7 +204,7 @@ class Plugins:
         self._import(name, candidates[0])
         try:
             self.call_alone(name, "djinn_add_settings", settings=self.declared.of(name))
-            for registered in self._collect(name):
+            for registered in self._collect(name, kinds):
                 self._registered[registered.kind].setdefault(registered.name, []).append(registered)
         except PluginError:
             self._manager.unregister(name=name)
@@ -238,7 +240,7 @@ class Plugins:
         except Exception as error:
             raise self._load_error(name, f"failed in {hook}", error) from error
 
-    def _collect(self, name: str) -> list[Registered]:
+    def _collect(self, name: str, kinds: Iterable[str]) -> list[Registered]:
         collected: list[Registered] = []
 
         def register(kind: str, value: Any) -> None:
@@ -250,8 +252,8 @@ class Plugins:
                 )
             collected.append(Registered(kind, value.name, name, self.distributions[name], value))
 
-        for kind, hook in _HOOKS.items():
-            self.call_alone(name, hook, register=lambda value, kind=kind: register(kind, value))
+        for kind in kinds:
+            self.call_alone(name, _HOOKS[kind], register=lambda value, kind=kind: register(kind, value))
         return collected
 
     @property

@@ -21,7 +21,7 @@ from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot, Value
 from djinn.kinds import Classifier, Connection, OperationClass, ShapeInference
 from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegistry
-from djinn.kinds.cache import CacheSettings, SubmissionCache
+from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
 from djinn.kinds.interop import HostInterop
 from djinn.record.call_plans import Binding, CallPlan, Planner, change_metadata
@@ -31,6 +31,7 @@ from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.connecting import connect
 from djinn.session.single_backend import SingleBackend
 from djinn.settings import Config, Settings
+from djinn.settings.core import CacheSettings
 from djinn.wire.messages import GENERATOR_HANDLE, Description
 from djinn.wire.tensors import dtype_named, to_dense_cpu
 

@@ -11,7 +11,7 @@ from djinn.errors import ConfigurationError
 from djinn.settings.declared import setting
 from djinn.settings.selection import PluginSelection
 
-__all__ = ("LOG_LEVELS", "Config")
+__all__ = ("LOG_LEVELS", "CacheSettings", "Config")
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -86,3 +86,12 @@ class Config:
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the executors; an empty address stands for one in this process."""
         return self.servers or (self.server,)
+
+
+@attrs.frozen
+class CacheSettings:
+    """The setting of caches. A plugin with a cache declares it: ``settings.add(CacheSettings)``."""
+
+    result_cache_bytes: int = setting(
+        0, help="bytes that the executor may use for results that the program no longer references, so that the same "
+                "work on the same values is done once; `0`: none", minimum=0)

@@ -8,9 +8,12 @@ from server to server.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds import BackendFactory
+
+if TYPE_CHECKING:
+    from djinn.kinds import BackendFactory
 
 
 @hookimpl

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds import BackendContext, OpenBackend
 from djinn.settings import Declarations
 from djinn_backend_replay.settings import RecoverySettings
+
+if TYPE_CHECKING:
+    from djinn.kinds import BackendContext, OpenBackend
 
 
 @hookimpl

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds.cache import CacheFactory, CacheSettings
 from djinn.settings import Declarations
+from djinn.settings.core import CacheSettings
+
+if TYPE_CHECKING:
+    from djinn.kinds import CacheFactory
 
 
 @hookimpl

@@ -12,20 +12,25 @@ import attrs
 import typer
 
 from djinn.errors import ConfigurationError, DjinnError, PluginError
-from djinn.plugins import Plugins, PluginSelection, Registered
+from djinn.plugins.manager import Plugins, Registered
 from djinn.settings.resolved import selection_of
-from djinn_cli.commands import add_commands
-from djinn_cli.doctor import CheckResult, djinn_version, examine
+from djinn.settings.selection import PluginSelection
+from djinn_cli.commands import add_commands, reflow
 from djinn_cli.listing import PluginRow, rows_of
 from djinn_cli.settings_command import SettingRow, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from djinn_cli.doctor import CheckResult
+
 __all__ = ("build", "main")
 
 _SELF_REPORTING = ("plugins", "doctor")
 """Commands that report broken plugins themselves."""
+
+_SHOWN_KINDS = ("mode",)
+"""Kinds whose objects the help of a command lists; their modules import PyTorch when they are used."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -59,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     """Create the program, with all plugins' commands.
 
+    Plugins register hardly any objects here, since that imports PyTorch: help and mistakes are answered without it.
+    Commands that need the objects load the plugins themselves.
+
     Args:
         environ: Environment variables; ``DJINN_PLUGINS`` selects plugins.
 
@@ -72,20 +80,23 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
         selection = selection_of({}, environ)
     except ConfigurationError as error:
         problems.append(error)
-    plugins = Plugins.load(selection, problems=broken)
+    plugins = Plugins.load(selection, problems=broken, kinds=_SHOWN_KINDS)
     app = typer.Typer(name="djinn", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_program)
     commands: list[Registered] = []
-    _add_plugins(app, plugins, commands, problems)
+    _add_plugins(app, selection, commands, problems)
     _add_settings(app, plugins, environ)
-    _add_doctor(app, plugins, problems, environ)
+    _add_doctor(app, selection, problems, environ)
     commands += add_commands(plugins, app, broken)
+    reflow(app)
     problems += broken
     return app, problems
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from djinn_cli.versions import djinn_version
+
         print(f"djinn {djinn_version()}")
         raise typer.Exit
 
@@ -99,22 +110,23 @@ def _program(
 
 
 def _add_plugins(
-    app: typer.Typer, plugins: Plugins, commands: Sequence[Registered], problems: Sequence[DjinnError]
+    app: typer.Typer, selection: PluginSelection, commands: Sequence[Registered], problems: Sequence[DjinnError]
 ) -> None:
     @app.command("plugins")
     def list_plugins(as_json: JsonOption = False) -> None:
         """List the active plugins, their distributions, and the plugins that they replace."""
+        plugins, found = _complete(selection, problems)
         rows = rows_of(plugins, commands)
         if as_json:
-            _print_json({"plugins": rows, "problems": [_told(problem) for problem in problems]})
+            _print_json({"plugins": rows, "problems": [_told(problem) for problem in found]})
         elif sys.stdout.isatty():
             _print_table(_plugin_table(rows))
         else:
             _print_lines([_plugin_cells(row) for row in rows])
         if not as_json:
-            for problem in problems:
+            for problem in found:
                 print(f"djinn: {problem}", file=sys.stderr)
-        if problems:
+        if found:
             raise typer.Exit(1)
 
 
@@ -134,7 +146,7 @@ def _add_settings(app: typer.Typer, plugins: Plugins, environ: Mapping[str, str]
 
 
 def _add_doctor(
-    app: typer.Typer, plugins: Plugins, problems: Sequence[DjinnError], environ: Mapping[str, str]
+    app: typer.Typer, selection: PluginSelection, problems: Sequence[DjinnError], environ: Mapping[str, str]
 ) -> None:
     @app.command("doctor")
     def doctor(
@@ -143,7 +155,9 @@ def _add_doctor(
         as_json: JsonOption = False,
     ) -> None:
         """Check everything that a session needs, and say how to fix each problem."""
-        found = list(problems)
+        from djinn_cli.doctor import examine
+
+        plugins, found = _complete(selection, problems)
         try:
             plugins.configure({"server": server or None, "token": token or None}, environ)
         except ConfigurationError as error:
@@ -158,6 +172,14 @@ def _add_doctor(
             _print_lines([("ok" if check.ok else "problem", check.name, check.found, check.remedy) for check in checks])
         if not healthy:
             raise typer.Exit(1)
+
+
+def _complete(selection: PluginSelection, problems: Sequence[DjinnError]) -> tuple[Plugins, list[DjinnError]]:
+    """Load the plugins with their objects; return them, and the problems of these and of the commands."""
+    broken: list[PluginError] = []
+    plugins = Plugins.load(selection, problems=broken)
+    told = {str(problem) for problem in broken}
+    return plugins, [*(problem for problem in problems if str(problem) not in told), *broken]
 
 
 def _told(problem: DjinnError) -> dict[str, str]:

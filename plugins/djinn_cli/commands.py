@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,10 +12,10 @@ import typer
 from typer.main import get_command_name, solve_typer_info_defaults
 
 from djinn.errors import PluginError, PluginValidationError
-from djinn.plugins import Plugins, Registered
 from djinn.plugins.checks import remedy
+from djinn.plugins.manager import Plugins, Registered
 
-__all__ = ("add_commands",)
+__all__ = ("add_commands", "reflow")
 
 
 def add_commands(plugins: Plugins, app: typer.Typer, problems: list[PluginError]) -> list[Registered]:
@@ -64,6 +66,16 @@ def _add_checked(app: typer.Typer, add: Callable[[], None], owner: str, name: st
         del app.registered_commands[commands:], app.registered_groups[groups:]
         raise
     return added
+
+
+def reflow(app: typer.Typer) -> None:
+    """Give each command a help text of one line per paragraph, which a terminal of any width breaks well."""
+    for command in app.registered_commands:
+        text = inspect.cleandoc(command.help or inspect.getdoc(command.callback) or "")
+        command.help = "\n\n".join(" ".join(part.split()) for part in re.split(r"\n\s*\n", text))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            reflow(group.typer_instance)
 
 
 def _command_names(commands: Sequence[Any], groups: Sequence[Any]) -> list[str]:

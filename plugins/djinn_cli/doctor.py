@@ -9,7 +9,6 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from urllib.parse import urlsplit
 
 import attrs
@@ -24,6 +23,7 @@ from djinn.settings import Config, Settings
 from djinn.wire.messages import Batch, Free, Upload
 from djinn.wire.tensors import header_of
 from djinn_cli.listing import executors, why_without_devices
+from djinn_cli.versions import djinn_version
 
 ROUND_TRIPS = 5
 FIRST_BYTES, MAX_BYTES = 2**20, 2**26
@@ -44,14 +44,6 @@ class CheckResult:
     ok: bool
     found: str
     remedy: str = ""
-
-
-def djinn_version() -> str:
-    """Version of the installed distribution."""
-    try:
-        return version("djinn-torch")
-    except PackageNotFoundError:
-        return "unknown, because djinn-torch is not installed"
 
 
 def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[CheckResult]:

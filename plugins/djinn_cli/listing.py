@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import attrs
-from djinn_lib_service.kinds import ExecutorFactory
 
 from djinn.errors import ConfigurationError, PluginError
 from djinn.plugins import DEFAULTS, KINDS, Plugins, Registered
 from djinn.settings.selection import DEFAULT_EXECUTORS
+
+if TYPE_CHECKING:
+    from djinn_lib_service.kinds import ExecutorFactory
 
 __all__ = ("PluginRow", "executors", "rows_of", "why_without_devices")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from djinn.plugins import Plugins
+from djinn.plugins.manager import Plugins
 
 __all__ = ("SettingRow", "settings_of")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds.interop import HostInterop
 from djinn.settings import Declarations
 
 if TYPE_CHECKING:
+    from djinn.kinds.interop import HostInterop
     from djinn.session.session import Session
 
 __all__ = ("djinn_add_settings", "djinn_open_host_interop")
@@ -17,7 +17,7 @@ __all__ = ("djinn_add_settings", "djinn_open_host_interop")
 @hookimpl
 def djinn_add_settings(settings: Declarations) -> None:
     """Declare whether mixing is an error."""
-    from djinn_host_interop.interop import InteropSettings
+    from djinn_host_interop.settings import InteropSettings
 
     settings.add(InteropSettings)
 

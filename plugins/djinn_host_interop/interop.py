@@ -5,26 +5,18 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import torch
+from djinn_lib_service.generators import remote_generator
 
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds.interop import HostInterop
 from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
-from djinn.settings import setting
+from djinn_host_interop.settings import InteropSettings
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
-
-
-@attrs.frozen
-class InteropSettings:
-    """Whether ordinary tensors may be mixed with lazy ones."""
-
-    strict: bool = setting(
-        False, help="if an ordinary tensor meets a remote one, raise an error instead of uploading it")
 
 
 class UploadingInterop(HostInterop):
@@ -103,10 +95,14 @@ class UploadingInterop(HostInterop):
     def _draw(self, generator: torch.Generator, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw from a generator of this process: its state is sent before the operation, and fetched after it."""
         session = self._session
+        without = {id(generator): None}
+        remote = remote_generator(generator)
+        if remote is not None:
+            return remote.draw(session, lambda: session.dispatch(
+                operator, _mapped(args, without), {name: _mapped(item, without) for name, item in kwargs.items()}))
         kind = session.backend.welcome.device.partition(":")[0]
         if generator.device.type != kind:
             raise RuntimeError(f"Expected a {kind!r} device type for generator but found {generator.device.type!r}")
-        without = {id(generator): None}
         with session.lock:
             own = session.random_state()
             session.set_random_state(generator.get_state())

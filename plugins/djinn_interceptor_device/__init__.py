@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds import Interceptor
+
+if TYPE_CHECKING:
+    from djinn.kinds import Interceptor
 
 
 @hookimpl

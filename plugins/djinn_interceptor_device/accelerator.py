@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from djinn_lib_accelerator import availability
+from djinn_lib_service.generators import RemoteGenerator
 
 from djinn.record import devices
 from djinn.wire.tensors import DTYPES
@@ -36,6 +37,7 @@ def install(before: torch.device | None, module: Any) -> None:
         setattr(torch._C, f"_accelerator_{name}", _routed(function, usual.get(name, _refuse)))
     substitute("Stream", RemoteStream, lambda: before or torch.device("cpu"))
     substitute("Event", RemoteEvent, lambda: before or torch.device("cpu"))
+    substitute("Generator", RemoteGenerator, lambda: torch.device("cpu"))
 
 
 def _routed(remote: Callable[..., Any], usual: Callable[..., Any]) -> Callable[..., Any]:

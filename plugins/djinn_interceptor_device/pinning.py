@@ -17,6 +17,8 @@ from djinn_lib_accelerator import availability
 from djinn.record import devices
 
 _original: dict[str, Any] = {}
+_machine_has_cuda = torch.cuda.is_available
+"""Not looked up later: a run mode may make CUDA a name of the remote device."""
 
 
 def register(library: torch.library.Library) -> None:
@@ -29,7 +31,7 @@ def register(library: torch.library.Library) -> None:
 def _pin_memory(keyset: Any, tensor: torch.Tensor, device: Any = None) -> Any:
     if _is_for_us(device):
         return tensor if _is_marked(tensor) else _marked(tensor.clone())
-    if device is None and not torch.cuda.is_available():
+    if device is None and not _machine_has_cuda():
         raise RuntimeError("Cannot access accelerator device when none is available.")
     return _original["_pin_memory"].call_boxed(keyset, tensor, device or torch.device("cuda"))
 
@@ -37,14 +39,14 @@ def _pin_memory(keyset: Any, tensor: torch.Tensor, device: Any = None) -> Any:
 def _is_pinned(keyset: Any, tensor: torch.Tensor, device: Any = None) -> Any:
     if _is_for_us(device):
         return _is_marked(tensor)
-    if device is None and not torch.cuda.is_available():
+    if device is None and not _machine_has_cuda():
         return False
     return _original["is_pinned"].call_boxed(keyset, tensor, device or torch.device("cuda"))
 
 
 def _is_for_us(device: Any) -> bool:
     """Whether memory is to be pinned for the remote device, and not for a device of this machine."""
-    if torch.cuda.is_available() or not availability.is_available():
+    if _machine_has_cuda() or not availability.is_available():
         return False
     return device is None or torch.device(device).type == devices.logical_device().type
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
-import torch
 
 from djinn_lib_run.report import RunReport
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ("RunContext", "RunMode")
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 
 import attrs
 import msgspec
-from djinn_lib_service.kinds import CRITICAL, WARNING, MemoryOptions
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import CRITICAL, WARNING, ListenOptions, MemoryOptions
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
@@ -71,7 +70,8 @@ class DeviceOptions:
 
     device: Annotated[str, Option(
         "device", "Device that runs the operations, such as cpu or cuda:0. With several devices, each new "
-                  "worker uses the least busy one.", metavar="DEVICE[,DEVICE...]")] = "cpu"
+                  "worker uses the least busy one. Default: the best device of this machine.",
+        metavar="DEVICE[,DEVICE...]", shows_default=False)] = ""
     threads: Annotated[_Positive | None, Option(
         "threads", "CPU threads for operations. Default: as many as PyTorch chooses.", shows_default=False)] = None
     look_ahead: Annotated[bool, Option(

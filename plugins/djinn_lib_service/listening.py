@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from djinn.errors import ConfigurationError
 from djinn.kinds.transport import Transport
-from djinn_lib_service.kinds.transport import Listener, ListeningTransport, ListenOptions
+from djinn_lib_service.kinds.transport import Listener, ListeningTransport
+from djinn_lib_service.options import ListenOptions
 
 __all__ = ("listen",)
 

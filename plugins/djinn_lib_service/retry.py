@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from djinn.errors import RefusedError
+from djinn_lib_service.waits import now_waiting
 
 __all__ = ("MAX_TRIES", "patiently")
 
@@ -51,5 +52,6 @@ def patiently(
                     f"{error.summary} It was asked {tries} times in {timeout_s - deadline_s + clock():.1f} s.",
                     hint=f"Try again in {error.retry_after_s:.1g} s, allow more time with connect_timeout_s, or use "
                          "another server.", retry_after_s=error.retry_after_s) from None
+            now_waiting(f"waiting for room on a server that is full, asked {tries} times")
             sleep(pause_s)
     raise AssertionError("unreachable: the last try returns or raises")

@@ -125,6 +125,16 @@ class DedupConnection:
         """Bytes received so far."""
         return self._connection.bytes_received
 
+    @property
+    def sending_bytes(self) -> int:
+        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
+        return int(getattr(self._connection, "sending_bytes", 0))
+
+    @property
+    def receiving_bytes(self) -> int:
+        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
+        return int(getattr(self._connection, "receiving_bytes", 0))
+
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch that requests no answer."""
         self._connection.submit(*self._reduced(batch, tensors))

@@ -39,6 +39,16 @@ class ConnectionWrapper:
         return self.plain.bytes_received
 
     @property
+    def sending_bytes(self) -> int:
+        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
+        return int(getattr(self.plain, "sending_bytes", 0))
+
+    @property
+    def receiving_bytes(self) -> int:
+        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
+        return int(getattr(self.plain, "receiving_bytes", 0))
+
+    @property
     def bytes_not_sent(self) -> int:
         """Bytes of tensors that the server had already."""
         return int(getattr(self.plain, "bytes_not_sent", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from djinn_lib_service.kinds.executor import Effects, RandomState, Report
 from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.random_exchange import exchange_random_state
 from djinn_lib_service.switches import switched
 from djinn_lib_service.tensor_bytes import whole_of
 
@@ -38,6 +40,7 @@ class TorchExecutor:
     def __init__(self, device: torch.device) -> None:
         self.device = str(device)
         self._device = device
+        exchange_random_state()
         self._lock = threading.RLock()
         self.relief: Callable[[], bool] | None = None
 
@@ -197,7 +200,9 @@ def _probabilities(program: Program, calls: Sequence[BoundCall]) -> list[int]:
 def no_such_device(executor: str, device: str, devices: Sequence[str]) -> ConfigurationError:
     """Return the error of an executor that is to open a device which it does not have."""
     needed = device.partition(":")[0]
+    close = difflib.get_close_matches(device, {*devices, "cpu", "cuda:0"} - {device}, 1)
     return ConfigurationError(
         f"The executor {executor} has no device {device!r} here; it has {', '.join(devices)}.",
-        hint=f"Correct the device. To use a device of another executor, install its plugin (djinn-executor-{needed}?), "
+        hint=f"{f'Did you mean {close[0]}?' if close else 'Correct the device.'} To use a device of another executor, "
+             f"install its plugin (djinn-executor-{needed}?), "
              f"and do not let DJINN_PLUGINS switch it off or choose the executor {executor}.")

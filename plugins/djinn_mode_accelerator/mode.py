@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from djinn_lib_accelerator.availability import make_available
-from djinn_lib_run.changes import variables
-from djinn_lib_run.kinds import RunContext
-from djinn_lib_run.replacing import replaced
-
-from djinn_mode_accelerator import libraries, lightning
+if TYPE_CHECKING:
+    from djinn_lib_run.kinds import RunContext
 
 __all__ = ("AcceleratorMode",)
 
@@ -26,6 +23,12 @@ class AcceleratorMode:
     @contextlib.contextmanager
     def enter(self, context: RunContext) -> Iterator[None]:
         """Make the device available, and name it to libraries whose own lists of accelerators are closed."""
+        from djinn_lib_accelerator.availability import make_available
+        from djinn_lib_run.changes import variables
+        from djinn_lib_run.replacing import replaced
+
+        from djinn_mode_accelerator import libraries, lightning
+
         replacements = [*libraries.replacements(context.device), *lightning.replacements(context.device)]
         registries = [(f"{package}.accelerators", lightning.register)
                       for family in lightning.FAMILIES for package in family]

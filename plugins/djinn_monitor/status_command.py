@@ -14,7 +14,6 @@ import attrs
 import typer
 
 from djinn.errors import ConfigurationError, DjinnError
-from djinn.kinds import ConnectOptions
 from djinn.plugins import Plugins
 from djinn.settings import Config
 from djinn_monitor.reading import Reading, name_of, printable, read
@@ -79,6 +78,8 @@ def _look(connect: str, metrics: str) -> dict[str, Any]:
 
 def _greeted(plugins: Plugins) -> dict[str, Any]:
     """Start a session, which ends at once, and return the server's description of itself."""
+    from djinn.kinds import ConnectOptions
+
     config = plugins.settings(Config)
     options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, settings=plugins.settings)
     transport = plugins.transport_for(config.server.partition("://")[0])

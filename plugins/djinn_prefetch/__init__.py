@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds import BackendContext, OpenBackend
 from djinn.settings import Declarations
 from djinn_prefetch.settings import PrefetchSettings
+
+if TYPE_CHECKING:
+    from djinn.kinds import BackendContext, OpenBackend
 
 __all__ = ("djinn_add_settings", "djinn_wrap_backend")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from djinn_lib_schedule.kinds import GraphScheduler
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from djinn_lib_schedule.kinds import GraphScheduler
 
 
 @hookimpl

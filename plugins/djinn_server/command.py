@@ -7,16 +7,17 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 import typer
 from djinn_lib_server.options import DeclaredOption, ServeOptions, declared, options_from
 
 from djinn.errors import ConfigurationError
 from djinn_server.config_file import reread, use_config
-from djinn_server.gateway import Gateway
-from djinn_server.opening import ListenError, open_server
 from djinn_server.signals import ServerLoop, catch_signals
+
+if TYPE_CHECKING:
+    from djinn_server.gateway import Gateway
 
 __all__ = ("serve",)
 
@@ -25,7 +26,7 @@ USAGE_ERROR = 2
 
 
 def serve(context: typer.Context, config: str = "", with_parent: bool = False, **_: Any) -> None:
-    """Let sessions in other processes, or on other machines, compute on a device of this machine.
+    """Serve a device of this machine to PyTorch programs in other processes or on other machines.
 
     Prints one line, "djinn serving tcp://HOST:PORT", "djinn serving tls://HOST:PORT" or "djinn serving unix://PATH",
     once it accepts connections; give that address to clients as DJINN_SERVER or djinn.init(server=...). Logs go to
@@ -36,6 +37,11 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
     therefore refused unless it has both: encryption (--tls-cert), and a token or tokens.
     """
     values = dict(context.params)
+    if values["log_format"].value == "text":
+        typer.echo("djinn: loading PyTorch; the address follows when the server accepts connections", err=True)
+    # This takes seconds, which `--help` and a mistaken option do not need.
+    from djinn_server.opening import ListenError, open_server
+
     parent = os.getppid() if with_parent else 0
     signals = catch_signals()
 

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import attrs
 from djinn_lib_server.kinds.admission import AdmissionFactory
 from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
 from djinn_lib_server.kinds.metrics import MetricsFactory
@@ -35,6 +36,9 @@ from djinn_server.plugin_settings import environment_of
 from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import plan
 from djinn_server.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from djinn.plugins import Plugins
 
 __all__ = ("ListenError", "open_server")
 
@@ -73,12 +77,15 @@ def open_server(
     from djinn.session.logs import configure
     from djinn.settings import Config
 
+    # The whole package, before a process is forked that needs it; the program `djinn` postpones it.
+    version = djinn.__version__
     quiet = {} if os.environ.get("DJINN_LOG_LEVEL") else {"log_level": "INFO"}
     plugins = Plugins.configured({**settings, "token": options.tokens.token, "plugins": options.plugins, **quiet},
                                  os.environ, "server")
     config = plugins.settings(Config)
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
+    options = _with_device(options, plugins)
     for device in options.device.names:
         plugins.find_executor(device or "cpu")
     for kind in ("guard", "shapes"):
@@ -90,6 +97,10 @@ def open_server(
 
     def check(options: ServeOptions) -> bool:
         return check_options(options, needs_token=authenticators.check(options))
+
+    def read_again() -> tuple[ServeOptions, list[str]]:
+        now, left = read()
+        return attrs.evolve(now, device=options.device), left
 
     is_private = check(options)
     plan(options.sandbox, (options.tokens.file, options.tls.key or options.tls.cert), encrypts=bool(options.tls.cert))
@@ -123,10 +134,20 @@ def open_server(
                             exchange=Exchange(peers, plugins.transport_for, loop))
     gateway = Gateway(listener, authentication, admission, supervisor, options, loop,
                       control=_control(options.operator.control))
-    for page in gateway.show_metrics(outputs, options, djinn.__version__):
+    for page in gateway.show_metrics(outputs, options, version):
         if not is_loopback(options.metrics.host):
             _log.warning("other machines can read the metrics on %s", page)
-    return gateway, Reloading(options, read, check, listener, authentication, supervisor, gateway.renew)
+    return gateway, Reloading(options, read_again, check, listener, authentication, supervisor, gateway.renew)
+
+
+def _with_device(options: ServeOptions, plugins: Plugins) -> ServeOptions:
+    """Choose the best device of this machine if the options name none."""
+    if options.device.device:
+        return options
+    # Without a device, opening one says why there is none.
+    best = next(iter(plugins.find_executor("").value.devices()), "")
+    _log.info("the device is %s, the best one here; --device chooses another", best)
+    return attrs.evolve(options, device=attrs.evolve(options.device, device=best))
 
 
 def _control(path: str) -> Path | None:

@@ -12,48 +12,17 @@ from djinn.errors import ConfigurationError, SessionTerminatedError
 from djinn_server.control import EndSession, SessionState
 from djinn_server.operator_socket import Handler
 from djinn_server.oversight import Verdicts
+from djinn_server.session_rows import EVERYBODY, SessionRow
 from djinn_server.supervisor import Supervisor
 from djinn_server.worker_process import Worker
 
-__all__ = ("EVERYBODY", "Operating", "SessionRow")
+__all__ = ("Operating",)
 
-EVERYBODY = "-"
-"""Stands for the tenant without a name: all clients, if there is at most one token."""
 LOOK_TIMEOUT_S = 2.0
 """How long a worker may take to report its sessions."""
 TICK_S = 0.05
 MIN_PREFIX = 4
 _HINT = "Ask the server's operator why. djinn.init() starts a new session."
-
-
-class SessionRow(msgspec.Struct):
-    """A session, as shown to the operator.
-
-    Attributes:
-        tenant: Its tenant; empty if all clients are one tenant.
-        session: Its name; empty for a worker that does not answer and runs no program.
-        worker: Process ID of its worker.
-        peer: The client's address.
-        age_s: Time since it began.
-        idle_s: Time since the last message from its client; 0 while it is busy.
-        queued: Programs of the last message that have not finished.
-        running_s: How long its program has been running; 0 if none is.
-        held_bytes: Bytes that it holds.
-        values: Number of values that it holds.
-        answers: Whether its worker has reported this; if not, only the running program and its start are known.
-    """
-
-    tenant: str
-    session: str
-    worker: int
-    peer: str = ""
-    age_s: float = 0.0
-    idle_s: float = 0.0
-    queued: int = 0
-    running_s: float = 0.0
-    held_bytes: int = 0
-    values: int = 0
-    answers: bool = True
 
 
 class _Kick(msgspec.Struct, forbid_unknown_fields=True):

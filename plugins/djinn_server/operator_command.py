@@ -11,8 +11,7 @@ import typer
 
 from djinn.errors import ConfigurationError, DjinnError
 from djinn_server.log_lines import printable
-from djinn_server.operating import EVERYBODY, SessionRow
-from djinn_server.operator_socket import ask, default_folder, servers
+from djinn_server.session_rows import EVERYBODY, SessionRow
 
 __all__ = ("kick", "list_sessions")
 
@@ -64,6 +63,8 @@ def kick(
     A kernel that runs cannot be interrupted. If a session's program has not ended after --wait-s, its worker is killed;
     other sessions of that worker recover as they do when it crashes, and a new one starts at once.
     """
+    from djinn_server.operator_socket import ask
+
     last: DjinnError | None = None
     for path in _paths(control):
         try:
@@ -89,10 +90,14 @@ def _report(target: str, said: dict[str, Any]) -> None:
 
 
 def _paths(control: str) -> list[Path]:
+    from djinn_server.operator_socket import default_folder, servers
+
     return [Path(control)] if control else list(servers(default_folder()))
 
 
 def _asked(path: Path, command: str) -> Any:
+    from djinn_server.operator_socket import ask
+
     try:
         return ask(path, command)
     except DjinnError as error:

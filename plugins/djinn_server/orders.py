@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 
-from djinn_lib_service.kinds.transport import Listener, ListenOptions
+from djinn_lib_service.kinds.transport import Listener
+from djinn_lib_service.options import ListenOptions
 
 from djinn.errors import ConfigurationError
 from djinn.wire.messages import Goodbye

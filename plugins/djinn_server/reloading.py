@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from djinn_lib_server.options import ServeOptions, TlsOptions
-from djinn_lib_service.kinds.transport import Listener, ListenOptions
+from djinn_lib_service.kinds.transport import Listener
+from djinn_lib_service.options import ListenOptions
 
 from djinn.errors import ConfigurationError
 from djinn_server.authentication import Authentication

@@ -20,8 +20,9 @@ import attrs
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.kinds.executor import Executor, SupportsSettling
 from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.kinds.transport import Channel, Listener, ListenOptions, SupportsAdoption
+from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAdoption
 from djinn_lib_service.listening import listen
+from djinn_lib_service.options import ListenOptions
 from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import DjinnError, RefusedError, TransportError

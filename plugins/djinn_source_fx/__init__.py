@@ -8,10 +8,12 @@ through the source ``fx``, for models.
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from djinn_lib_graph.kinds import GraphSource
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from djinn_lib_graph.kinds import GraphSource
 
 
 @hookimpl

@@ -32,6 +32,7 @@ from djinn.wire.messages import (
     Result,
     Welcome,
 )
+from djinn_transport_tcp.byte_counts import ByteCounts
 from djinn_transport_tcp.copies import SentCopies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
 from djinn_transport_tcp.interrupted import is_interrupted, without_large
@@ -60,7 +61,7 @@ FLUSH_EVERY = 8
 """Operations of the first batch that is sent early, so that its execution overlaps with the recording of the next."""
 
 
-class SocketConnection:
+class SocketConnection(ByteCounts):
     """The client's end of a session; see `djinn.kinds.transport.Connection`.
 
     A frame is transferred completely, or the connection is closed. So after an exception that is not a
@@ -84,11 +85,10 @@ class SocketConnection:
     """
 
     def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
+        super().__init__(frames, Outbox(frames.stream))
         self.address = address
         self.welcome = Welcome(PROTOCOL_VERSION, "", "", "", "", "")
         self.flush_every = FLUSH_EVERY
-        self._frames = frames
-        self._outbox = Outbox(frames.stream)
         self._request_timeout_s = request_timeout_s
         self.reconnections = 0
         self.vouched_until_s: float | None = None
@@ -96,10 +96,8 @@ class SocketConnection:
         self._end: ClientEnd[Sequence[memoryview]] = ClientEnd(0, 0)
         self._again: Callable[[ConnectOptions, Wish], SocketConnection] | None = None
         self._options, self._resuming = ConnectOptions(), ResumeSettings()
-        self._past_bytes = (0, 0)
         self._sequence = 0
         self._is_between_frames = False
-        self._left: FrameStream | None = None
         self._owed = 0
         """Number of the last batch that needs an answer and has none yet; 0 for none."""
         self._cancelled = self._cancelled_there = 0
@@ -108,16 +106,6 @@ class SocketConnection:
         self._lost = ""
         self._unsaid: BaseException | None = None
         self._in_use = threading.RLock()
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes sent so far, greeting included."""
-        return self._past_bytes[0] + (0 if self._left is self._frames else self._frames.stream.bytes_sent)
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes received so far, greeting included."""
-        return self._past_bytes[1] + (0 if self._left is self._frames else self._frames.stream.bytes_received)
 
     @property
     def certificate_expires_s(self) -> float | None:

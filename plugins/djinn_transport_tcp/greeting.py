@@ -11,6 +11,7 @@ from collections.abc import Callable
 import attrs
 import torch
 from djinn_lib_service.upload_dedup import introduce
+from djinn_lib_service.waits import now_waiting
 
 from djinn.errors import ProtocolError, ProtocolVersionError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Message, PeerHello, Redirect, Starting, Welcome
@@ -62,6 +63,7 @@ def welcomed(
     answer = read()
     if isinstance(answer, Starting):
         _log.warning("%s is starting a worker for this session: waiting for it", address)
+        now_waiting(f"{address} is starting a worker")
     while isinstance(answer, Starting):
         stream.deadline = time.monotonic() + silence_s
         answer = read()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.wire import messages

@@ -18,6 +18,7 @@ class Outbox:
     """Sends data in order. Data that the connection does not take at once is copied, and sent by a temporary thread.
 
     Attributes:
+        end_bytes: Value of the stream's ``bytes_sent`` when everything is sent that was given.
         error: Why nothing more can be sent, once that is known.
 
     Concurrency:
@@ -31,6 +32,7 @@ class Outbox:
         self._queued_bytes = 0
         self._is_sending = False
         self._closed = False
+        self.end_bytes = 0
         self.error: Exception | None = None
 
     @property
@@ -50,9 +52,10 @@ class Outbox:
             TimeoutError: The connection stalled for too long.
             OSError: The connection broke, now or while earlier data was sent.
         """
-        rest = views
+        rest, length = views, sum(map(len, views))
+        self.end_bytes = self._stream.bytes_sent + self._queued_bytes + length
         if not self._queued_bytes and self.error is None:
-            if waits or sum(map(len, views)) > MAX_QUEUED_BYTES:
+            if waits or length > MAX_QUEUED_BYTES:
                 self._stream.send(views)
                 return
             rest = self._stream.send_ready(views)

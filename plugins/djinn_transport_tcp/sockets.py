@@ -212,6 +212,11 @@ class ByteStream:
             self.is_torn = self._ahead[0] != 0
             raise
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that were received and not taken yet."""
+        return self._last - self._first
+
     def begin_pace(self) -> None:
         """Start measuring the rate of a transfer that begins now."""
         self._paced_from = time.monotonic(), self.bytes_received

@@ -42,6 +42,7 @@ class FrameStream:
         max_header_bytes: Largest header accepted.
         max_body_bytes: Largest body accepted.
         admit_body: Called before a body is read, if set; see `djinn_lib_service.kinds.transport.SupportsReceiveLimit`.
+        frame_end_bytes: Value of the stream's ``bytes_received`` when the last frame with tensors is complete.
         digests: Whether to compute digests of received frames.
         digest: Digest of the last received header and the length of its body. It is meaningless outside this process,
             and other processes cannot construct a header with the same digest.
@@ -57,6 +58,7 @@ class FrameStream:
         self.admit_body: Callable[[int], None] | None = None
         self.digests = False
         self.digest = 0
+        self.frame_end_bytes = 0
         self._padding = memoryview(bytearray(64))
         self._reserve = Reserve()
 
@@ -97,8 +99,10 @@ class FrameStream:
         if self.digests:
             self.digest = hash((bytes(header), head.body_bytes))
         message = decode_header(header, head.body_bytes)
-        if head.body_bytes and self.admit_body is not None:
-            self.admit_body(head.body_bytes)
+        if head.body_bytes:
+            self.frame_end_bytes = self.stream.bytes_received - self.stream.unread_bytes + head.body_bytes
+            if self.admit_body is not None:
+                self.admit_body(head.body_bytes)
         return head.sequence, message, self._read_tensors(tensor_headers(message))
 
     def _read_header(self, length: int) -> bytearray | memoryview:

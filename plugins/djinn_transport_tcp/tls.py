@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_lib_service.settings import TlsSettings
 
 from djinn.errors import ConfigurationError

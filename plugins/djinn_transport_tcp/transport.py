@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attrs
-from djinn_lib_service.kinds.transport import Channel, Listener, ListenOptions, PeerConnection
+from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
+from djinn_lib_service.options import ListenOptions
 
 from djinn.kinds.transport import Connection, ConnectOptions
 from djinn.settings import Settings
@@ -141,6 +142,8 @@ def _with_retries(
     if not options.retries:
         return connect(address, options)
     from djinn_lib_service.retry import patiently
+    from djinn_lib_service.waits import waiting
 
-    return patiently(lambda left_s: connect(address, attrs.evolve(options, connect_timeout_s=left_s)),
-                     options.connect_timeout_s)
+    with waiting(f"connecting to {address}"):
+        return patiently(lambda left_s: connect(address, attrs.evolve(options, connect_timeout_s=left_s)),
+                         options.connect_timeout_s)

@@ -113,7 +113,8 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> ServerProcess:
-        command = [sys.executable, "-c", program, "serve", "--threads", str(performance.THREADS), *options]
+        command = [sys.executable, "-c", program, "serve", "--device", "cpu", "--threads", str(performance.THREADS),
+                   *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         started.append(process)
         assert process.stdout is not None

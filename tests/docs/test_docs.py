@@ -111,7 +111,7 @@ def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) ->
 @pytest.fixture
 def server_address(tmp_path: Path) -> Iterator[str]:
     code = "from djinn_cli.app import main; main()"
-    process = WarmPython(code, ["serve", "--threads", "1"], environment=clean_environment(),
+    process = WarmPython(code, ["serve", "--device", "cpu", "--threads", "1"], environment=clean_environment(),
                          log=tmp_path / "server.log")
     try:
         with process.stdout:

@@ -16,7 +16,7 @@ import attrs
 import pytest
 import trustme
 from djinn_lib_service.frames import encode_head
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_transport_tcp.address import parse_address
 from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
@@ -77,7 +77,7 @@ class StartServer(Protocol):
 
 
 def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> ServerProcess:
-    process = WarmPython(PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
+    process = WarmPython(PROGRAM, ["serve", "--device", "cpu", "--threads", "1", "--drain-s", "0", *arguments],
                          environment=clean_environment(**environment), log=log)
     patience = threading.Timer(START_TIMEOUT_S, process.kill)
     patience.start()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_server.server import Server
 
 import djinn

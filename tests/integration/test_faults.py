@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.frames import HEAD, encode_head
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_lib_service.tensor_bytes import buffer_of
 from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls

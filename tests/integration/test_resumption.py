@@ -20,7 +20,7 @@ import torch
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.frames import HEAD, encode_head
 from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_server.server import Server
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
 from djinn_transport_tcp.listener import SocketChannel, listen

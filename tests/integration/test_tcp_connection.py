@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_lib_service.frames import HEAD, MAGIC
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_transport_tcp.client import connect
 from djinn_transport_tcp.listener import SocketChannel, listen
 from support.servers.tcp import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only

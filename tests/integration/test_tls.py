@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from djinn_transport_tcp.listener import listen_tls
 from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES

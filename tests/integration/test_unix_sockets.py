@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn_transport_tcp.client import connect_unix
 from djinn_transport_tcp.listener import listen_unix
 from support.processes.warm import run_djinn

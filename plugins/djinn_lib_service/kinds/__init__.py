@@ -31,14 +31,8 @@ from djinn_lib_service.kinds.memory import (
     SpareData,
     SupportsEviction,
 )
-from djinn_lib_service.kinds.transport import (
-    Channel,
-    Listener,
-    ListeningTransport,
-    ListenOptions,
-    PeerConnection,
-    SupportsPeers,
-)
+from djinn_lib_service.kinds.transport import Channel, Listener, ListeningTransport, PeerConnection, SupportsPeers
+from djinn_lib_service.options import ListenOptions
 
 __all__ = (
     "CRITICAL",

@@ -18,6 +18,7 @@ import torch
 from djinn.wire.messages import Run
 from djinn_lib_service.handle_table import HandleTable, ValueTable
 from djinn_lib_service.kinds.executor import Executor, RandomState
+from djinn_lib_service.options import CRITICAL, WARNING, MemoryOptions
 
 if TYPE_CHECKING:
     from djinn_lib_service.program_table import DefinedProgram
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ("CRITICAL", "WARNING", "Execute", "KeptUploads", "MemoryFactory", "MemoryManager", "MemoryOptions",
            "MemoryReport", "Put", "RunsAhead", "SessionMemory", "SpareData", "SupportsEviction")
 
-WARNING = 0.80
-CRITICAL = 0.95
 _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 Put: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Puts a CPU tensor on the device."""
@@ -181,31 +180,6 @@ class SupportsEviction(Protocol):
         Laws:
             session.pressure_invisible
         """
-
-
-@attrs.frozen
-class MemoryOptions:
-    """The limits of a manager.
-
-    Attributes:
-        limit_bytes: Most bytes that the values of all sessions may use on the device; 0 for no limit.
-        host_bytes: Most bytes that may be moved to the host, including the uploads kept there; 0 for no limit.
-        warning: Fraction of the limit at which values are evicted in advance.
-        critical: Fraction of the limit at which nothing runs ahead.
-
-    Raises:
-        ValueError: The fractions are not in increasing order.
-    """
-
-    limit_bytes: int = 0
-    host_bytes: int = 0
-    warning: float = WARNING
-    critical: float = CRITICAL
-
-    def __attrs_post_init__(self) -> None:
-        if not 0 < self.warning < self.critical <= 1:
-            raise ValueError(f"{self.warning:g} and {self.critical:g} are no tiers: 0 < warning < critical <= 1 has to "
-                             "hold")
 
 
 @attrs.frozen

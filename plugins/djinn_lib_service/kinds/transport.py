@@ -5,31 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-import attrs
 import torch
 
 from djinn.kinds.transport import Connection, ConnectOptions, Transport
 from djinn.wire.messages import Message, PeerHello, ValueTransfer
-
-
-@attrs.frozen
-class ListenOptions:
-    """Options for a transport's `listen`."""
-
-    greeting_timeout_s: float = 5.0
-    """How long a new connection may take to identify itself."""
-    progress_timeout_s: float = 30.0
-    """How long a started frame may make no progress."""
-    max_body_bytes: int = 16 * 2**30
-    """Largest body of one frame."""
-    tls_cert: str = ""
-    """File with the server's certificate, for encrypted connections."""
-    tls_key: str = ""
-    """File with its key; empty if the certificate file contains it."""
-    tls_client_ca: str = ""
-    """File with the authorities that must sign clients' certificates, or these authorities' certificates as PEM; empty
-    to require no client certificates.
-    """
+from djinn_lib_service.options import ListenOptions
 
 
 @runtime_checkable
@@ -43,6 +23,19 @@ class SupportsResumption(Connection, Protocol):
     @property
     def reconnections(self) -> int:
         """How often the session has resumed on a new connection."""
+
+
+@runtime_checkable
+class SupportsProgress(Connection, Protocol):
+    """Optional properties of a `Connection` that say how far its transfers are. Read by another thread, at any time."""
+
+    @property
+    def sending_bytes(self) -> int:
+        """Value of ``bytes_sent`` when all tensors that were handed over have been sent."""
+
+    @property
+    def receiving_bytes(self) -> int:
+        """Value of ``bytes_received`` when the tensors of the arriving answer are complete."""
 
 
 @runtime_checkable

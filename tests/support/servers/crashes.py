@@ -29,7 +29,7 @@ from functools import partial
 import torch
 import djinn_guard_core.guard
 from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.kinds.transport import ListenOptions
+from djinn_lib_service.options import ListenOptions
 from djinn.plugins import Plugins
 from djinn_server.peers import PeerPolicy
 from djinn_server.server import Server

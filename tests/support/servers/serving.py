@@ -59,8 +59,8 @@ class Serving:
 
     def __init__(self, log: Path, *arguments: str, prelude: str = "", **environment: str) -> None:
         self.log = log
-        self.process = WarmPython(prelude + PROGRAM, ["serve", "--threads", "1", "--drain-s", "0", *arguments],
-                                  environment=clean_environment(**environment), log=log)
+        command = ["serve", "--device", "cpu", "--threads", "1", "--drain-s", "0", *arguments]
+        self.process = WarmPython(prelude + PROGRAM, command, environment=clean_environment(**environment), log=log)
         patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
         patience.start()
         line = self.process.stdout.readline()

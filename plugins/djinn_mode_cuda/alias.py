@@ -1,0 +1,65 @@
+"""The alias: ``cuda`` is the remote device until it is closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from djinn_lib_accelerator.availability import make_available
+
+from djinn.errors import ConfigurationError
+from djinn.record import devices
+from djinn_mode_cuda import (
+    absent,
+    kernels,
+    legacy_types,
+    one_device,
+    precision,
+    profiling,
+    runtime_functions,
+    tensors,
+)
+from djinn_mode_cuda.patches import Patches
+
+__all__ = ("cuda_alias",)
+
+_SERVERS = ("DJINN_SERVER", "DJINN_SERVERS")
+
+
+@contextmanager
+def cuda_alias() -> Iterator[None]:
+    """Make ``cuda`` the remote device within the context, in all threads and in forked processes.
+
+    Starts no session. One trace remains: PyTorch has noted that it asked for CUDA's initialization, so the first tensor
+    that is made on ``cuda`` afterwards fails with another message.
+
+    Raises:
+        ConfigurationError: The device is to be one of this machine's CUDA devices.
+    """
+    with make_available(), Patches() as patches:
+        if not _is_served():
+            _use_cpu(patches)
+        kernels.register(patches)
+        tensors.replace(patches)
+        legacy_types.replace(patches)
+        precision.replace(patches)
+        one_device.replace(patches)
+        profiling.replace(patches)
+        runtime_functions.replace(patches)
+        absent.hide(patches)
+        yield
+
+
+def _is_served() -> bool:
+    session = devices.running_session()
+    return any(os.environ.get(name) for name in _SERVERS) or bool(session and session.backend.address)
+
+
+def _use_cpu(patches: Patches) -> None:
+    """Choose the executor of this process, which would otherwise find a CUDA device: the alias of itself."""
+    if torch.cuda.is_available():
+        raise ConfigurationError("This machine has CUDA devices, and no server is named.",
+                                 hint="Name a server, or run the program without djinn.")
+    patches.set_variable("DJINN_DEVICE", "cpu")

@@ -1,0 +1,121 @@
+"""Methods and functions that name a device, and that do not reach the dispatcher with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _device
+
+from djinn.record import devices
+from djinn.record.tensor import LazyTensor
+from djinn_mode_cuda.classes import class_like
+from djinn_mode_cuda.patches import Patches
+from djinn_mode_cuda.translation import remote_device, translated, with_device
+
+__all__ = ("replace",)
+
+_FUNCTIONS = (
+    "as_tensor asarray sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor "
+    "sparse_csc_tensor sparse_csr_tensor tensor"
+).split()
+_PRIORITY = 5
+"""Before CPU storages, whose turn is at 10: `_tag` and `_load` leave these alone."""
+
+
+def replace(patches: Patches) -> None:
+    """Replace them until the patches are closed."""
+    # Caches, which must contain the original functions.
+    _device._device_constructors()
+    torch.jit._builtins._get_builtin_table()
+    for name in _FUNCTIONS:
+        _replace_function(patches, name)
+    patches.set(torch.Tensor, "to", _to(torch.Tensor.to))
+    patches.set(torch.Tensor, "new_tensor", translated(torch.Tensor.new_tensor))
+    patches.set(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
+    patches.set(torch.Tensor, "is_pinned", _pin_memory(torch.Tensor.is_pinned))
+    patches.set(torch.Tensor, "cuda", _cuda)
+    patches.set(torch.UntypedStorage, "cuda", _storage_cuda)
+    patches.set(LazyTensor, "is_cuda", property(lambda self: True))
+    patches.set(_device.DeviceContext, "__init__", _device_context(_device.DeviceContext.__init__))
+    for name in ("Event", "Generator", "Stream"):
+        patches.set(torch, name, _of_device(getattr(torch, name)))
+    registry = torch.serialization._package_registry
+    torch.serialization.register_package(_PRIORITY, _tag, _load)
+    patches.on_close(registry.remove, (_PRIORITY, _tag, _load))
+
+
+def _replace_function(patches: Patches, name: str) -> None:
+    original = getattr(torch, name)
+    made = translated(original)
+    patches.set(torch, name, made)
+    table = torch.jit._builtins._get_builtin_table()
+    if id(original) in table:
+        patches.add(table, id(made), table[id(original)])
+
+
+def _to(original: Any) -> Any:
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As ``torch.Tensor.to``; CUDA is the remote device."""
+        if args:
+            first = args[0]
+            if type(first) is str or type(first) is torch.device:
+                args = (remote_device(first), *args[1:])
+        elif "device" in kwargs:
+            kwargs["device"] = remote_device(kwargs["device"])
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+def _cuda(self: torch.Tensor, device: Any = None, non_blocking: bool = False,
+          memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+    """Return the tensor on the remote device."""
+    return self.to(with_device(device), non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _pin_memory(original: Any) -> Any:
+    def call(self: torch.Tensor, device: Any = None) -> Any:
+        """As the original; CUDA is the remote device, which is the accelerator of this process."""
+        if device is None or torch.device(remote_device(device)).type == devices.logical_device().type:
+            return original(self)
+        return original(self, device)
+
+    return call
+
+
+def _storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    return torch.serialization.default_restore_location(self, str(with_device(device)))
+
+
+def _device_context(original: Any) -> Any:
+    def __init__(self: Any, device: Any) -> None:  # noqa: N807  # replaces that method
+        original(self, remote_device(device))
+
+    return __init__
+
+
+def _of_device(original: Any) -> Any:
+    """Make a class like the original, whose first argument is a device."""
+    def make(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (remote_device(args[0]), *args[1:])
+        elif "device" in kwargs:
+            kwargs["device"] = remote_device(kwargs["device"])
+        return original(*args, **kwargs)
+
+    return class_like(original, make)
+
+
+def _tag(storage: Any) -> str | None:
+    """Save remote storages as CUDA writes them, so that the script loads them to where they were."""
+    device = storage.device
+    return f"cuda:{device.index or 0}" if device.type == devices.logical_device().type else None
+
+
+def _load(storage: Any, location: str) -> Any:
+    """Load a storage that ``map_location``, or the file, maps to CUDA."""
+    if not location.startswith("cuda"):
+        return None
+    device = torch.serialization._validate_device(location, "cuda")
+    return torch.serialization.default_restore_location(storage, str(remote_device(device)))

@@ -1,0 +1,40 @@
+"""What the operator is shown of a session."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ("EVERYBODY", "SessionRow")
+
+EVERYBODY = "-"
+"""Stands for the tenant without a name: all clients, if there is at most one token."""
+
+
+class SessionRow(msgspec.Struct):
+    """A session, as shown to the operator.
+
+    Attributes:
+        tenant: Its tenant; empty if all clients are one tenant.
+        session: Its name; empty for a worker that does not answer and runs no program.
+        worker: Process ID of its worker.
+        peer: The client's address.
+        age_s: Time since it began.
+        idle_s: Time since the last message from its client; 0 while it is busy.
+        queued: Programs of the last message that have not finished.
+        running_s: How long its program has been running; 0 if none is.
+        held_bytes: Bytes that it holds.
+        values: Number of values that it holds.
+        answers: Whether its worker has reported this; if not, only the running program and its start are known.
+    """
+
+    tenant: str
+    session: str
+    worker: int
+    peer: str = ""
+    age_s: float = 0.0
+    idle_s: float = 0.0
+    queued: int = 0
+    running_s: float = 0.0
+    held_bytes: int = 0
+    values: int = 0
+    answers: bool = True

@@ -1,0 +1,239 @@
+"""``cuda`` as a name of the remote device: where programs name it, and what is left when it is no name any more."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from djinn_mode_cuda.alias import cuda_alias
+from support.recording.eager import DEVICE
+from torch.utils import _device
+
+from djinn.record.tensor import LazyTensor
+
+PLACES = {name: code for name, _, code in (line.strip().partition(": ") for line in """
+    factory: torch.ones(2, device="cuda")
+    factory, index: torch.ones(2, device="cuda:0")
+    factory, integer: torch.ones(2, device=0)
+    factory, object: torch.ones(2, device=torch.device("cuda"))
+    empty: torch.empty(2, device="cuda").fill_(1)
+    full: torch.full((2,), 1.0, device="cuda")
+    arange: torch.arange(1, 3, 1, device="cuda") * 0 + 1.0
+    normal: torch.normal(1.0, 0.0, (2,), device="cuda")
+    eye: torch.eye(2, device="cuda").sum(0)
+    indices: torch.tril_indices(1, 1, device="cuda").flatten() + 1.0
+    window: torch.hann_window(3, device="cuda", periodic=False)[1].expand(2)
+    frequencies: torch.fft.fftfreq(2, device="cuda") * 0 + 1
+    tensor: torch.tensor([1.0, 1.0], device="cuda")
+    as_tensor: torch.as_tensor([1.0, 1.0], device="cuda")
+    asarray: torch.asarray([1.0, 1.0], device="cuda")
+    to: torch.ones(2).to("cuda")
+    to, keyword: torch.ones(2).to(device="cuda:0", non_blocking=True)
+    to, object and dtype: torch.ones(2).double().to(torch.device("cuda", 0), torch.float32)
+    cuda: torch.ones(2).cuda()
+    cuda, index: torch.ones(2).cuda(0, non_blocking=True)
+    cuda, object: torch.ones(2).cuda(torch.device("cuda"))
+    twice: torch.ones(2).cuda().to("cuda").cuda()
+    like: torch.ones_like(torch.zeros(2), device="cuda")
+    like, remote: torch.ones_like(torch.zeros(2, device="cuda"), device="cuda")
+    like, random: torch.rand_like(torch.zeros(2), device="cuda") * 0 + 1
+    new: torch.zeros(1).new_ones(2, device="cuda")
+    new, remote: torch.zeros(1, device="cuda").new_full((2,), 1.0, device="cuda")
+    new_tensor: torch.zeros(1).new_tensor([1.0, 1.0], device="cuda")
+    legacy type: torch.cuda.FloatTensor([1, 1])
+    legacy type, size: torch.cuda.FloatTensor(2).fill_(1)
+    legacy conversion: torch.ones(2).type(torch.cuda.FloatTensor)
+    legacy name: torch.ones(2).double().type("torch.cuda.FloatTensor")
+    module: torch.nn.BatchNorm1d(2, device="cuda").weight.detach()
+    module, to: torch.nn.BatchNorm1d(2).to("cuda").weight.detach()
+    module, cuda: torch.nn.BatchNorm1d(2).cuda().weight.detach()
+    module, to_empty: torch.nn.BatchNorm1d(2, device="meta").to_empty(device="cuda").weight.detach().fill_(1)
+    storage: torch.tensor([], device="cpu").set_(torch.ones(2).untyped_storage()).cuda()
+    """.strip().splitlines())}
+
+
+@pytest.fixture(autouse=True)
+def alias() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        stack.enter_context(cuda_alias())
+        yield stack
+
+
+@pytest.mark.parametrize("code", PLACES.values(), ids=list(PLACES))
+def test_cuda_is_the_remote_device_wherever_it_is_named(code: str) -> None:
+    made = eval(code)
+    assert (type(made), made.device) == (LazyTensor, DEVICE)
+    assert made.tolist() == [1.0, 1.0]
+    assert made.is_cuda
+
+
+def test_the_default_device_can_be_cuda() -> None:
+    with torch.device("cuda"):
+        made = [torch.ones(1), torch.tensor([1.0]), torch.nn.Linear(1, 1).weight]
+    torch.set_default_device("cuda")
+    try:
+        made.append(torch.zeros(1))
+        assert torch.get_default_device() == DEVICE
+    finally:
+        torch.set_default_device(None)
+    assert {item.device for item in made} == {DEVICE}
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_ordinary_tensors_stay_what_they_are() -> None:
+    plain = torch.ones(2).to("cpu", torch.float64)
+    assert (type(plain), plain.is_cuda, plain.type()) == (torch.Tensor, False, "torch.DoubleTensor")
+    assert torch.device("cuda", 0) == torch.device("cuda:0") != DEVICE
+    assert isinstance(torch.Generator(), torch.Generator)
+
+
+@pytest.mark.parametrize("code", [
+    'torch.ones(2, device="cuda:1")', 'torch.ones(2).to("cuda:1")', 'torch.tensor(1, device="cuda:1")',
+    "torch.ones(2).cuda(1)", "torch.cuda.set_device(1)", 'torch.cuda.device("cuda:1").__enter__()'])
+def test_a_second_device_does_not_exist(code: str) -> None:
+    with pytest.raises(torch.AcceleratorError, match="CUDA error: invalid device ordinal"):
+        eval(code)
+
+
+def test_other_threads_see_it() -> None:
+    seen: list[Any] = []
+
+    def work() -> None:
+        with torch.device("cuda"):
+            seen.extend((torch.zeros(1).device, torch.ones(1).to("cuda").device, torch.cuda.is_available()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [DEVICE, DEVICE, True]
+
+
+@pytest.mark.parametrize(("to", "places"), [
+    (None, "cuda cpu"), ("cpu", "cpu cpu"), ("cuda", "cuda cuda"), (torch.device("cuda", 0), "cuda cuda"),
+    ({"cuda:0": "cpu"}, "cpu cpu"), (lambda storage, place: storage, "cpu cpu"),
+    (lambda storage, place: storage.cuda(0), "cuda cuda")])
+def test_files_are_as_cuda_writes_them(to: Any, places: str) -> None:
+    file = io.BytesIO()
+    torch.save([torch.ones(2, device="cuda"), torch.zeros(2)], file)
+    file.seek(0)
+    made = torch.load(file, map_location=to)
+    assert ["cuda" if item.is_cuda else "cpu" for item in made] == places.split()
+    assert [item.tolist() for item in made] == [[1.0, 1.0], [0.0, 0.0]]
+    file.seek(0)
+    with pytest.raises(RuntimeError, match=r"CUDA device 1 but torch.cuda.device_count\(\) is 1"):
+        torch.load(file, map_location="cuda:1")
+
+
+@pytest.mark.parametrize(("region", "dtype"), [
+    (lambda: torch.autocast("cuda", dtype=torch.bfloat16), torch.bfloat16),
+    (lambda: torch.amp.autocast(device_type="cuda"), torch.float16),
+    (lambda: torch.autocast("cuda", enabled=False), torch.float32)])
+def test_autocast_of_cuda_is_that_of_the_remote_device(region: Any, dtype: torch.dtype) -> None:
+    with region():
+        assert torch.is_autocast_enabled() == torch.is_autocast_enabled("cuda") == (dtype != torch.float32)
+        assert (torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")).dtype == dtype
+        assert torch.ones(2, 2) @ torch.ones(2, 2) == pytest.approx(torch.full((2, 2), 2.0))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.cuda.amp.:FutureWarning")
+def test_older_names_of_mixed_precision_work() -> None:
+    weight = torch.ones(2, 2, device="cuda", requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    scaler = torch.cuda.amp.GradScaler(init_scale=4.0)
+    with torch.cuda.amp.autocast(dtype=torch.bfloat16):
+        loss = (weight @ torch.ones(2, 2, device="cuda")).sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert (scaler.is_enabled(), scaler.get_scale()) == (True, 4.0)
+
+
+def test_random_numbers_are_seeded_by_torch_cuda() -> None:
+    torch.cuda.manual_seed(3)
+    first = torch.randn(2, device="cuda")
+    with torch.random.fork_rng(devices=[0]):
+        torch.cuda.manual_seed_all(4)
+        torch.randn(2, device="cuda")
+    state = torch.cuda.get_rng_state()
+    second = torch.randn(2, device="cuda")
+    torch.cuda.set_rng_state(state)
+    assert torch.randn(2, device="cuda").tolist() == second.tolist()
+    expected = torch.Generator().manual_seed(3)
+    assert [first.tolist(), second.tolist()] == [torch.randn(2, generator=expected).tolist() for _ in range(2)]
+
+
+def test_legacy_types_know_their_tensors() -> None:
+    made = torch.ones(2, device="cuda")
+    assert made.type() == "torch.cuda.FloatTensor"
+    assert isinstance(made, torch.cuda.FloatTensor)
+    assert not isinstance(made, torch.cuda.LongTensor)
+    assert not isinstance(torch.ones(2), torch.cuda.FloatTensor)
+
+
+def test_pinned_memory_is_for_this_device() -> None:
+    pinned = torch.ones(2).pin_memory("cuda")
+    assert pinned.is_pinned()
+    assert pinned.to("cuda", non_blocking=True).tolist() == [1.0, 1.0]
+
+
+def test_torchscript_compiles_functions_that_make_tensors() -> None:
+    assert torch.jit.script(_made_in_torchscript)(torch.ones(2, device="cuda")).tolist() == [3.0, 3.0]
+
+
+def _made_in_torchscript(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor(2.0)
+
+
+def test_what_needs_nvidias_own_code_is_not_there() -> None:
+    for name in ("triton", "flash_attn", "bitsandbytes"):
+        assert importlib.util.find_spec(name) is None
+        with pytest.raises(ImportError):
+            importlib.import_module(name)
+    for use in (torch.cuda.CUDAGraph, torch.cuda.cudart, torch.cuda.graph_pool_handle):
+        with pytest.raises(RuntimeError, match="needs a CUDA device of this process"):
+            use()
+    with pytest.raises(RuntimeError, match="NVTX functions not installed"):
+        torch.cuda.nvtx.range_push("x")
+    assert not torch.cuda.is_current_stream_capturing()
+    assert torch.cuda.get_arch_list() == []
+    assert not torch.utils._triton.has_triton()
+
+
+def test_nothing_is_left_of_it(alias: ExitStack) -> None:
+    alias.close()
+    before = _state()
+    with cuda_alias():
+        assert torch.ones(1).cuda().is_cuda
+        inside = _state()
+    assert {name for name in inside if inside[name] != before.get(name)} >= {
+        "torch.tensor", "Tensor.to", "torch.cuda.is_available", "packages", "hidden", "available", "kernels"}
+    assert _state() == before
+    with pytest.raises((RuntimeError, AssertionError)):
+        torch.ones(1).cuda()
+    with pytest.raises(RuntimeError):
+        torch.zeros(1, device="cuda")
+
+
+def _state() -> dict[str, Any]:
+    """The identity of everything that could be replaced."""
+    owners = [torch, torch.Tensor, LazyTensor, torch.UntypedStorage, torch.nn.Module, torch.amp.autocast_mode.autocast,
+              torch.amp.GradScaler, _device, _device.DeviceContext, torch._utils, torch.utils._triton,
+              torch.nn.parallel.data_parallel, torch.serialization, torch.jit._builtins, torch.nn.functional,
+              *(module for name, module in sys.modules.items() if name.startswith("torch.cuda") and module)]
+    held = {f"{owner.__name__}.{name}": id(item) for owner in owners for name, item in vars(owner).items()}
+    return {
+        **held, "packages": list(torch.serialization._package_registry),
+        "builtins": dict(torch.jit._builtins._get_builtin_table()),
+        "kernels": torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"),
+        "hidden": [name for name, module in sys.modules.items() if module is None],
+        "available": torch.accelerator.is_available(), "autocast": torch.is_autocast_enabled("cuda")}
+
+
