@@ -64,7 +64,7 @@ class Recorder:
                  is_debugging: bool) -> None:
         self._session = session
         self._bind = bind
-        self._plan = plan
+        self.plan = plan
         self.bindings: dict[int, Binding] = {}
         self._crossing: dict[Binding, Binding] = {}
         self._plans: dict[tuple[Any, ...], CallPlan] = {}
@@ -115,7 +115,7 @@ class Recorder:
         plan = self._plans.get(hashable) or self._recalled(hashable)
         if plan is None or (plan.single is None and plan.is_stale):
             self.misses += 1
-            plan = self._plan(binding, operator, args, kwargs)
+            plan = self.plan(binding, operator, args, kwargs)
             if plan.asks:
                 result, told = self._session.ask(plan, operator, args, kwargs, slots, numbers)
                 if told is not None:

@@ -16,6 +16,7 @@ from djinn.record.tensor import LazyTensor
 from djinn_interceptor_device import (
     accelerator,
     class_factories,
+    derived_plans,
     factories,
     functions,
     gradients,
@@ -23,6 +24,7 @@ from djinn_interceptor_device import (
     list_writes,
     optimizers,
     process_switches,
+    profiling,
     saving,
 )
 from djinn_interceptor_device import fast_path as shortcuts
@@ -84,6 +86,7 @@ class DeviceInterceptor:
             _let_tracers_trace()
             class_factories.install()
             saving.guard_constructors()
+            profiling.install()
             gradients.notice_fused_optimizers()
             process_switches.install()
             use_interrupt_handler(interrupts)
@@ -94,6 +97,7 @@ class DeviceInterceptor:
         optimizers.follow(session.backend.welcome.device)
         shortcuts.follow(session)
         process_switches.follow(session)
+        derived_plans.follow(session)
         return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:

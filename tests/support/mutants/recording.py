@@ -45,6 +45,12 @@ MUTANTS = (
            "_shortcuts, _older = _under.pop(now, ({}, {}))", "pass"),
     mutant("switches-left-to-the-executor", "session.switches_equal",
            "djinn_lib_torch.executor:TorchProgram.run_without", ", switched(self._switches):", ":"),
+    # Plans that are derived.
+    mutant("view-not-moved-with-its-base", "session.places_derived",
+           "djinn_interceptor_device.derived_plans:DerivedPlans._moved", "result.storage_offset + now.storage_offset -",
+           "result.storage_offset or now.storage_offset -"),
+    mutant("slice-from-beyond-its-end", "session.places_derived", "djinn_interceptor_device.derived_plans:_bounded",
+           "max(place + extent if place < 0 else place, least)", "place + extent if place < 0 else place"),
     # What a call gives back.
     mutant("destination-resized-there-only", "session.variants_equal", "djinn.record.recorder:Recorder.apply",
            "if plan.changes:", "if plan.changes and not kwargs:", within="add.out mul.out neg.out sum.IntList_out"),
