@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from furo.navigation import get_navigation_tree
 from sphinx.application import Sphinx
+from sphinx.environment.adapters.toctree import global_toctree_for_doc
 
 _HERE = Path(__file__).parent
 _USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "notebooks/a_shared_server", "api",
@@ -16,6 +20,8 @@ _KNOW = ("compatibility", "conformance", "performance", "foreign", "reliability"
 _LIBRARIES = tuple(sorted(path.name for path in (_HERE.parent / "plugins").glob("djinn_lib_*")))
 _EXTEND = ("architecture", "glossary", "plugins/index",
            *(f"autoapi/{package}/index" for package in ("djinn", *_LIBRARIES)))
+_ENTRY = re.compile(r'<li class="toctree-l(\d+)([^"]*)"><a class="([^"]*)" href="([^"]*)">(.*?)</a>(<input )?')
+"""An entry of the sidebar, with the checkbox that opens the entries below it."""
 _LINK_UP = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
 
 project = "djinn"
@@ -58,6 +64,47 @@ def _adapt(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = text
 
 
+@cache
+def _sidebar(app: Sphinx) -> str:
+    """Make the tree of all pages as the start page shows it; making it for every page takes half of the build."""
+    tree = global_toctree_for_doc(app.env, app.config.root_doc, app.builder, tags=app.tags, titles_only=True,
+                                  maxdepth=-1)
+    return str(get_navigation_tree(app.builder.render_partial(tree)["fragment"]))
+
+
+def _leave_out_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    context["toctree"] = lambda **_: ""
+
+
+def _add_sidebar(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Adapt the tree of all pages to one of them: links start from it, and the way to it is open."""
+    own = app.builder.get_target_uri(page)
+    up = "../" * page.count("/")
+    way: list[int] = []
+    opened: dict[int, int] = {}
+    for entry in _ENTRY.finditer(_sidebar(app)):
+        opened[int(entry[1])] = entry.start()
+        if entry[4] == own:
+            way = [opened[level] for level in range(1, int(entry[1]) + 1)]
+            break
+
+    def adapted(entry: re.Match[str]) -> str:
+        level, classes, link_classes, target, title, box = entry.groups(default="")
+        if entry.start() in way:
+            classes += " current"
+            box = box and f'{box}checked="" '
+        if entry.start() in way[-1:]:
+            classes += " current-page"
+            link_classes = f"current {link_classes}"
+        target = "#" if target == own else up + target
+        return f'<li class="toctree-l{level}{classes}"><a class="{link_classes}" href="{target}">{title}</a>{box}'
+
+    context["furo_navigation_tree"] = _ENTRY.sub(adapted, _sidebar(app))
+
+
 def setup(app: Sphinx) -> None:
     """Register what adapts the pages."""
     app.connect("source-read", _adapt)
+    # The theme makes its own in between.
+    app.connect("html-page-context", _leave_out_sidebar, priority=400)
+    app.connect("html-page-context", _add_sidebar, priority=600)

@@ -1,14 +1,12 @@
 """Guarded servers for the tested sessions: ``djinn serve``, each in a separate process.
 
-``python -m djinn_conformance.serving ARGUMENTS`` runs ``djinn serve ARGUMENTS`` until its standard input is closed. So
-a server ends with the process that started it, even if that process is killed.
+A server ends with the process that started it, even if that process is killed.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -108,9 +106,10 @@ class Servers:
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
         environment["DJINN_PLUGINS"] = ",".join(filter(None, [environment.get("DJINN_PLUGINS", ""), plugins]))
         with log.open("w") as errors:
-            process = subprocess.Popen(  # noqa: S603  # this interpreter and this module
-                [sys.executable, "-m", "djinn_conformance.serving", "--threads", str(threads), "--device", device,
-                 *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+            process = subprocess.Popen(  # noqa: S603  # this interpreter and this project's program
+                [sys.executable, "-c", "from djinn_start import main; main()", "serve", "--with-parent", "--threads",
+                 str(threads), "--device", device, *where],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         patience = threading.Timer(_START_TIMEOUT_S, process.kill)
         patience.start()
         assert process.stdout is not None
@@ -122,20 +121,3 @@ class Servers:
             raise RuntimeError(f"djinn serve --device {device} did not start; it said {line!r}:\n"
                                f"{log.read_text(errors='replace')[-_SHOWN:]}")
         return _Server(line.removeprefix(_SAYS), process, log)
-
-
-def _end_with_input() -> None:
-    while os.read(0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _serve(arguments: list[str]) -> None:
-    from djinn_cli.app import main
-
-    threading.Thread(target=_end_with_input, daemon=True).start()
-    main(["serve", "--device", "cpu", *arguments])
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1:])

@@ -140,9 +140,7 @@ def is_initialized() -> bool:
     return _session is not None
 
 
-def ensure_initialized() -> Session:
-    """Start a session unless one is running."""
-    return current()
+ensure_initialized = current
 
 
 def register_init_hook(hook: Callable[[], None]) -> None:

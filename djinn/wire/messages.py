@@ -318,6 +318,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
         phase: The execution phase of the programs, starting with this batch, as far as the client knows; ``None`` keeps
             the current one. A session starts with `ExecutionPhase.UNKNOWN`.
         metered: Whether every answer, starting with this batch, reports how long programs ran.
+        settled: Whether, in this batch, the device finishes each program before the next command; for timings.
     """
 
     commands: list[Command] = []
@@ -327,6 +328,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
     timed: bool = False
     phase: ExecutionPhase | None = None
     metered: bool = False
+    settled: bool = False
 
     @property
     def wants_reply(self) -> bool:

@@ -22,8 +22,6 @@ from djinn_cli.settings_command import SettingRow, settings_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from djinn_cli.doctor import CheckResult
-
 __all__ = ("build", "main")
 
 _SELF_REPORTING = ("plugins", "doctor")
@@ -156,6 +154,7 @@ def _add_doctor(
     ) -> None:
         """Check everything that a session needs, and say how to fix each problem."""
         from djinn_cli.doctor import examine
+        from djinn_cli.doctor_view import lines_of, print_checks
 
         plugins, found = _complete(selection, problems)
         try:
@@ -167,9 +166,9 @@ def _add_doctor(
         if as_json:
             _print_json({"ok": healthy, "checks": checks})
         elif sys.stdout.isatty():
-            _print_table(_check_table(checks))
+            print_checks(checks)
         else:
-            _print_lines([("ok" if check.ok else "problem", check.name, check.found, check.remedy) for check in checks])
+            print("\n".join(lines_of(checks)))
         if not healthy:
             raise typer.Exit(1)
 
@@ -226,13 +225,3 @@ def _settings_table(rows: Sequence[SettingRow]) -> Table:
                                     f"{row.help}; {row.allowed}")))
     return table
 
-
-def _check_table(checks: Sequence[CheckResult]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("", "what", "found", "what to do", title="djinn doctor")
-    for check in checks:
-        mark = "[green]ok[/]" if check.ok else "[red]problem[/]"
-        table.add_row(mark, *map(escape, (check.name, check.found, check.remedy)))
-    return table

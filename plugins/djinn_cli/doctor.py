@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import difflib
 import ipaddress
+import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import attrs
@@ -44,6 +46,8 @@ class CheckResult:
     ok: bool
     found: str
     remedy: str = ""
+    group: str = ""
+    """The heading that it stands under."""
 
 
 def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[CheckResult]:
@@ -54,25 +58,38 @@ def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[CheckResul
         problems: Errors from loading either.
     """
     config = plugins.settings(Config)
-    checks = [
+    checks = _under("This installation", [
         CheckResult("djinn", ok=True, found=djinn_version()),
         CheckResult("python", ok=True, found=f"{platform.python_version()} on {platform.platform(terse=True)}"),
         CheckResult("torch", ok=True, found=str(torch.__version__)),
-    ]
-    checks += [_failed("configuration or plugin", problem) for problem in problems]
-    checks += [_attempt(kind, lambda kind=kind: _chosen(plugins, kind)) for kind in DEFAULTS]  # type: ignore[misc]  # default binds the loop variable
-    checks.append(CheckResult("spare device", ok=True, found=_spare_device()))
-    checks.append(_attempt("logical device", lambda: _device(plugins)))
-    checks.append(_attempt("executor", lambda: _executor(plugins, config)))
-    checks.append(_attempt("executor devices here", lambda: _executor_devices(plugins)))
-    checks += _limits()
-    checks += _systems(plugins)
-    if config.server:
-        checks += _server(plugins, config)
-    else:
-        checks.append(CheckResult("server", ok=True, found="none; operations run in this process",
-                                  remedy="To use one, set DJINN_SERVER=tcp://HOST:PORT or give --server."))
-    return checks
+        *(_failed("configuration or plugin", problem) for problem in problems),
+        *_variables(plugins, os.environ),
+    ])
+    checks += _under("Plugins", [_attempt(kind, lambda kind=kind: _chosen(plugins, kind)) for kind in DEFAULTS])  # type: ignore[misc]  # default binds the loop variable
+    checks += _under("Devices", [
+        CheckResult("spare device", ok=True, found=_spare_device()),
+        _attempt("logical device", lambda: _device(plugins)),
+        _attempt("executor", lambda: _executor(plugins, config)),
+        _attempt("executor devices here", lambda: _executor_devices(plugins)),
+    ])
+    checks += _under("This system", [*_limits(), *_systems(plugins)])
+    return checks + _under("The server", _server(plugins, config) if config.server else [
+        CheckResult("server", ok=True, found="none; operations run in this process",
+                    remedy="To use one, set DJINN_SERVER=tcp://HOST:PORT or give --server.")])
+
+
+def _under(group: str, checks: Iterable[CheckResult]) -> list[CheckResult]:
+    return [attrs.evolve(check, group=group) for check in checks]
+
+
+def _variables(plugins: Plugins, environ: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Find environment variables that are almost the name of a setting: such a variable has no effect."""
+    known = {one.variable for one in plugins.declared.by_name.values()}
+    for name in sorted(environ):
+        close = difflib.get_close_matches(name, known, 1, cutoff=0.87) if name.startswith("DJINN_") else []
+        if close and name not in known:
+            yield CheckResult(f"variable {name}", ok=False, found="no setting has this variable",
+                              remedy=f"Did you mean {close[0]}? `djinn settings` lists all.")
 
 
 def _failed(name: str, error: DjinnError) -> CheckResult:

@@ -58,6 +58,10 @@ def cannot_be_nested(function: Callable[..., Any], args: tuple[Any, ...], kwargs
     return False
 
 
+def record_stream(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Do nothing: memory is freed in the order of the program, whichever streams its operations were recorded in."""
+
+
 def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a backward pass in the caller's thread; raise what a device guard took over (see `backend.DeviceGuard`).
 
@@ -121,6 +125,7 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **recurrent.FUNCTIONS,
     **gradients.FUNCTIONS,
     **({F.linear_cross_entropy: losses.linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}),
+    torch.Tensor.record_stream: record_stream,
     torch.Tensor.untyped_storage: saving.untyped_storage,
     torch.Tensor.storage: saving.storage,
     torch.Tensor.__reduce_ex__: saving.reduce,

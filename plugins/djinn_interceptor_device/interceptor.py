@@ -24,6 +24,7 @@ from djinn_interceptor_device import (
     list_writes,
     optimizers,
     process_switches,
+    profiling,
     saving,
 )
 from djinn_interceptor_device import fast_path as shortcuts
@@ -85,6 +86,7 @@ class DeviceInterceptor:
             _let_tracers_trace()
             class_factories.install()
             saving.guard_constructors()
+            profiling.install()
             gradients.notice_fused_optimizers()
             process_switches.install()
             use_interrupt_handler(interrupts)

@@ -167,6 +167,11 @@ class RunTime:
         finally:
             self._ns += time.monotonic_ns() - begin_ns
 
+    def settle(self) -> None:
+        """Wait until an asynchronous device has finished."""
+        if self._settle is not None:
+            self._attempt(self._settle)
+
     def take(self) -> int:
         """Return the nanoseconds since the last call; 0 if the client has not requested them."""
         taken, since_ns, self._ns, self._first_ns = self._ns, self._first_ns, 0, 0

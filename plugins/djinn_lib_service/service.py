@@ -153,6 +153,8 @@ class SessionService:
             for command in batch.commands:
                 begin_ns = time.monotonic_ns()
                 self._carry_out(command)
+                if batch.settled and isinstance(command, (Run, RunDelta)):
+                    self._run_time.settle()
                 self._timings.add(command, begin_ns)
         # The iterator would keep the batch's tensors until the next batch.
         self._uploads = iter(())

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
-
-from djinn_lib_run.changes import variables
 
 if TYPE_CHECKING:
     from djinn_lib_run.kinds import RunContext
@@ -29,7 +26,7 @@ class CudaMode:
         from djinn_mode_cuda.alias import cuda_alias
         from djinn_mode_cuda.hints import hint, main_script
 
-        with variables(os.environ, {"ACCELERATE_TORCH_DEVICE": str(context.device)}), cuda_alias():
+        with cuda_alias():
             try:
                 yield
             finally:

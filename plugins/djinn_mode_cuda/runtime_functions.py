@@ -83,7 +83,8 @@ def _refusal(name: str) -> Any:
                            "remote device. Leave the call out where torch.version.cuda is None, or run the program "
                            "on the machine that has the device.")
 
-    return refuse
+    original = getattr(torch.cuda, name, None)
+    return class_like(original, refuse) if isinstance(original, type) else refuse
 
 
 def _index_of(original: Callable[..., int]) -> Callable[..., int]:

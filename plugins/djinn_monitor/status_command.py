@@ -32,8 +32,9 @@ def status(
 ) -> None:
     """Say whether a server lets sessions in, and what it does.
 
-    With --connect, it is greeted, with DJINN_TOKEN if there is one; with --metrics, all that it counts is read. The
-    exit status is 0 if sessions can begin, 1 if not or if nobody answers, 2 if the command line makes no sense.
+    With --connect, it is greeted, with DJINN_TOKEN if there is one; with --metrics, its counters are read, and --json
+    prints all of them. The exit status is 0 if sessions can begin, 1 if not or if nobody answers, 2 if the command line
+    makes no sense.
     """
     try:
         content = _look(connect, metrics)
@@ -51,11 +52,11 @@ def status(
         from rich.table import Table
 
         table = Table("what", "now", title="djinn status")
-        for name, value in _flat(content):
+        for name, value in _facts(content):
             table.add_row(escape(name), escape(value))
         Console().print(table)
     else:
-        for name, value in _flat(content):
+        for name, value in _facts(content):
             typer.echo(f"{name}\t{value}")
     if not content["ready"]:
         raise typer.Exit(1)
@@ -104,12 +105,34 @@ def _told(reading: Reading) -> dict[str, Any]:
             "protocol_errors": dict(reading.protocol_errors), "tenants": tenants}
 
 
-def _flat(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """List the content as lines, without histograms, which are for programs."""
-    for name, value in content.items():
-        if name in ("durations", "waits"):
-            continue
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{printable(name_of(name, content))}.")
-        else:
-            yield f"{prefix}{name}", str(value).lower() if isinstance(value, bool) else printable(str(value))
+def _facts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """List the content for people; `--json` has all counters and histograms."""
+    yield "sessions can start", "yes" if content["ready"] else f"no: {printable(content['reason'])}"
+    server = content.get("server")
+    if server is not None:
+        yield "server", f"{printable(server['address'])}, answered in {server['connected_s'] * 1e3:.1f} ms"
+        yield "device", printable(server["device"])
+        yield "versions", printable(f"torch {server['torch']}, python {server['python']}, protocol "
+                                    f"{server['protocol']}")
+        limit = f" of {_mib(server['limit_bytes'])}" if server["limit_bytes"] else ""
+        yield "now", f"{_count(server['sessions'], 'session')}, {_mib(server['held_bytes'])}{limit} held"
+    for label, tenant in content.get("tenants", {}).items():
+        yield f"tenant {printable(name_of(label, content['tenants']))}", _activity(tenant)
+
+
+def _activity(tenant: dict[str, Any]) -> str:
+    failed = sum(count for outcome, count in tenant["requests"].items() if outcome != "ok")
+    parts = [_count(tenant["workers"], "worker"), _count(tenant["sessions"], "session"),
+             f"{_mib(tenant['held_bytes'])} held", _count(sum(tenant["requests"].values()), "request")]
+    for count, what in ((failed, "failed"), (sum(tenant["rejections"].values()), "refused"),
+                        (sum(tenant["restarts"].values()), "workers lost")):
+        parts += [f"{count} {what}"] if count else []
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f} MiB"

@@ -52,7 +52,7 @@ class Kit:
         return f"broken-{kind}"
 
     def run(self, *arguments: str, package: Path | None = None, profile: str = "smoke", **environment: str) -> Outcome:
-        """Run the kit from an empty folder."""
+        """Run the kit from an empty folder; Python's own tracebacks of what fails take no time to make."""
         empty = self.folder / "empty"
         empty.mkdir(exist_ok=True)
         report = self.folder / "report.xml"
@@ -61,7 +61,8 @@ class Kit:
         paths.append(str(self.folder / "site"))
         output = self.folder / "output"
         status = run_pytest(
-            ["-q", "-p", "no:cacheprovider", "--pyargs", "djinn_conformance", f"--junitxml={report}", *arguments],
+            ["-q", "-p", "no:cacheprovider", "--tb=native", "--pyargs", "djinn_conformance", f"--junitxml={report}",
+             *arguments],
             folder=empty, output=output, timeout_s=_TIMEOUT_S, environment={
                 **os.environ, "PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": profile, "DJINN_SERVER": "",
                 **environment})

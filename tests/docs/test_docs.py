@@ -88,7 +88,9 @@ def execute(page: Path, folder: Path, address: str = ADDRESS, **environment: str
                         ) as process:
             said, status = process.stdout.read(), process.wait(TIMEOUT_S)
     assert status == 0, log.read_text()
-    assert not log.read_text(), f"the program warns, and its reader would wonder:\n{log.read_text()}"
+    # PyTorch's profiler writes a line when it starts and when it stops.
+    warned = [line for line in log.read_text().splitlines() if not line.startswith("USDT:")]
+    assert not warned, f"the program warns, and its reader would wonder:\n{warned}"
     *printed, rest = said.split(f"{END}\n")
     assert not rest
     return dict(zip([line for line, _ in program], printed, strict=True))

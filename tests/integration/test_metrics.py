@@ -264,7 +264,10 @@ def test_status_says_whether_sessions_can_begin(start_server: Any) -> None:
     assert (done.returncode, told["ready"], told["build"]["torch"]) == (0, True, str(torch.__version__))
     assert (told["server"]["device"], told["tenants"][""]["workers"]) == ("cpu", 1)
     lines = dict(line.split("\t") for line in run_djinn("status", DJINN_METRICS=page_of(server)).stdout.splitlines())
-    assert (lines["ready"], lines["tenants.(everybody).workers"]) == ("true", "1")
+    assert lines["sessions can start"] == "yes"
+    assert re.fullmatch(r"1 worker, [01] sessions?, [\d.]+ MiB held, \d+ requests?", lines["tenant (everybody)"])
+    greeted = run_djinn("status", "--connect", server.address, DJINN_TOKEN="secret").stdout
+    assert re.search(r"(?m)^now\t\d+ sessions?, [\d.]+ MiB held$", greeted), greeted
     refused = run_djinn("status", "--connect", server.address)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "token is missing" in refused.stderr

@@ -35,7 +35,7 @@ def on_the_cpu(script: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["cuda_training.py"])
+@pytest.mark.parametrize("name", ["cuda_training.py", "cuda_inference.py"])
 def test_a_script_for_cuda_prints_what_the_cpu_computes(name: str, served: str, tmp_path: Path) -> None:
     script = PROGRAMS / name
     assert "djinn" not in script.read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import re
 import subprocess
@@ -93,12 +95,43 @@ def test_a_broken_plugin_does_not_stop_the_list_but_is_told(install: Install) ->
 def test_the_doctor_finds_nothing_wrong_without_a_gpu_or_a_server() -> None:
     done = in_new_interpreter("doctor")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = {line.split("\t")[1]: line.split("\t") for line in done.stdout.splitlines()}
+    found = {cells[1]: cells for cells in rows(done.stdout)}
     assert found["python"][2].startswith(platform.python_version())
     assert found["torch"][2] == str(torch.__version__)
     assert found["logical device"][2] == "remote_accelerator:0"
     assert found["server"][0] == "ok"
-    assert {line[0] for line in found.values()} == {"ok"}
+    assert {cells[0] for cells in found.values()} == {"ok"}
+    groups = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert groups == ["This installation", "Plugins", "Devices", "This system", "The server",
+                      "Everything that a session needs is here."]
+    assert not any(character in done.stdout for character in "\t\x1b│✓")
+
+
+def rows(printed: str) -> list[list[str]]:
+    """The findings that `djinn doctor` prints into a pipe: state, name and finding."""
+    lines = [line for line in printed.splitlines() if line.startswith("  ") and not line.lstrip().startswith("->")]
+    return [re.split(r"\s{2,}", line.strip(), maxsplit=2) for line in lines]
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_the_doctor_has_colours_on_a_terminal_and_puts_the_remedy_below_the_problem() -> None:
+    terminal, inner = os.openpty()
+    process = subprocess.Popen([*RUN, "doctor"], stdout=inner, stderr=subprocess.DEVNULL,
+                               env=clean_environment(COLUMNS="120", TERM="xterm", DJINN_SEVER="tcp://127.0.0.1:1"))
+    os.close(inner)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux reports the end of the other side so
+        while part := os.read(terminal, 2**16):
+            shown += part
+    os.close(terminal)
+    assert process.wait() == 1
+    text = shown.decode()
+    assert "\x1b[32m✓" in text
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    [problem] = [number for number, line in enumerate(lines) if line.startswith("✗")]
+    assert "variable DJINN_SEVER" in lines[problem]
+    assert "→ Did you mean DJINN_SERVER?" in lines[problem + 1]
+    assert lines[-1] == "1 problem: variable DJINN_SEVER. The arrows say what to do."
 
 
 def test_the_doctor_measures_a_server_that_answers(server: str) -> None:
@@ -132,9 +165,9 @@ def test_the_doctor_names_limits_of_the_system_that_are_too_low() -> None:
     done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, timeout=120,
                           check=False, env=clean_environment())
     assert done.returncode == 1
-    (line,) = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("problem"))
-    assert line[:3] == ["problem", "open files (ulimit -n)", "500"]
-    assert "ulimit -n 4096" in line[3]
+    assert [cells for cells in rows(done.stdout) if cells[0] == "problem"] == [
+        ["problem", "open files (ulimit -n)", "500"]]
+    assert "-> Run `ulimit -n 4096`" in done.stdout
 
 
 @pytest.mark.parametrize(("server", "good"), [
@@ -151,9 +184,10 @@ def test_a_token_that_others_can_read_on_its_way_is_a_problem(server: str, good:
 def test_the_doctor_names_a_server_that_does_not_answer_and_what_to_do() -> None:
     done = run_djinn("doctor", "--server", "tcp://127.0.0.1:1")
     assert done.returncode == 1
-    line = next(line for line in done.stdout.splitlines() if line.startswith("problem\tserver\t"))
-    assert "tcp://127.0.0.1:1" in line
-    assert "djinn serve" in line
+    [cells] = [cells for cells in rows(done.stdout) if cells[0] == "problem"]
+    assert cells[1] == "server"
+    assert "tcp://127.0.0.1:1" in cells[2]
+    assert re.search(r"-> .*djinn serve", done.stdout)
 
 
 def test_the_doctor_tells_of_plugins_and_settings_that_are_wrong(install: Install) -> None:

@@ -22,8 +22,8 @@ from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
 
 HEAVY = ("torch", "numpy", "sympy", "networkx", "cattrs", "asyncio", "anyio", "transformers")
-COMMANDS = ("plugins", "settings", "doctor", "demo", "status", "top", "serve", "sessions", "kick", "run", "trace",
-            "calibrate", "token", "token create", "token rotate", "token revoke", "token list")
+COMMANDS = ("plugins", "settings", "doctor", "bench", "demo", "status", "top", "serve", "sessions", "kick", "run",
+            "trace", "calibrate", "token", "token create", "token rotate", "token revoke", "token list")
 OTHERS = ",".join(f"-{entry.name}" for entry in entry_points(group="djinn")
                   if entry.dist is not None and entry.dist.name != "djinn-torch")
 """Plugins of other distributions import what they like."""

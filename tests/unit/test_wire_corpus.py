@@ -181,6 +181,7 @@ def batches() -> list[Case]:
         Case("peers", frame(Batch([Peer(1, "tcp://10.0.0.2:7777", bytes(range(16))), Send(5, 1, 2**64 - 1),
                                    Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, (7, 8))], timed=True))),
         Case("metered", frame(Batch([Run(1, (), [], (2,))], metered=True))),
+        Case("settled", frame(Batch([Run(1, (), [], (2,))], timed=True, settled=True))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,), (5,))], fetch=(7,)))),
         Case("run-delta", frame(Batch([RunDelta(1), RunDelta(2, {1: 2**63}, {0: [1, 2.5], 3: -1}, {0: 8}, {2: 4})]))),

@@ -55,6 +55,7 @@ PLACES = {name: code for name, _, code in (line.strip().partition(": ") for line
     module, to: torch.nn.BatchNorm1d(2).to("cuda").weight.detach()
     module, cuda: torch.nn.BatchNorm1d(2).cuda().weight.detach()
     module, to_empty: torch.nn.BatchNorm1d(2, device="meta").to_empty(device="cuda").weight.detach().fill_(1)
+    generator: torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(3)) * 0 + 1
     storage: torch.tensor([], device="cpu").set_(torch.ones(2).untyped_storage()).cuda()
     """.strip().splitlines())}
 
@@ -168,6 +169,78 @@ def test_random_numbers_are_seeded_by_torch_cuda() -> None:
     assert torch.randn(2, device="cuda").tolist() == second.tolist()
     expected = torch.Generator().manual_seed(3)
     assert [first.tolist(), second.tolist()] == [torch.randn(2, generator=expected).tolist() for _ in range(2)]
+
+
+KEPT = frozenset(
+    "cudaStatus device device_of max_memory_cached memory_cached "
+    "reset_max_memory_allocated reset_max_memory_cached".split())
+"""Functions and classes of torch.cuda that need no replacement, because they call some that are replaced."""
+
+
+def test_each_function_of_torch_cuda_is_the_remote_devices_or_refuses(alias: ExitStack) -> None:
+    names = [name for name in torch.cuda.__all__ if callable(getattr(torch.cuda, name))]
+    inside = {name: getattr(torch.cuda, name) for name in names}
+    alias.close()
+    same = {name for name in names if inside[name] is getattr(torch.cuda, name) and not name.endswith("Storage")}
+    exceptions = {name for name in same if isinstance(inside[name], type) and issubclass(inside[name], Exception)}
+    assert same - exceptions == KEPT
+    classes = {name for name in names if isinstance(getattr(torch.cuda, name), type)}
+    assert {name for name in classes if not isinstance(inside[name], type)} == set(), "annotations name classes"
+    assert len(names) > 100
+
+
+def test_the_device_is_described_by_the_server() -> None:
+    x = torch.ones(3, device="cuda")
+    properties = torch.cuda.get_device_properties("cuda:0")
+    assert torch.cuda.get_device_name(x.device) == properties.name != ""
+    assert torch.cuda.get_device_capability() == (properties.major, properties.minor)
+    free, total = torch.cuda.mem_get_info(0)
+    assert 0 < free <= total == properties.total_memory
+    assert torch.cuda.memory_allocated() >= 12
+    assert torch.cuda.max_memory_allocated("cuda") >= torch.cuda.memory_allocated(torch.device("cuda", 0))
+    assert torch.cuda.is_bf16_supported()
+    torch.cuda.empty_cache()
+    torch.cuda.ipc_collect()
+
+
+def test_streams_and_events_order_and_measure() -> None:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    side = torch.cuda.Stream("cuda", priority=-1)
+    x = torch.ones(3, device="cuda")
+    begin.record()
+    with torch.cuda.stream(side), torch.cuda.device(0):
+        assert torch.cuda.current_stream() == side
+        y = x * 2
+        y.record_stream(side)
+    torch.cuda.current_stream("cuda").wait_stream(side)
+    end.record(side)
+    end.synchronize()
+    assert begin.elapsed_time(end) > 0
+    assert torch.cuda.current_stream() == torch.cuda.default_stream(0) != side
+    assert isinstance(side, torch.cuda.Stream)
+    assert isinstance(side, torch.Stream)
+    assert isinstance(end, torch.cuda.Event)
+    assert torch.Stream("cuda").device == torch.Event("cuda").device == DEVICE
+    assert y.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_data_parallel_trains_on_the_one_device() -> None:
+    model = torch.nn.DataParallel(torch.nn.Linear(2, 1, bias=False)).cuda()
+    model(torch.ones(3, 2)).sum().backward()
+    [weight] = model.parameters()
+    assert weight.device == DEVICE
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [[3.0, 3.0]]
+
+
+def test_the_profiler_says_what_it_measures() -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    measured = torch.profiler.profile(activities=activities)
+    with pytest.warns(UserWarning, match="it measures this process"):
+        measured.start()
+    (torch.ones(2, device="cuda") + 1).tolist()
+    measured.stop()
+    assert "aten::add" in {event.key for event in measured.key_averages()}
 
 
 def test_legacy_types_know_their_tensors() -> None:

@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from djinn.session import runtime
 from djinn.session.session import Session
 
-_LONGEST_S = 60.0
+_LONGEST_S = 600.0
+"""For something that hangs; beside busy processes, a trial takes ten times as long as by itself."""
 _EXAMPLES = 4000
 """Of which a law about operators takes its share."""
 _PROGRAMS = 60
@@ -44,20 +45,34 @@ from support.mutants.planting import Mutant, plant  # noqa: E402
 
 @attrs.frozen
 class Trial:
-    """A law that is run, with a mutant or without one: then the name is empty."""
+    """A law that is run, with a mutant or without one: then the name is empty.
+
+    Attributes:
+        most: How many examples are enough; 0 for all.
+    """
 
     name: str
     law: str
     within: tuple[str, ...]
     over: str
     planted: Mutant | None = None
+    most: int = 0
+
+    @property
+    def look(self) -> tuple[str, tuple[str, ...], str]:
+        """What it looks at."""
+        return self.law, self.within, self.over
 
 
-def trials(chosen: Sequence[Mutant]) -> list[Trial]:
-    """List the mutants' trials, and for what each of them looks at one without any mutant."""
-    looks = dict.fromkeys((mutant.law, mutant.within, mutant.over) for mutant in chosen)
-    return [*(Trial("", *look) for look in looks),
-            *(Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen)]
+def verdicts(chosen: Sequence[Mutant], places: Places) -> Iterator[dict[str, Any]]:
+    """Try mutants, and then the same examples, up to the one that gave the last mutant away, without any."""
+    needed: dict[tuple[str, tuple[str, ...], str], int] = {}
+    planted = [Trial(mutant.name, mutant.law, mutant.within, mutant.over, mutant) for mutant in chosen]
+    for trial, verdict in attempts(planted, places):
+        needed[trial.look] = max(needed.get(trial.look, 0), verdict["examples"])
+        yield verdict
+    for _, verdict in attempts([Trial("", *look, most=most) for look, most in needed.items()], places):
+        yield verdict
 
 
 @attrs.frozen
@@ -79,7 +94,7 @@ class Places:
             yield session
 
 
-def _attempt(trial: Trial, places: Places) -> tuple[str, str]:
+def _attempt(trial: Trial, places: Places, examples: laws.Examples) -> tuple[str, str]:
     """Say what a law makes of a mutant: ``kept``, ``broken``, or ``unable`` if nothing works at all."""
     try:
         if trial.planted is not None:
@@ -89,7 +104,9 @@ def _attempt(trial: Trial, places: Places) -> tuple[str, str]:
             if (torch.ones(2, device=session.device) + 1).tolist() != [2.0, 2.0]:
                 return "unable", "the session cannot even add"
             try:
-                laws.run(trial.law, trial.within, subject, session)
+                laws.run(trial.law, trial.within, subject, session, examples)
+            except laws.Enough:
+                return "kept", ""
             except Exception as error:  # whatever a test raises is its verdict
                 return "broken", _first_line(error)
             return "kept", ""
@@ -108,11 +125,12 @@ def _child(trial: Trial, places: Places, answer: int) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
-    os.write(answer, json.dumps(_attempt(trial, places)).encode())
+    examples = laws.Examples(trial.most)
+    os.write(answer, json.dumps([*_attempt(trial, places, examples), examples.count]).encode())
     os._exit(0)
 
 
-def attempts(waiting: list[Trial], places: Places) -> Iterator[dict[str, Any]]:
+def attempts(waiting: list[Trial], places: Places) -> Iterator[tuple[Trial, dict[str, Any]]]:
     """Try everything, as many at a time as there are processors."""
     selector = selectors.DefaultSelector()
     while waiting or selector.get_map():
@@ -135,9 +153,10 @@ def attempts(waiting: list[Trial], places: Places) -> Iterator[dict[str, Any]]:
             selector.unregister(fd)
             os.close(fd)
             _, status = os.waitpid(pid, 0)
-            verdict, message = json.loads(text) if text else ("unable", f"the process ended with {status}")
-            yield {"name": trial.name, "law": trial.law, "within": trial.within, "over": trial.over,
-                   "verdict": verdict, "message": message, "seconds": round(time.monotonic() - began, 1)}
+            verdict, message, examples = json.loads(text) if text else ("unable", f"the process ended with {status}", 0)
+            yield trial, {
+                "name": trial.name, "law": trial.law, "within": trial.within, "over": trial.over, "verdict": verdict,
+                "message": message, "examples": examples, "seconds": round(time.monotonic() - began, 1)}
 
 
 def _prepare() -> None:
@@ -168,8 +187,8 @@ def main(names: Sequence[str]) -> None:
             if composition.part is not None and composition.part.kind == "transport":
                 addresses[over] = serving.enter_context(served(composition.part))
         _prepare()
-        for outcome in attempts(trials(chosen), Places(servers, addresses)):
-            print(json.dumps(outcome), flush=True)
+        for verdict in verdicts(chosen, Places(servers, addresses)):
+            print(json.dumps(verdict), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import partial, wraps
 from typing import Any
+from unittest import SkipTest
 
 from djinn_conformance import (
     modules,
@@ -43,6 +44,40 @@ _SUITES = (
 )
 
 
+class Enough(SkipTest):  # no error, but the one exception after which Hypothesis leaves all else alone
+    """As many examples as are of interest have been run."""
+
+
+class Examples:
+    """Counts the examples that a law's test runs: of Hypothesis, or whole programs.
+
+    Args:
+        most: It is enough after that many; 0 for no limit.
+    """
+
+    def __init__(self, most: int = 0) -> None:
+        self.count = 0
+        self._most = most
+
+    def counted(self, example: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the calls of a function.
+
+        Raises:
+            Enough: By the function that is returned, at the end of the last call: one that Hypothesis has begun must
+                draw what it has drawn before.
+        """
+
+        @wraps(example)
+        def counting(*arguments: Any, **keywords: Any) -> Any:
+            self.count += 1
+            result = example(*arguments, **keywords)
+            if self.count == self._most:
+                raise Enough
+            return result
+
+        return counting
+
+
 def tests() -> dict[str, Callable[..., None]]:
     """List the tests of all laws of sessions, by law."""
     return {str(law_of(value)): value for suite in _SUITES for value in vars(suite).values() if law_of(value)}
@@ -57,7 +92,7 @@ def subject_of(over: str) -> Subject:
                 if subject.device in ("", "cpu") and subject.registered.value.served is served)
 
 
-def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> None:
+def run(law: str, within: Sequence[str], subject: Subject, session: Session, examples: Examples) -> None:
     """Run a law's test.
 
     Args:
@@ -65,13 +100,19 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session) -> 
         within: See `mutants.planting.Mutant`.
         subject: What it is run for.
         session: Its running session.
+        examples: Counts its examples, if it draws any.
 
     Raises:
+        Enough: There have been enough of them.
         Exception: Whatever the test raises; mostly an AssertionError.
     """
-    test = tests()[law]
+    test: Any = tests()[law]
     given = partial(test, subject=subject, session=session)
+    if hasattr(test, "hypothesis"):
+        test.hypothesis.inner_test = examples.counted(test.hypothesis.inner_test)
     if test.__module__ == test_session_machine.__name__:
+        machine = test_session_machine.Machine
+        machine.teardown = examples.counted(machine.teardown)  # type: ignore[method-assign]  # in this process only
         groups: Any = lines.table().groups
         groups.update({name: tuple(form for form in forms if _is_within(f"{name}:{form.text}", within))
                        for name, forms in groups.items()})

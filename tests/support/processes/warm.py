@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -26,8 +27,10 @@ _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
 # What djinn imports of others is the same for everybody, too.
-_FORKS.set_forkserver_preload(["torch._dynamo", "attrs", "http.server", "hypothesis.strategies", "msgspec", "numpy",
-                               "pluggy", "pytest", "rich.table", "trio", "typer.main"])
+_FORKS.set_forkserver_preload([
+    "torch._dynamo", "anyio.from_thread", "anyio.streams.buffered", "anyio.to_thread", "attrs", "cattrs", "http.server",
+    "hypothesis.internal.conjecture.engine", "hypothesis.strategies", "msgspec", "networkx", "numpy", "pluggy",
+    "prometheus_client", "pytest", "rich.console", "rich.table", "trio", "typer.main", "xml.sax.saxutils"])
 
 
 class WarmPython:
@@ -153,6 +156,8 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
 
 def _become(program: str, arguments: list[str], environment: dict[str, str], stdout: Connection | None,
             log: str, folder: str) -> None:
+    # The collector need not look through what was imported before the fork, nor copy it by looking.
+    gc.freeze()
     with Path(log).open("ab") as errors, stdout or contextlib.nullcontext():
         os.dup2((stdout or errors).fileno(), 1)
         os.dup2(errors.fileno(), 2)
